@@ -1,14 +1,14 @@
 //! The interface to a physical card for all higher layers, at the level of a PCI function.
 //!
-//! [`Card`] lists the functions that its users (`channels`, `mediator` and the passthrough path) call. A real card
-//! behind VFIO can provide all of them except [`Card::access_counts`], which may return `None`. `simgpu` implements the
-//! trait in software; `vfio-card` implements it with mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
+//! [`Card`] declares the functions used by `channels`, `mediator` and the passthrough path. A real card behind VFIO can
+//! provide all of them except [`Card::access_counts`], which may return `None`. `simgpu` implements the trait in
+//! software; `vfio-card` implements it with mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
 //!
 //! Contents: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
 //! access, [`InterruptMode`] and [`AccessCounts`].
 //!
-//! This crate does not contain PCI configuration space (the host's PCI core owns that of the card, and `devmodel`
-//! contains that of a vGPU), power states, or anything that needs a driver.
+//! Not included: PCI configuration space (that of the card is managed by the host's PCI core, and that of a vGPU by
+//! `devmodel`), power states, and features that need a driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -17,20 +17,20 @@ use std::sync::Arc;
 use vm_memory::{MmapRegion, VolatileMemory, VolatileMemoryError, VolatileSlice};
 use vmm_sys_util::eventfd::EventFd;
 
-/// A PCI function's identity and the sizes of its BARs, as read from configuration space.
+/// Identity and BAR sizes of a PCI function, as read from configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// PCI vendor id.
+    /// PCI vendor ID.
     pub vendor: u16,
-    /// PCI device id.
+    /// PCI device ID.
     pub device: u16,
-    /// PCI subsystem vendor id.
+    /// PCI subsystem vendor ID.
     pub subsystem_vendor: u16,
-    /// PCI subsystem id.
+    /// PCI subsystem ID.
     pub subsystem: u16,
-    /// PCI revision id.
+    /// PCI revision ID.
     pub revision: u8,
-    /// PCI class code, 24 bits: base class, subclass, programming interface.
+    /// 24-bit PCI class code: base class, subclass, programming interface.
     pub class: u32,
     /// Size of BAR0, the register BAR, in bytes.
     pub bar0_size: u64,
@@ -40,31 +40,31 @@ pub struct Identity {
     pub bar3_size: u64,
 }
 
-/// The two memory BARs. Offsets in them are translated by page tables that the driver writes.
+/// The two memory BARs, whose offsets are translated by page tables that the driver writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aperture {
-    /// BAR1: general access to VRAM, and the doorbells (USERD).
+    /// BAR1: general VRAM access, and the doorbells (USERD).
     Bar1,
-    /// BAR3 (BAR2 in NVIDIA's count): instance memory.
+    /// BAR3 (BAR2 in NVIDIA's numbering): instance memory.
     Bar3,
 }
 
-/// The way in which the card signals interrupts. In both modes, edges are signalled on the event descriptor.
+/// Interrupt signalling mode of the card. In both modes, the event descriptor is signalled on edges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
     /// One MSI message per edge. The driver permits the next message by writing the card's re-arm register.
     Msi,
-    /// A level interrupt. The interrupt is signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
+    /// A level interrupt, signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
     Intx,
 }
 
-/// A mapping of host memory from any source. The memory stays mapped for the lifetime of the value.
+/// A mapping of host memory from any source, which remains mapped for the lifetime of the value.
 pub trait HostMemory: Send + Sync + Debug {
     /// Returns the whole mapping.
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
 
-    /// Returns true if the card may access `len` bytes at `offset`. Call it before each access, because the first
-    /// access to untouched memory charges its allocation to this process, and not to the owner of the memory.
+    /// Returns true if the card may access `len` bytes at `offset`. Must be called before each access, because the
+    /// first access to untouched memory charges its allocation to this process instead of the memory's owner.
     fn may_touch(&self, _offset: usize, _len: usize) -> bool {
         true
     }
@@ -76,8 +76,8 @@ impl HostMemory for MmapRegion {
     }
 }
 
-/// Host memory that the card may read, and write if `writable` is true. This memory is a range of a mapping, which it
-/// keeps alive.
+/// Host memory that the card may read and, if `writable` is true, write: a range of a mapping, which this value keeps
+/// alive.
 #[derive(Clone, Debug)]
 pub struct DmaMemory {
     region: Arc<dyn HostMemory>,
@@ -90,7 +90,7 @@ impl DmaMemory {
     /// Creates a range of `len` bytes at `offset` in `region`.
     ///
     /// # Errors
-    /// Returns an error if the range is not within the mapping.
+    /// Returns an error if the range is outside the mapping.
     pub fn new(
         region: Arc<dyn HostMemory>,
         offset: usize,
@@ -101,13 +101,13 @@ impl DmaMemory {
         Ok(Self { region, offset, len, writable })
     }
 
-    /// Returns the number of bytes in the range.
+    /// Returns the size of the range in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns true if the range has no bytes.
+    /// Returns true if the range is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -119,10 +119,10 @@ impl DmaMemory {
         self.writable
     }
 
-    /// Returns the `len` bytes at `offset` within this range.
+    /// Returns the `len` bytes at `offset` of this range.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not within the range, or if the card may not access them.
+    /// Returns an error if the bytes are outside the range, or if the card may not access them.
     pub fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_, ()>, VolatileMemoryError> {
         let end = offset.checked_add(len).ok_or(VolatileMemoryError::Overflow { base: offset, offset: len })?;
         if end > self.len {
@@ -147,27 +147,27 @@ pub enum DmaError {
     /// Part of the range is already mapped.
     #[error("I/O address range {iova:#x}+{len:#x} overlaps a mapping at {existing:#x}")]
     Overlap {
-        /// First I/O virtual address of the request.
+        /// Start of the requested I/O virtual address range.
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
-        /// First I/O virtual address of the existing mapping.
+        /// Start of the existing mapping.
         existing: u64,
     },
     /// The card cannot generate all addresses in this range.
     #[error("I/O address range {iova:#x}+{len:#x} is beyond the card's {bits} address bits")]
     OutOfReach {
-        /// First I/O virtual address of the request.
+        /// Start of the requested I/O virtual address range.
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
-        /// Number of address bits of the card's DMA.
+        /// Number of the card's DMA address bits.
         bits: u32,
     },
     /// The address or the length is not a multiple of 4 KiB.
-    #[error("I/O address range {iova:#x}+{len:#x} is not made of 4 KiB pages")]
+    #[error("I/O address range {iova:#x}+{len:#x} does not consist of 4 KiB pages")]
     Unaligned {
-        /// First I/O virtual address of the request.
+        /// Start of the requested I/O virtual address range.
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
@@ -175,7 +175,7 @@ pub enum DmaError {
     /// No mapping has exactly this range.
     #[error("I/O address range {iova:#x}+{len:#x} is not a mapping")]
     NotMapped {
-        /// First I/O virtual address of the request.
+        /// Start of the requested I/O virtual address range.
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
@@ -186,18 +186,18 @@ pub enum DmaError {
          raise it, or have the VMM touch its memory first (QEMU: `prealloc=on`)"
     )]
     Untouched {
-        /// First I/O virtual address of the request.
+        /// Start of the requested I/O virtual address range.
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
     },
     /// The host's IOMMU cannot map all addresses in this range.
     #[error(
-        "I/O address range {iova:#x}+{len:#x} is not mapped by the host's IOMMU: it is reserved, for interrupts for \
-         example, or has more address bits than the IOMMU"
+        "I/O address range {iova:#x}+{len:#x} cannot be mapped by the host's IOMMU: it is reserved, for interrupts \
+         for example, or has more address bits than the IOMMU"
     )]
     Reserved {
-        /// First I/O virtual address of the request.
+        /// Start of the requested I/O virtual address range.
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
@@ -208,7 +208,7 @@ pub enum DmaError {
          RLIMIT_MEMLOCK (LimitMEMLOCK=infinity in the daemon's unit)"
     )]
     MemoryLock {
-        /// First I/O virtual address of the request.
+        /// Start of the requested I/O virtual address range.
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
@@ -221,7 +221,7 @@ pub enum DmaError {
          raise `dma_entry_limit` of the module vfio_iommu_type1, or have VMs lend larger pieces (huge pages)"
     )]
     Exhausted {
-        /// First I/O virtual address of the request.
+        /// Start of the requested I/O virtual address range.
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
@@ -233,31 +233,31 @@ pub enum DmaError {
     Host(#[source] std::io::Error),
 }
 
-/// Numbers of accesses by the card's engines and kernels to card memory and host memory, per block. An access is a
-/// burst of at most [`AccessCounts::BURST_BYTES`] bytes. Accesses by CPUs through the BARs do not count. Neither do the
-/// card's own accesses to page tables, context images, push buffers, semaphores, code, and cached constants.
+/// Access counts of the card's engines and kernels for card memory and host memory, per block. An access is a burst of
+/// at most [`AccessCounts::BURST_BYTES`] bytes. CPU accesses through the BARs are not counted; neither are the card's
+/// own accesses to page tables, context images, push buffers, semaphores, code, and cached constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounts {
-    /// One count per block of VRAM, in order of addresses.
+    /// One count per VRAM block, in address order.
     pub vram: Vec<u64>,
-    /// One count per accessed block of host memory, by the I/O virtual address of its first byte.
+    /// One count per accessed block of host memory, by I/O virtual start address.
     pub system: BTreeMap<u64, u64>,
 }
 
 impl AccessCounts {
-    /// Size of a block in bytes, equal to that of the card's large pages. Blocks are aligned to their size.
+    /// Size of a block in bytes, equal to the card's large page size. Blocks are aligned to their size.
     pub const BLOCK_BYTES: u64 = 128 << 10;
-    /// Maximum number of bytes in a burst: the transfer size of the memory.
+    /// Maximum burst size in bytes: the transfer size of the memory.
     pub const BURST_BYTES: u64 = 128;
 }
 
 /// A card's PCI function. All methods may be called from any thread.
 pub trait Card: Send + Sync {
-    /// Returns the function's identity and the sizes of its BARs, which never change.
+    /// Returns the function's identity and BAR sizes, which never change.
     fn identity(&self) -> Identity;
 
-    /// Reads the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; any other
-    /// offset reads as all ones, as for an unclaimed access.
+    /// Reads the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; reads at other
+    /// offsets return all ones, like an unclaimed access.
     fn read32(&self, offset: u32) -> u32;
 
     /// Writes the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; a write at
@@ -267,54 +267,53 @@ pub trait Card: Send + Sync {
     /// Reads bytes at `offset` of a memory BAR. Unmapped pages read as all ones.
     fn aperture_read(&self, aperture: Aperture, offset: u64, data: &mut [u8]);
 
-    /// Writes bytes at `offset` of a memory BAR. Writes to unmapped pages have no effect.
+    /// Writes bytes at `offset` of a memory BAR. Writes to unmapped pages are dropped.
     fn aperture_write(&self, aperture: Aperture, offset: u64, data: &[u8]);
 
-    /// Lets the card access `memory` at the I/O virtual address `iova`, until [`Card::unmap_dma`] with the same range.
+    /// Maps `memory` for the card at the I/O virtual address `iova`, until [`Card::unmap_dma`] with the same range.
     ///
     /// # Errors
     /// Returns a [`DmaError`] if the memory cannot be mapped.
     fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError>;
 
-    /// Removes a mapping. When the call returns, accesses in flight have ended, and the card can no longer access the
-    /// memory.
+    /// Removes a mapping. On return, accesses in flight have ended, and the card can no longer access the memory.
     ///
     /// # Errors
     /// Returns a [`DmaError`] if the mapping cannot be removed.
     fn unmap_dma(&self, iova: u64, len: u64) -> Result<(), DmaError>;
 
-    /// Signals later interrupts on `event`. `None` disables interrupts.
+    /// Signals subsequent interrupts on `event`; `None` disables interrupts.
     fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>);
 
-    /// Unmasks the INTx line. Signals immediately if the line is still asserted.
+    /// Unmasks the INTx line. Immediately signals an interrupt if the line is still asserted.
     fn unmask_intx(&self);
 
     /// Resets the function: registers return to their power-on values, work is abandoned, and interrupts are disabled.
-    /// Memory mapped for DMA stays mapped. The contents of VRAM are undefined afterwards.
+    /// DMA mappings persist. VRAM contents are undefined afterwards.
     fn reset(&self);
 
-    /// Returns a reason if the card must no longer be used, because the host needs it back, or because it no longer
-    /// works on its bus. Callers poll this function.
+    /// Returns a reason if the card must no longer be used, because the host needs it back or because it has failed on
+    /// its bus. Callers poll this function.
     fn lost(&self) -> Option<&'static str> {
         None
     }
 
-    /// Returns the I/O virtual addresses that [`Card::map_dma`] rejects: those that the host's IOMMU reserves, for
-    /// example for interrupts, and those beyond the card's address width. These addresses never change.
+    /// Returns the I/O virtual addresses that [`Card::map_dma`] rejects: those reserved by the host's IOMMU, for
+    /// example for interrupts, and those beyond the card's address width. They never change.
     fn unmappable(&self) -> Vec<Range<u64>> {
         Vec::new()
     }
 
-    /// Returns true if a context image from an untrusted source can do no more than the methods of a channel, provided
-    /// that it does not list registers. This is not known for real cards.
+    /// Returns true if a context image from an untrusted source can do no more than a channel's methods, provided that
+    /// it lists no registers. This is not known for real cards.
     fn takes_any_image(&self) -> bool {
         false
     }
 
-    /// Returns the number of accesses by engines and kernels to each block of memory since the last call with `reset`,
-    /// if the card counts them. A real card does not count them; an offline profile takes the place of the counts.
+    /// Returns the number of accesses by engines and kernels to each memory block since the last call with `reset`, if
+    /// the card counts them. A real card does not; an offline profile replaces the counts.
     ///
-    /// Counts belong to addresses, so read them before memory is moved or assigned to another tenant.
+    /// Counts are stored by address, so read them before memory is moved or assigned to another tenant.
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         let _ = reset;
         None

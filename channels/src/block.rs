@@ -6,5 +6,5 @@ use nvspec::instance::{INSTANCE_BYTES, context};
 pub(crate) const BLOCK: usize = 4096;
 const _: () = assert!(INSTANCE_BYTES == BLOCK as u64);
 
-/// Offsets of the engine context pointers that are in use: PGRAPH, CE0, CE1.
+/// Offsets of the used engine context pointers: PGRAPH, CE0, CE1.
 pub(crate) const CONTEXTS: [u64; 3] = [context::GR, context::CE0, context::CE1];

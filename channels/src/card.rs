@@ -1,4 +1,4 @@
-//! Commands to the card: one function for each step of a channel's life. No function here waits.
+//! Commands to the card: one function per step of a channel's life. No function here waits.
 
 use crate::Host;
 use crate::block::{BLOCK, CONTEXTS};
@@ -11,31 +11,31 @@ use nvspec::fifo::{ChannelId, RunlistEntry};
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::regs::pfifo;
 
-/// Maximum number of polls after a request that a channel leave its engines. A register read takes about a microsecond
-/// on hardware, and a channel without work in progress leaves within a few microseconds. The code does not wait for a
-/// channel that has work, because this would block other channels.
+/// Maximum number of polls after requesting that a channel leave its engines. A register read takes about a microsecond
+/// on hardware, and a channel without work in progress leaves within a few microseconds. Do not wait for a channel with
+/// work, because this would block other channels.
 const MAX_LEAVE_POLLS: u32 = 16;
-/// Flags of a runlist entry, with the value that drivers write.
+/// Flags of a runlist entry, as drivers write them.
 const RUNLIST_FLAGS: u32 = 4;
-/// Number of attempts to read both words of a USERD address consistently. The high word changes once in 4 GiB.
+/// Number of attempts to read both halves of a USERD address consistently. The high half changes once in 4 GiB.
 const WIDE_READS: u32 = 4;
 
 impl Layout {
-    /// Returns the card's instance block of a physical channel.
+    /// Returns the location of a physical channel's instance block on the card.
     #[must_use]
     pub fn instance(&self, channel: ChannelId) -> VramAddr {
         self.instances.offset(u64::from(channel.0).wrapping_mul(INSTANCE_BYTES))
     }
 
-    /// Returns the card's USERD page of a physical channel.
+    /// Returns the location of a physical channel's USERD page on the card.
     #[must_use]
     pub fn userd(&self, channel: ChannelId) -> VramAddr {
         self.userd.offset(u64::from(channel.0).wrapping_mul(userd::BYTES))
     }
 }
 
-/// Writes a channel's instance block, clears its USERD and work area, and makes it known to the card in the stopped
-/// state.
+/// Writes a channel's instance block, clears its USERD page and work area, and registers it with the card in the
+/// stopped state.
 pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, block: &[u8; BLOCK]) {
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
     for (_, page, _) in layout.work_pages(channel, channel.into()) {
@@ -58,12 +58,12 @@ pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: Channel
     );
 }
 
-/// Removes a channel from the card's table. The card must no longer use its memory.
+/// Removes a channel from the card's channel table. The card must no longer use its memory.
 pub(crate) fn unbind(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::CHANNEL::at(channel.0.into()), 0);
 }
 
-/// Clears a channel's data in the host's memory.
+/// Clears a channel's data in host-owned card memory.
 pub(crate) fn clear(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     host.vram_write(layout.instance(channel), &[0; BLOCK]);
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
@@ -76,14 +76,14 @@ pub(crate) fn start(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::CHANNEL_STATE::at(channel.0.into()), value);
 }
 
-/// Keeps the card from scheduling a channel again.
+/// Prevents the card from scheduling a channel again.
 pub(crate) fn stop(host: &mut impl Host, channel: ChannelId) {
     let register = pfifo::CHANNEL_STATE::at(channel.0.into());
     let state = host.read32(register);
     host.write32(register, pfifo::CHANNEL_STATE::ENABLED.with(state, 0));
 }
 
-/// Starts to remove a channel from its engines, and does not wait for the removal.
+/// Starts removing a channel from its engines, without waiting.
 pub(crate) fn ask_kick(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(channel.0.into()));
 }
@@ -95,16 +95,15 @@ pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
     (ChannelId(channel), pfifo::PREEMPT::PENDING.is_set(state))
 }
 
-/// Starts to remove a channel from its engines, and polls a few times until it has left.
+/// Starts removing a channel from its engines, and polls a few times until it has left.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
     ask_kick(host, channel);
     if (0..MAX_LEAVE_POLLS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }
 }
 
-/// Writes a runlist into `page` and submits it. The card reports the list as pending while a removed channel still
-/// works; the code does not wait for this to end.
-// GUESS: the card fetches a list when it is submitted, even while the previous list is pending; the software card does
-// so.
+/// Writes a runlist to `page` and submits it. The card reports the list as pending while a removed channel is still
+/// working; this function does not wait for that.
+// GUESS: the card fetches a list on submission, even while the previous list is pending, like the software card.
 pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId]) {
     let bytes: Vec<u8> = channels
         .iter()
@@ -124,8 +123,8 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
     host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.encode(length));
 }
 
-/// Updates the context pointers in the channel's block after the guest has changed its own. The guest's pointers only
-/// determine which contexts exist. A context at a new address counts as a new context.
+/// Updates the context pointers in the channel's block after the guest has changed its own, which only determine the
+/// contexts that exist. A context at a new address is treated as a new context.
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,
@@ -148,8 +147,7 @@ pub(crate) fn set_contexts(
     host.vram_flush();
 }
 
-/// Returns the channel for which an engine currently works, as the engine reports it. The channel is not necessarily
-/// bound.
+/// Returns the channel that an engine reports as currently running. It is not necessarily bound.
 pub(crate) fn working_for(host: &mut impl Host, unit: u32) -> Option<ChannelId> {
     let status = host.read32(pfifo::ENGINE_STATUS::at(unit));
     let channel = u8::try_from(pfifo::ENGINE_STATUS::CHANNEL.get(status)).ok()?;
@@ -166,8 +164,7 @@ pub(crate) fn state(host: &mut impl Host, channel: ChannelId) -> u32 {
     host.read32(pfifo::CHANNEL_STATE::at(channel.0.into()))
 }
 
-/// Returns an address that the card stores in two words of a channel's USERD. The card may change the address between
-/// the two reads.
+/// Returns an address that the card stores in two dwords of a channel's USERD, and may change between the two reads.
 pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, high: u64) -> u64 {
     let mut above = host.userd_read(channel, high);
     let mut below = 0;
@@ -182,6 +179,6 @@ pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, hig
 }
 
 fn page_number(address: VramAddr) -> u32 {
-    // Card addresses have 40 bits; the registers hold a 28-bit page number.
+    // Card addresses have 40 bits, and the registers contain a 28-bit page number.
     u32::try_from(address.0 >> 12).unwrap_or(0)
 }

@@ -1,11 +1,11 @@
-//! Completion: finds the submissions that have ended, and the VMs that must be notified.
+//! Completion: finds ended submissions, and the VMs to notify.
 //!
 //! A submission has ended when the card has fetched its record (according to the card's own GP_GET, which no guest can
-//! write) and the record's semaphore holds the submission's sequence. Both conditions are needed, because the card's
-//! GP_GET is ahead of its work, and because a guest's work can write the semaphore, which is in the guest's address
-//! space. For the same reason, a channel's last submission does not count as ended while an engine works for the
-//! channel, if the caller does not trust the VM. A guest can still make one of its submissions seem to end within
-//! another. The protection of other VMs' memory must not rely on a completion.
+//! write) and the record's semaphore contains the submission's sequence number. Both conditions are needed, because the
+//! card's GP_GET is ahead of its work, and because the semaphore is in the guest's address space, where a guest's work
+//! can write it. For the same reason, a channel's last submission is not considered ended while an engine is running
+//! the channel, if the caller does not trust the VM. A guest can still make one of its submissions appear to end within
+//! another. The protection of other VMs' memory must not rely on completions.
 
 use crate::card;
 use crate::pool::{Slot, Vm};
@@ -18,21 +18,21 @@ use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of one VM's channels that are polled per interrupt. If more channels have work in flight, they are polled in
-/// turn, so that other VMs do not wait for all of them.
+/// Number of a VM's channels polled per interrupt. If more channels have work in flight, they are polled in turn, so
+/// that other VMs need not wait for all of them.
 pub(crate) const MAX_POLLED_PER_VM: usize = 32;
 /// Mask of all engines.
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
-    /// Returns the submissions that have ended since the last call, those of each channel in their order. Channels
-    /// without work in flight cause no register reads. If a VM has many channels, each call polls some of them
-    /// ([`Self::is_deferred`]). If `doubt` is true, engines are polled, too.
+    /// Returns the submissions that have ended since the last call, in order per channel. Channels without work in
+    /// flight cause no register reads. If a VM has many channels, each call polls some of them ([`Self::is_deferred`]).
+    /// If `doubt` is true, engines are also polled.
     pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
         for vm in vms.values_mut().filter(|vm| vm.told) {
-            // The VM was already notified of these completions, so ignore them for the engines that raised no
+            // The VM has already been notified of these completions, so ignore them for engines that raised no
             // interrupt.
             (vm.news, vm.told) = (0, false);
         }
@@ -85,8 +85,8 @@ impl Channels {
         completions
     }
 
-    /// Returns true if the last call of [`Self::completed`] omitted channels, or found a record that reports the end of
-    /// a submission while an engine still works for its channel. In this case, call it again soon, without waiting for
+    /// Returns true if the last call of [`Self::completed`] skipped channels, or found a record that reports the end of
+    /// a submission while an engine is still running its channel. In this case, call it again soon, without waiting for
     /// an interrupt.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
@@ -94,8 +94,8 @@ impl Channels {
     }
 
     /// Returns the VMs whose work in flight has progressed since the last call, or is now in a PBDMA or an engine. Such
-    /// a VM may have raised a non-stall interrupt of the engine in the middle of a submission. Work that begins later
-    /// cannot have raised it, so call this before [`Self::completed`] causes new work to start.
+    /// a VM may have raised a non-stall interrupt of the engine in the middle of a submission. Work that starts later
+    /// cannot have raised it, so call this before [`Self::completed`] starts new work.
     pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<TenantId> {
         let mut working = BTreeSet::new();
         if 1u32.checked_shl(engine).unwrap_or(0) & ENGINES != 0
@@ -105,7 +105,7 @@ impl Channels {
         {
             working.insert(vm);
         }
-        // The next interrupt, or the next poll for completions, finds the channels that are omitted here.
+        // The next interrupt, or the next poll for completions, finds the channels skipped here.
         for physical in due(&self.vms, &self.slots).0 {
             let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);
@@ -116,8 +116,8 @@ impl Channels {
         working
     }
 
-    /// Returns the VMs whose work has ended without a notification, because an interrupt of the engine may also belong
-    /// to them. Call this after [`Self::completed`].
+    /// Returns the VMs whose work has ended without a notification, because an interrupt of the engine may also be
+    /// theirs. Call this after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
         let mut told = BTreeSet::new();
@@ -129,15 +129,15 @@ impl Channels {
         told
     }
 
-    /// Returns the number of a channel's pulled submissions in flight, including submissions that have not started.
+    /// Returns the number of a channel's pulled submissions in flight, including those that have not started.
     #[must_use]
     pub fn in_flight(&self, vm: TenantId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
         bound.and_then(|bound| u32::try_from(bound.ring.records.len()).ok()).unwrap_or(0)
     }
 
-    /// Returns true if a channel of the shadow `directory` has work that is in flight or waits to be pulled. The card
-    /// is read only if any work is in flight. As with completions, a guest can make this return false too early, but
+    /// Returns true if a channel of the shadow `directory` has work in flight or work that waits to be pulled. Reads
+    /// the card only if any work is in flight. As with completions, a guest can make this return false too early, but
     /// only for its own channels.
     pub fn busy_directory(&self, host: &mut impl Host, directory: VramAddr) -> bool {
         let bounds = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot {
@@ -159,9 +159,9 @@ impl Channels {
     }
 }
 
-/// Returns the channels with work in flight that are due for a poll: at most [`MAX_POLLED_PER_VM`] per VM, starting
-/// with the first channel that the last call omitted. Also returns the VMs with omitted channels, each with its first
-/// omitted channel.
+/// Returns the channels with work in flight that are due for polling: at most [`MAX_POLLED_PER_VM`] per VM, starting
+/// with the first channel that the last call skipped. Also returns the VMs with skipped channels, each with its first
+/// skipped channel.
 fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(TenantId, u8)>) {
     let is_busy = |physical: &ChannelId| {
         let slot = slots.get(usize::from(physical.0));
@@ -178,9 +178,8 @@ fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(Te
     (due, left_out)
 }
 
-/// Returns the number of the oldest records that have certainly ended: all records up to the newest released semaphore.
-/// The card executes a channel's methods in order, so the earlier records have ended, even if their own release was
-/// swallowed.
+/// Returns the number of oldest records that have certainly ended: all records up to the newest released semaphore. The
+/// card executes a channel's methods in order, so earlier records have ended even if their own release was swallowed.
 fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
     let fetched = ring.fetched();
     let mut newest = ring.records.iter().take(fetched).enumerate().rev();
@@ -188,16 +187,16 @@ fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &R
     found.map_or(0, |(index, _)| index.saturating_add(1))
 }
 
-/// Returns the payload of a record's semaphore, and its time in ns.
+/// Returns the payload and the time in ns of a record's semaphore.
 fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Record) -> (u32, u64) {
     let mut bytes = [0; SEMAPHORE_BYTES];
     host.vram_read(layout.work_area(physical).offset(semaphore_offset(record.slot)), &mut bytes);
     semaphore(&bytes)
 }
 
-/// Returns true if the card has no work left for a channel that it may schedule. A guest can make the last record's
-/// methods the data of its own method. The card then never executes them.
-// GUESS: if GET is at the end of the last range, all earlier work was executed or handed to an engine.
+/// Returns true if the card has no work left for a channel that it may schedule. A guest can turn the last record's
+/// methods into data of its own method, so that the card never executes them.
+// GUESS: if GET is at the end of the last range, all earlier work has been executed or passed to an engine.
 fn at_rest(host: &mut impl Host, physical: ChannelId, span: Span, ring: &Ring) -> bool {
     let last = ring.with_card().checked_sub(1).and_then(|last| ring.records.get(last));
     let Some(last) = last.filter(|_| ring.drained()) else { return false };
@@ -207,7 +206,7 @@ fn at_rest(host: &mut impl Host, physical: ChannelId, span: Span, ring: &Ring) -
         && !is_worked_for(host, physical)
 }
 
-/// Returns true if an engine works for a channel.
+/// Returns true if an engine is running a channel.
 pub(crate) fn is_worked_for(host: &mut impl Host, physical: ChannelId) -> bool {
     (0..engine::COUNT).any(|unit| card::working_for(host, unit) == Some(physical))
 }

@@ -1,22 +1,21 @@
-//! Checks the GPFIFO entries of a guest, and selects the parts that reach the card.
+//! Validates a guest's GPFIFO entries, and selects the parts that reach the card.
 
 use nvspec::fifo::{GpEntry, gp_opcode};
 use nvspec::mmu::HOST_VA_BASE;
 
-/// An entry that may be given to the card.
+/// An entry that may be passed to the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The entry for the card.
     pub(crate) raw: u64,
-    /// Virtual address after the last dword of its range; `None` if it has no range.
+    /// End address of the entry's range; `None` if it has no range.
     pub(crate) end: Option<u64>,
 }
 
 impl Entry {
     /// Keeps address, length, level and sync, and clears all other bits. The resulting entry has no privilege and no
-    /// condition, and does not prevent the engine from switching channels. Returns `None` for unsupported entries: a
-    /// range that reaches the host's addresses, or a control entry that is not a NOP (CRCs would be wrong on the host's
-    /// ring).
+    /// condition, and does not prevent channel switches. Returns `None` for unsupported entries: a range that extends
+    /// into the host's addresses, or a control entry other than NOP (CRCs would be wrong in the host's ring).
     pub(crate) fn check(raw: u64) -> Option<Self> {
         let entry = GpEntry::from(raw);
         if entry.dwords() == 0 {

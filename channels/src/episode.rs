@@ -1,4 +1,4 @@
-//! Measures the time for which the current work of an engine, or a channel, makes no progress.
+//! Measures the time without progress of the current work of an engine or channel.
 
 mod saved;
 
@@ -6,21 +6,21 @@ pub(crate) use saved::SavedEpisode;
 
 use nvspec::fifo::{ChannelId, engine};
 
-/// Time for which a channel may keep an engine busy without progress, unless its VM has a different limit.
+/// Maximum time in ns that a channel may keep an engine busy without progress, unless its VM has a different limit.
 // TIMEOUT: nouveau abandons its own work after 15 seconds; the guest should see the fault before that.
 pub const HANG_LIMIT_NS: u64 = 10_000_000_000;
 
-/// State of a channel that changes while the channel makes progress.
+/// Channel state that changes while the channel makes progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) channel: ChannelId,
     /// Serial number of the binding.
     pub(crate) serial: u64,
-    /// GP_GET as kept by the card.
+    /// GP_GET as maintained by the card.
     pub(crate) gp_get: u32,
-    /// Low word of GET, as the card stores it.
+    /// Low dword of GET, as stored by the card.
     pub(crate) get: u32,
-    /// Last submission that has ended.
+    /// The last submission that has ended.
     pub(crate) completed: u32,
 }
 
@@ -39,20 +39,20 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Creates a watchdog without observations. `limit_ns` applies to VMs without a separate limit.
+    /// Creates a watchdog without observations. `limit_ns` applies to VMs without their own limit.
     #[must_use]
     pub const fn new(limit_ns: u64) -> Self {
         Self { limit_ns, episodes: [None; engine::COUNT as usize] }
     }
 
-    /// Returns the limit for VMs without a separate limit.
+    /// Returns the limit in ns for VMs without their own limit.
     #[must_use]
     pub const fn limit_ns(&self) -> u64 {
         self.limit_ns
     }
 
-    /// Records that engine `unit` works for `signature`, or for no channel, at `now_ns`. Returns the time without
-    /// progress when it first exceeds `limit_ns`, once per stall.
+    /// Records that engine `unit` is running `signature`, or no channel, at `now_ns`. Returns the time without progress
+    /// when it first exceeds `limit_ns`, once per stall.
     pub(crate) fn sample(
         &mut self,
         unit: u32,

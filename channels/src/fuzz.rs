@@ -1,4 +1,4 @@
-//! Harness that runs the property tests on arbitrary bytes.
+//! Runs the property tests on arbitrary bytes.
 
 #![allow(
     clippy::indexing_slicing,
@@ -9,11 +9,11 @@
 
 use crate::tests::model::{Op, Rig};
 
-/// Maximum number of operations in an input.
+/// Maximum number of operations per input.
 const OPS: usize = 256;
 
-/// Decodes `data` as a sequence of actions of two guests (instance blocks, ring contents, runlists, doorbells), the
-/// card and the host. Checks the invariants after each action, and at the end that all work completes.
+/// Decodes `data` as a sequence of actions by two guests (instance blocks, ring contents, runlists, doorbells), the
+/// card and the host. Checks the invariants after each action, and finally that all work completes.
 ///
 /// # Panics
 /// Panics if a check fails.
@@ -30,7 +30,7 @@ pub fn fuzz(data: &[u8]) {
     rig.drain();
 }
 
-/// The rest of the input; reads as zeros after its end.
+/// The rest of the input, which reads as zeros past its end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {

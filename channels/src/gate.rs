@@ -1,7 +1,7 @@
 //! Admission of VMs to PGRAPH: all VMs, or one at a time.
 //!
-//! PGRAPH's multiprocessors keep data that a kernel leaves in them. A host that prevents such residue therefore admits
-//! channels of another VM only after the data was cleared. A channel without a PGRAPH context always runs.
+//! PGRAPH's multiprocessors retain data left by kernels. To prevent such residue, a host admits another VM's channels
+//! only after the data has been cleared. A channel without a PGRAPH context always runs.
 
 use crate::card;
 use crate::image::image_vas;
@@ -37,7 +37,7 @@ impl Channels {
         }
     }
 
-    /// Makes the card schedule the channels of all VMs from now on.
+    /// Makes the card schedule the channels of all VMs.
     pub fn admit_all(&mut self, host: &mut impl Host) {
         self.gate = Gate::Open;
         let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
@@ -52,7 +52,7 @@ impl Channels {
         if let Gate::Only(vm) = self.gate { vm } else { None }
     }
 
-    /// Returns a VM's channels that have a PGRAPH context.
+    /// Returns a VM's channels with a PGRAPH context.
     #[must_use]
     pub fn on_graphics(&self, vm: TenantId) -> Vec<ChannelId> {
         let record = self.vms.get(&vm);
@@ -60,16 +60,15 @@ impl Channels {
         channels.filter(|physical| self.bound(*physical).is_some_and(uses_graphics)).collect()
     }
 
-    /// Returns true if a channel runs without its guest's PGRAPH context.
+    /// Returns true if a channel is running without its guest's PGRAPH context.
     #[must_use]
     pub fn only_copies(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Unused)
     }
 
-    /// Makes a channel run without its PGRAPH context from now on, or with this context while its VM is admitted.
-    /// According to the caller's records, no work must be in flight; the card is checked, too. Returns false while the
-    /// channel is on an engine: the caller must retry. Returns true if the channel has no PGRAPH context or is not
-    /// bound.
+    /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. According to
+    /// the caller's records, no work may be in flight; the card is also checked. Returns false while the channel is on
+    /// an engine: the caller must retry. Returns true if the channel has no PGRAPH context or is not bound.
     pub fn set_only_copies(&mut self, host: &mut impl Host, physical: ChannelId, only: bool) -> bool {
         let Some(bound) = self.bound(physical).filter(|bound| bound.contexts.first().is_some_and(Option::is_some))
         else {
@@ -78,7 +77,7 @@ impl Channels {
         if (bound.graphics == Graphics::Unused) == only {
             return true;
         }
-        // While the card works for a channel, its pointer may differ from the pointer in the block.
+        // While the card is running a channel, its pointer may differ from the one in the block.
         card::stop(host, physical);
         let left = card::kick(host, physical).is_ok();
         if left {
@@ -88,7 +87,7 @@ impl Channels {
         left
     }
 
-    /// Takes the PGRAPH context from a channel for which a copy engine works, because another VM is about to be
+    /// Withdraws the PGRAPH context of a channel that a copy engine is running, because another VM is about to be
     /// admitted. The channel gets the context back when its own VM is admitted. Cancels the request that the channel
     /// leave. PGRAPH already holds another context.
     pub fn withdraw_graphics(&mut self, host: &mut impl Host, physical: ChannelId) {
@@ -99,8 +98,8 @@ impl Channels {
         }
     }
 
-    /// Restores the PGRAPH contexts of all channels that run without them. The card must be quiescent; the next owner
-    /// does not know this mode.
+    /// Restores the PGRAPH contexts of all channels that are running without them. The card must be quiescent. The next
+    /// owner does not support this mode.
     pub fn restore_graphics(&mut self, host: &mut impl Host) {
         let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
         for physical in all {
@@ -111,7 +110,7 @@ impl Channels {
         }
     }
 
-    /// Writes the pointer of a channel's PGRAPH context into the card's block, or removes it.
+    /// Writes the pointer to a channel's PGRAPH context to the card's block, or removes it.
     pub(crate) fn set_graphics(&mut self, host: &mut impl Host, physical: ChannelId, graphics: Graphics) {
         let at = self.layout.instance(physical).offset(context::GR);
         let Some(bound) = self.bound_mut(physical) else { return };
@@ -122,7 +121,7 @@ impl Channels {
         host.vram_flush();
     }
 
-    /// Returns true if a channel waits until its VM is admitted.
+    /// Returns true if a channel is waiting for its VM to be admitted.
     #[must_use]
     pub fn is_shut_out(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| self.is_barred(bound))

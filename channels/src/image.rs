@@ -1,9 +1,9 @@
-//! Context images: the state of a channel that an engine's firmware saves while another channel uses the engine.
+//! Context images: channel state that an engine's firmware saves while another channel uses the engine.
 //!
-//! PGRAPH's firmware loads a context by writing registers anywhere in BAR0, and the image lists these registers.
-//! Therefore, the host owns the images, and a guest's pointer only shows that a context exists. The card's pointer
-//! refers to the channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping
-//! is privileged, and a channel's work makes no privileged accesses.
+//! PGRAPH's firmware loads a context by writing registers anywhere in BAR0, and the image lists these registers. The
+//! host therefore owns the images, and a guest's pointer only shows that a context exists. The card's pointer refers to
+//! the channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping is
+//! privileged, and a channel's work makes no privileged accesses.
 
 use crate::block::{BLOCK, CONTEXTS};
 use crate::work::{PAGE_STRIDE, Span, WORK_BYTES};
@@ -13,14 +13,13 @@ use nvspec::fifo::ChannelId;
 use nvspec::instance::graph_image;
 use nvspec::mmu::Rights;
 
-/// Maximum size of PGRAPH's image in bytes: the remaining part of a channel's span.
+/// Maximum size of PGRAPH's image in bytes: the remainder of a channel's span.
 pub const GRAPH_IMAGE_MAX: u64 = (PAGE_STRIDE as u64 - GRAPH_PAGE as u64) * SMALL_PAGE;
-/// The first small page of PGRAPH's image in a channel's span. The image is last, because the card determines its
-/// length.
+/// First small page of PGRAPH's image in a channel's span. The image is last, because the card determines its length.
 const GRAPH_PAGE: u32 = 6;
-/// The first small page of each engine's image, in the order of [`CONTEXTS`].
+/// First small page of each engine's image, in the order of [`CONTEXTS`].
 const PAGES: [u32; CONTEXTS.len()] = [GRAPH_PAGE, 4, 5];
-/// Size of a copy engine's image in bytes. Its firmware saves 256 bytes.
+/// Size of a copy engine's image in bytes, of which its firmware saves 256.
 const COPY_IMAGE: u64 = SMALL_PAGE;
 const _: () = assert!(WORK_BYTES == 4 * SMALL_PAGE && COPY_IMAGE == BLOCK as u64);
 
@@ -29,7 +28,7 @@ const _: () = assert!(WORK_BYTES == 4 * SMALL_PAGE && COPY_IMAGE == BLOCK as u64
 pub(crate) struct Golden(Vec<u8>);
 
 impl Golden {
-    /// Creates the contents from `graph`, the image of an unused context that PGRAPH's firmware has saved.
+    /// Creates the contents from `graph`, the image of an unused context saved by PGRAPH's firmware.
     pub(crate) fn new(graph: &[u8], layout: &Layout) -> Self {
         let mut bytes = graph.to_vec();
         bytes.resize(usize::try_from(layout.graph_image_bytes()).unwrap_or(0), 0);
@@ -50,7 +49,7 @@ impl Golden {
 }
 
 impl Layout {
-    /// Returns the distance in bytes between the images of two consecutive channels.
+    /// Returns the distance in bytes between the images of consecutive channels.
     #[must_use]
     pub fn images_stride(&self) -> u64 {
         self.graph_image_bytes().saturating_add(COPY_IMAGE.saturating_mul(2))
@@ -60,15 +59,14 @@ impl Layout {
         self.graph_image.min(GRAPH_IMAGE_MAX).next_multiple_of(SMALL_PAGE)
     }
 
-    /// Returns the locations and sizes of the images of PGRAPH, CE0 and CE1 for a physical channel.
+    /// Returns the locations and sizes of a physical channel's images for PGRAPH, CE0 and CE1.
     pub(crate) fn images_of(&self, channel: ChannelId) -> [(VramAddr, u64); CONTEXTS.len()] {
         let ce0 = self.images.offset(u64::from(channel.0).wrapping_mul(self.images_stride()));
         let ce1 = ce0.offset(COPY_IMAGE);
         [(ce1.offset(COPY_IMAGE), self.graph_image_bytes()), (ce0, COPY_IMAGE), (ce1, COPY_IMAGE)]
     }
 
-    /// Returns further pages that the address space of a physical channel must map, in addition to
-    /// [`Self::work_pages`].
+    /// Returns further pages that a physical channel's address space must map, in addition to [`Self::work_pages`].
     pub fn image_pages(&self, channel: ChannelId, span: Span) -> impl Iterator<Item = (u32, VramAddr, Rights)> {
         let first = span.first_page();
         PAGES.into_iter().zip(self.images_of(channel)).flat_map(move |(page, (image, bytes))| {
@@ -78,7 +76,7 @@ impl Layout {
     }
 }
 
-/// Returns the addresses of the images of PGRAPH, CE0 and CE1 in the space that a channel uses.
+/// Returns the addresses of the images for PGRAPH, CE0 and CE1 in the channel's address space.
 pub(crate) fn image_vas(span: impl Into<Span>) -> [GpuVa; CONTEXTS.len()] {
     let base = work_va(span);
     PAGES.map(|page| base.offset(u64::from(page).wrapping_mul(SMALL_PAGE)))

@@ -1,4 +1,4 @@
-//! Instance blocks: reads fields of a guest's block, and builds the block for the card.
+//! Instance blocks: reads fields of a guest's block, and builds the card's block.
 
 use crate::Place;
 use crate::block::{BLOCK, CONTEXTS};
@@ -11,10 +11,10 @@ use nvspec::instance::{context, ramfc, userd, vm};
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 /// Mask of the bits of a page-aligned address.
 const PAGE_MASK: u64 = VA_MASK & !(userd::BYTES - 1);
-/// Mask of the low bits of an instance block's directory and USERD words. These bits select the target.
+/// Mask of the low bits of an instance block's directory and USERD dwords, which select the target.
 const TARGET_BITS: u32 = 3;
 
-/// Offset of the first byte of the range that contains all context pointers.
+/// Offset of the range that contains all context pointers.
 pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
 /// Size in bytes of the range that contains all context pointers.
 pub(crate) const CONTEXTS_BYTES: usize = 0x38;
@@ -37,30 +37,30 @@ pub enum InstanceError {
     Directory,
 }
 
-/// The fields of a guest's instance block that the host uses, decoded and checked. The host sets all other fields.
+/// The fields of a guest's instance block that the host uses, decoded and validated. The host sets all other fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestInstance {
-    /// Guest address of USERD; a multiple of 4 KiB.
+    /// Guest address of USERD, a multiple of 4 KiB.
     pub userd: GuestVramAddr,
-    /// Address of the GPFIFO ring; a multiple of 8, below 2^40.
+    /// Address of the GPFIFO ring, a multiple of 8 below 2^40.
     pub gp_base: GpuVa,
     /// Log2 of the number of entries in the ring.
     pub gp_entries_log2: u32,
-    /// Saved state: index after the entries that were consumed. Not checked.
+    /// Saved state: index just past the consumed entries. Not validated.
     pub gp_get: u32,
-    /// Saved state: index after the entries that are known to be written. Not checked.
+    /// Saved state: index just past the entries known to be written. Not validated.
     pub gp_put: u32,
     /// The guest's page directory.
     pub directory: Place,
-    /// Engine context pointers of PGRAPH, CE0 and CE1; below 2^40. The card gets pointers to the host's images instead.
+    /// Engine context pointers of PGRAPH, CE0 and CE1, below 2^40. The card gets pointers to the host's images instead.
     pub contexts: [Option<GpuVa>; 3],
 }
 
 impl GuestInstance {
-    /// Decodes the bytes of a guest's instance block, which the caller has copied.
+    /// Decodes a guest's instance block, which the caller has copied.
     ///
     /// # Errors
-    /// See [`InstanceError`].
+    /// Returns an [`InstanceError`].
     pub fn parse(bytes: &[u8]) -> Result<Self, InstanceError> {
         if bytes.len() < BLOCK {
             return Err(InstanceError::Short);
@@ -92,15 +92,15 @@ impl GuestInstance {
         })
     }
 
-    /// Returns the number of entries of the GPFIFO ring.
+    /// Returns the number of entries in the GPFIFO ring.
     #[must_use]
     pub const fn gp_entries(&self) -> u32 {
         1 << self.gp_entries_log2
     }
 
-    /// Returns the instance block for the card: constants, the host's own USERD, ring and directory, and the host's
-    /// image for each engine for which the guest has a context. The address limit includes all virtual addresses,
-    /// because the host's addresses are at the end. Saved PBDMA state is zero.
+    /// Returns the card's instance block: constants, the host's own USERD, ring and directory, and the host's image for
+    /// each engine for which the guest has a context. The address limit includes all virtual addresses, because the
+    /// host's addresses are at the end. Saved PBDMA state is zero.
     pub(crate) fn block(&self, span: Span, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
         let mut block = constants(span);
         put_wide(&mut block, ramfc::USERD_LO, userd.0);
@@ -123,12 +123,12 @@ pub(crate) fn constants(span: Span) -> [u8; BLOCK] {
     block
 }
 
-/// Returns the two words of a context pointer, low word first.
+/// Returns the two dwords of a context pointer, low dword first.
 pub(crate) fn context_words(pointer: Option<GpuVa>) -> u64 {
     pointer.map_or(0, |va| va.0 | u64::from(context::VALID))
 }
 
-/// Returns the context pointers in `bytes`, which begin at [`CONTEXTS_FIRST`] of an instance block.
+/// Returns the context pointers in `bytes`, which start at [`CONTEXTS_FIRST`] of an instance block.
 pub(crate) fn contexts_in(bytes: &[u8; CONTEXTS_BYTES]) -> [Option<GpuVa>; 3] {
     CONTEXTS.map(|at| context_at(bytes, at.wrapping_sub(CONTEXTS_FIRST)))
 }
@@ -136,7 +136,7 @@ pub(crate) fn contexts_in(bytes: &[u8; CONTEXTS_BYTES]) -> [Option<GpuVa>; 3] {
 fn context_at(bytes: &[u8], offset: u64) -> Option<GpuVa> {
     let low = word(bytes, offset)?;
     let high = word(bytes, offset.wrapping_add(4))?;
-    // A context begins at a page boundary; the bits below contain flags.
+    // A context starts at a page boundary; the bits below contain flags.
     (low & context::VALID != 0).then_some(GpuVa((u64::from(high) << 32 | u64::from(low)) & PAGE_MASK))
 }
 
@@ -151,7 +151,7 @@ pub(crate) fn put(block: &mut [u8; BLOCK], offset: u64, value: u32) {
     }
 }
 
-/// Writes two words, low word first, as for all pairs in an instance block.
+/// Writes two dwords, low dword first, like all pairs in an instance block.
 pub(crate) fn put_wide(block: &mut [u8; BLOCK], offset: u64, value: u64) {
     if let Some(words) = usize::try_from(offset).ok().and_then(|at| block.get_mut(at..)?.first_chunk_mut()) {
         *words = value.to_le_bytes();

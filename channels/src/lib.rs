@@ -2,49 +2,50 @@
 //!
 //! A guest has its own channel numbers (0 to 127), while all VMs share the card's 128 channels. All structures of
 //! running channels belong to the host. The host builds an instance block field by field from the guest's block. The
-//! USERD pages, the runlist and the GPFIFO rings that the card fetches are in card memory that no guest writes.
+//! USERD pages, the runlist and the GPFIFO rings that the card fetches are in card memory that no guest can write.
 //!
-//! A guest's doorbell does not start work on the card by itself. [`Channels::pull`] checks the guest's ring entries up
-//! to the doorbell, and copies them into the host's ring, followed by a completion record. The record is a range of a
-//! push buffer. When all earlier work has ended, it releases a semaphore with a number and the card's time, and raises
-//! the non-stall interrupt. [`Channels::start`] permits the card to fetch the entries during the VM's slice.
+//! A guest's doorbell does not itself start work on the card. [`Channels::pull`] validates the guest's ring entries up
+//! to the doorbell, and copies them to the host's ring, followed by a completion record. The record is a push buffer
+//! range that, once all earlier work has ended, releases a semaphore with a number and the card's time, and raises the
+//! non-stall interrupt. [`Channels::start`] permits the card to fetch the entries during the VM's slice.
 //! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress in its own indices and
 //! addresses, and does not see the host's ring.
 //!
-//! The GPU reads a channel's work area (ring, records), so the area is mapped in the address space that the channel
-//! uses: at [`work_va`], with the pages of [`Layout::work_pages`]. In this mapping only the semaphores are writable. A
-//! work area must be mapped only where its channel is bound. Otherwise, another VM could write its semaphores.
+//! The GPU reads a channel's work area (ring, records), so the area is mapped in the channel's address space: at
+//! [`work_va`], with the pages of [`Layout::work_pages`]. In this mapping, only the semaphores are writable. A work
+//! area must be mapped only where its channel is bound. Otherwise, another VM could write its semaphores.
 //!
-//! Context images also belong to the host, and no guest work reads or writes them, because they list registers that the
-//! card's firmware writes. A guest's context pointers only determine whether the card gets a context
+//! Context images also belong to the host, and guest work never reads or writes them, because they list registers that
+//! the card's firmware writes. A guest's context pointers only determine whether the card gets a context
 //! ([`Layout::image_pages`]).
 //!
-//! Parts:
+//! Modules and types:
 //! - [`Channels`]: the physical channels, their owners, and their life from bind to unbind;
-//! - [`GuestInstance`]: the checked fields of a guest's instance block, and the block for the card;
-//! - [`RunState`]: a channel's states and the steps between them;
+//! - [`GuestInstance`]: the validated fields of a guest's instance block, and the card's block;
+//! - [`RunState`]: a channel's states and transitions;
 //! - [`Watchdog`]: finds engines without progress;
 //! - `gate`: access to PGRAPH ([`Channels::admit`]);
 //! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for re-reading engine
 //!   context pointers, [`GuestRing`] for the guest's rings.
 //!
 //! A guest's instance block is read only at defined points. The whole block is read at bind (the caller copies it
-//! once), and its engine context pointers are read again at enable, disable, runlist submission, preempt and doorbell.
-//! Linux 6.1 writes those pointers into the block of a running channel and then rings its doorbell; Linux 6.12 stops
-//! and preempts the channel, writes the pointers, and enables it again. Other writes of a guest to its block after bind
-//! have no effect.
+//! once), and its engine context pointers are re-read at enable, disable, runlist submission, preempt and doorbell.
+//! Linux 6.1 writes those pointers to the block of a running channel and then rings its doorbell; Linux 6.12 stops and
+//! preempts the channel, writes the pointers, and enables it again. Other guest writes to the block after bind have no
+//! effect.
 //!
 //! Limits:
-//! - of the PBDMA's state, only the ring's indices are kept after an unbind; the position within a fetched range is
+//! - only the ring's indices of the PBDMA's state are kept after an unbind; the position within a fetched range is
 //!   lost;
 //! - a record's methods are inserted between a guest's methods: each submission must set address and payload of its own
-//!   host semaphore methods, and must not end within a method's data (or after 510 entries), as drivers do;
-//! - control entries in the ring other than NOPs are rejected.
+//!   host semaphore methods, and must not end within a method's data (or after 510 entries), as is the case for
+//!   drivers;
+//! - control entries other than NOPs are rejected.
 //!
 //! The crate does not decide when to pull, when to poll for completions, or how to react to a hang.
 //!
-//! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner tries again
-//! ([`Channels::kick`]). The crate uses no locks and no threads; time is an argument.
+//! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner retries
+//! ([`Channels::kick`]). The crate uses no locks or threads; the time is an argument.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -108,7 +109,7 @@ use nvspec::fifo::ChannelId;
 
 pub use tenant::TenantId;
 
-/// The card's interface for channels. The implementer must record a failure of the card.
+/// The card's interface for channels. The implementer must record card failures.
 pub trait Host {
     /// Reads a register of BAR0.
     fn read32(&mut self, offset: u32) -> u32;
@@ -126,21 +127,21 @@ pub trait Host {
     /// data.
     fn vram_flush(&mut self);
 
-    /// Reads the word at byte `offset` of the USERD page of a physical channel.
+    /// Reads the dword at byte `offset` of a physical channel's USERD page.
     fn userd_read(&mut self, channel: ChannelId, offset: u64) -> u32;
 
-    /// Writes the word at byte `offset` of the USERD page of a physical channel, as a doorbell.
+    /// Writes the dword at byte `offset` of a physical channel's USERD page, as a doorbell.
     fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32);
 }
 
-/// The guest's memory cannot be read at this address.
+/// The guest's memory is unreadable at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no such guest memory")]
 pub struct Unreadable;
 
 /// Access to the guest's instance blocks.
 pub trait GuestMemory {
-    /// Fills `data` from `place` on.
+    /// Fills `data` from `place`.
     ///
     /// # Errors
     /// Returns an error if any byte is outside the guest's memory.
@@ -154,14 +155,14 @@ pub struct Unmapped;
 
 /// Access to a guest's GPFIFO ring, by virtual address in the guest's channel.
 pub trait GuestRing {
-    /// Fills `data` from `va` on. A read never crosses a 4 KiB page.
+    /// Fills `data` from `va`. A read never crosses a 4 KiB page.
     ///
     /// # Errors
-    /// Returns an error if nothing is mapped at this address, or the memory cannot be read.
+    /// Returns an error if nothing is mapped at this address, or the memory is unreadable.
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped>;
 
-    /// Records that a range of a push buffer was pulled: `dwords` words from `va` on. Implementers use this to track
-    /// the memory that work refers to.
+    /// Records that a push buffer range of `dwords` dwords at `va` was pulled. Implementers use this to track the
+    /// memory that work refers to.
     fn taken(&mut self, va: GpuVa, dwords: u32) {
         let _ = (va, dwords);
     }

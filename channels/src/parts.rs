@@ -4,10 +4,10 @@ use crate::{GuestMemory, GuestRing, Host, Place, Unmapped, Unreadable};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::ChannelId;
 
-/// A card, together with the guest whose structures or ring are read.
+/// A card, and the guest whose structures or ring are read.
 #[derive(Debug)]
 pub struct Parts<'a, H, G> {
-    /// The card.
+    /// Card interface.
     pub card: &'a mut H,
     /// The guest's memory or ring.
     pub guest: &'a mut G,

@@ -23,7 +23,7 @@ use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::INSTANCE_BYTES;
 use std::collections::BTreeMap;
 
-/// A physical channel. The state on the card is in the fields of [`Bound::block`], and on the card itself.
+/// A physical channel. The rest of its state is in [`Bound::block`] and on the card.
 #[derive(Debug)]
 pub(crate) enum Slot {
     Free,
@@ -34,8 +34,8 @@ pub(crate) enum Slot {
         directory: VramAddr,
         /// The channel's addresses in the directory.
         span: Span,
-        /// The channel's work area may still be reachable through this directory, even if no engine works for the
-        /// channel.
+        /// Set if the channel's work area may still be reachable through this directory, even if no engine is running
+        /// the channel.
         stranded: bool,
     },
 }
@@ -45,26 +45,26 @@ pub(crate) enum Slot {
 pub(crate) struct Bound {
     pub(crate) vm: TenantId,
     pub(crate) channel: VirtualChannelId,
-    /// Number that distinguishes this binding from an earlier binding of the same channel.
+    /// Serial number that distinguishes this binding from earlier bindings of the same channel.
     pub(crate) serial: u64,
     pub(crate) instance: Place,
     pub(crate) directory: VramAddr,
-    /// Addresses of the host's structures, in the address space of the directory.
+    /// Addresses of the host's structures in the directory's address space.
     pub(crate) span: Span,
     pub(crate) userd: GuestVramAddr,
-    /// The guest's pointers to the contexts that the card's block has now.
+    /// The guest's pointers to the contexts currently in the card's block.
     pub(crate) contexts: [Option<GpuVa>; 3],
     /// Permitted use of the PGRAPH context.
     pub(crate) graphics: Graphics,
-    /// Contexts that the channel gets when no work is in flight.
+    /// Contexts that the channel gets once no work is in flight.
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
     pub(crate) requested: RequestedState,
     pub(crate) permit: Permit,
     /// State on the card: [`RunState::Running`] or [`RunState::Stopped`].
     pub(crate) told: RunState,
-    /// True if the channel's number must not be reused after its end.
+    /// True if the channel number must not be reused after the channel has ended.
     pub(crate) stranded: bool,
-    /// Time since which the channel has made no progress, if the reason is unknown.
+    /// Time since which the channel has made no progress for an unknown reason.
     pub(crate) still: Option<Episode>,
     pub(crate) ring: Ring,
 }
@@ -76,41 +76,41 @@ pub(crate) struct Vm {
     pub(crate) paused: u8,
     /// True if the VM's own completion reports are trusted.
     pub(crate) trusted: bool,
-    /// Physical channels by the guest's number.
+    /// Physical channels by guest channel number.
     pub(crate) channels: BTreeMap<u8, ChannelId>,
-    /// The VM's part of the runlist, in the guest's order; bound channels only.
+    /// The VM's part of the runlist, in the guest's order. Bound channels only.
     pub(crate) list: Vec<u8>,
     /// Channels that the guest has removed from its list but that are still on their engines.
     pub(crate) unlisted: Vec<ChannelId>,
-    /// Channels whose bind was refused, by the guest's number.
+    /// Channels whose bind was rejected, by guest channel number.
     pub(crate) refused: BTreeMap<u8, Refused>,
-    /// Saved words of unbound channels, by the guest's number.
+    /// Saved dwords of unbound channels, by guest channel number.
     pub(crate) saved: BTreeMap<u8, SavedWords>,
-    /// Mask of the engines for which the VM was not notified of ended work.
+    /// Mask of engines for which the VM was not notified of ended work.
     pub(crate) news: u32,
     /// True if the VM was notified for some engine since work last ended.
     pub(crate) told: bool,
-    /// Maximum time for which the VM's channels may keep an engine busy without progress.
+    /// Maximum time in ns that the VM's channels may keep an engine busy without progress.
     pub(crate) hang_limit: Option<u64>,
-    /// The physical channel that is polled first for completions.
+    /// The physical channel to poll first for completions.
     pub(crate) next_look: u8,
 }
 
-/// The physical channels of one card.
+/// The physical channels of a card.
 #[derive(Debug)]
 pub struct Channels {
     pub(crate) layout: Layout,
     golden: Golden,
     pub(crate) slots: Vec<Slot>,
     pub(crate) vms: BTreeMap<TenantId, Vm>,
-    /// Index of the runlist page, of two, to be written next.
+    /// Index of the next of the two runlist pages to be written.
     next_page: usize,
-    /// Number at which the search for a free channel starts, so that a released number is reused as late as possible.
+    /// Number at which the search for a free channel starts, so that released numbers are reused as late as possible.
     next_slot: usize,
     serial: u64,
     /// Number of the next submission.
     pub(crate) submissions: u64,
-    /// True if a submission seems to have ended while an engine works for its channel.
+    /// True if a submission appears to have ended while an engine is running its channel.
     pub(crate) deferred: bool,
     pub(crate) watchdog: Watchdog,
     pub(crate) preemptions: Preemptions,
@@ -118,8 +118,8 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Creates the channels, all of which are free. `golden` is the image that PGRAPH's firmware has saved of an unused
-    /// context.
+    /// Creates the channels, all of which are free. `golden` is the image of an unused context saved by PGRAPH's
+    /// firmware.
     #[must_use]
     pub fn new(layout: Layout, golden: &[u8]) -> Self {
         let slots = (0..CHANNELS).map(|_| Slot::Free).collect();
@@ -139,7 +139,7 @@ impl Channels {
         }
     }
 
-    /// Adds a VM that may have up to `cap` channels at the same time.
+    /// Adds a VM with up to `cap` channels at a time.
     pub fn add_vm(&mut self, vm: TenantId, cap: u32) {
         let record = Vm {
             cap,
@@ -158,8 +158,8 @@ impl Channels {
         self.vms.insert(vm, record);
     }
 
-    /// Ends all of a VM's channels and forgets the VM. Returns those of the VM's channels that are still on their
-    /// engines. While such a channel exists, neither the VM's memory nor its shadow tables may be reused.
+    /// Ends all of a VM's channels and forgets the VM. Returns the channels that are still on their engines. While such
+    /// a channel exists, neither the VM's memory nor its shadow tables may be reused.
     pub fn destroy_vm(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<Stuck> {
         let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
         for channel in record.channels.values() {
@@ -176,11 +176,11 @@ impl Channels {
         kicked.into_iter().filter_map(|(_, kicked)| kicked.err()).collect()
     }
 
-    /// Binds a guest's channel to a free physical one, with an instance block of the host. If the channel is already
-    /// bound, it is unbound first. The new channel is stopped and in no runlist.
+    /// Binds a guest channel to a free physical one, with a host-owned instance block. If the channel is already bound,
+    /// it is unbound first. The new channel is stopped and not in any runlist.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// Returns a [`BindError`].
     pub fn bind(
         &mut self,
         host: &mut impl Host,
@@ -229,13 +229,13 @@ impl Channels {
         Ok(physical)
     }
 
-    /// Stops the channel, takes it off its engines and the runlist, and frees it. Has no effect if the channel is not
-    /// bound. Work in flight ends without a [`Completion`](crate::Completion); the channel's position is in
+    /// Stops the channel, removes it from its engines and the runlist, and frees it. Has no effect if the channel is
+    /// not bound. Work in flight ends without a [`Completion`](crate::Completion); the channel's position is in
     /// [`Self::saved_words`].
     ///
     /// # Errors
-    /// [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but no other VM can use it
-    /// before [`Self::let_go`].
+    /// Returns [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but no other VM can
+    /// use it before [`Self::let_go`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
         record.refused.remove(&channel.0);
@@ -244,8 +244,8 @@ impl Channels {
         let listed = record.list.contains(&channel.0);
         record.list.retain(|entry| *entry != channel.0);
         self.halt(host, physical);
-        // Takes the channel off its engines first, because the card accepts a runlist only when the removed channels
-        // are off.
+        // Remove the channel from its engines first, because the card accepts a runlist only when removed channels are
+        // off.
         let kicked = card::kick(host, physical);
         if listed {
             self.submit(host);
@@ -257,7 +257,7 @@ impl Channels {
         kicked
     }
 
-    /// Allows or forbids the card to schedule the channel. Returns `false` if the channel is not bound.
+    /// Allows or forbids scheduling of the channel by the card. Returns `false` if the channel is not bound.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -275,7 +275,7 @@ impl Channels {
     }
 
     /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. The card removes
-    /// channels that are no longer listed from their engines. The result tells whether all of them have left; if not,
+    /// channels that are no longer listed from their engines. The result says whether all of them have left; if not,
     /// [`Self::runlists_taken`] reports this later.
     pub fn submit_runlist(
         &mut self,
@@ -315,15 +315,15 @@ impl Channels {
         self.layout
     }
 
-    /// Trusts a VM's completions, because it is the host itself: [`Self::completed`] never doubts its completions.
+    /// Marks a VM as trusted because it is the host's own: [`Self::completed`] then always accepts its completions.
     pub fn trust(&mut self, vm: TenantId) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.trusted = true;
         }
     }
 
-    /// Prevents the scheduling of all of a VM's channels, even if the guest enables them, or permits it again if no
-    /// other reason remains. Channels on an engine stay there until [`Self::preempt`] or the end of their work.
+    /// Prevents the scheduling of all of a VM's channels, even if the guest enables them, or permits it again if there
+    /// is no other reason. Channels on an engine stay there until [`Self::preempt`] or the end of their work.
     pub fn pause(&mut self, host: &mut impl Host, vm: TenantId, why: Pause, paused: bool) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         record.paused = if paused { record.paused | why.bit() } else { record.paused & !why.bit() };
@@ -353,7 +353,7 @@ impl Channels {
         self.vms.get(&vm)?.channels.get(&channel.0).copied()
     }
 
-    /// Returns the guest's channel of a physical channel, for engine status and PBDMA errors.
+    /// Returns the guest channel of a physical channel, for engine status and PBDMA errors.
     #[must_use]
     pub fn by_physical(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)> {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
@@ -367,7 +367,7 @@ impl Channels {
         Some((bound.vm, bound.channel, bound.instance))
     }
 
-    /// Returns the guest's channel whose instance block is at guest address `instance`, even if its bind was refused.
+    /// Returns the guest channel whose instance block is at guest address `instance`, even if its bind was rejected.
     #[must_use]
     pub fn by_guest_instance(&self, vm: TenantId, instance: Place) -> Option<VirtualChannelId> {
         let bound = self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel);
@@ -376,7 +376,7 @@ impl Channels {
         })
     }
 
-    /// Returns true if the card may use the shadow `directory`, for any channel, including stuck ones.
+    /// Returns true if the card may use the shadow `directory` for any channel, including stuck ones.
     #[must_use]
     pub fn uses_directory(&self, directory: VramAddr) -> bool {
         self.slots.iter().any(|slot| match slot {
@@ -392,14 +392,14 @@ impl Channels {
         self.slots.get(usize::from(channel.0)).map_or(RunState::Free, state)
     }
 
-    /// Returns the number of channels that a VM has in use.
+    /// Returns the number of channels in use by a VM.
     #[must_use]
     pub fn in_use(&self, vm: TenantId) -> u32 {
         self.vms.get(&vm).and_then(|vm| u32::try_from(vm.channels.len()).ok()).unwrap_or(0)
     }
 
-    /// Frees a stuck channel after it has left the card, as [`Self::kick`] reports. Returns `false` if the channel was
-    /// not stuck, or is also stuck for another reason ([`Self::strand`]).
+    /// Frees a stuck channel after it has left the card, as reported by [`Self::kick`]. Returns `false` if the channel
+    /// was not stuck, or is also stuck for another reason ([`Self::strand`]).
     pub fn let_go(&mut self, host: &mut impl Host, channel: ChannelId) -> bool {
         if !matches!(self.slots.get(usize::from(channel.0)), Some(Slot::Stuck { stranded: false, .. })) {
             return false;
@@ -418,22 +418,21 @@ impl Channels {
         }
     }
 
-    /// Records that the work area of a [stranded](Self::strand) stuck channel is no longer reachable.
+    /// Records that a [stranded](Self::strand) stuck channel's work area is no longer reachable.
     pub fn unstrand(&mut self, channel: ChannelId) {
         if let Some(Slot::Stuck { stranded, .. }) = self.slots.get_mut(usize::from(channel.0)) {
             *stranded = false;
         }
     }
 
-    /// Returns the number of channels that cannot be reused, since the card may still use their memory.
+    /// Returns the number of channels that cannot be reused, because the card may still use their memory.
     #[must_use]
     pub fn stuck(&self) -> u32 {
         let stuck = self.slots.iter().filter(|slot| matches!(slot, Slot::Stuck { .. })).count();
         u32::try_from(stuck).unwrap_or(u32::MAX)
     }
 
-    /// Handles a reset of the card. Every channel becomes free, including stuck channels. Guests must bind their
-    /// channels again.
+    /// Handles a card reset. Every channel becomes free, including stuck ones. Guests must bind their channels again.
     pub fn card_reset(&mut self) {
         self.preemptions.clear();
         for slot in &mut self.slots {
@@ -466,12 +465,12 @@ impl Channels {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values()).filter_map(|physical| self.bound(*physical))
     }
 
-    /// Reads the guest's engine context pointers again, and updates the card's block for the contexts that exist now.
-    /// As on hardware, the guest may do this to a running channel; the card sees the change when it next loads the
+    /// Re-reads the guest's engine context pointers, and updates the card's block for the contexts that now exist. As
+    /// on hardware, the guest may do this to a running channel; the card sees the change when it next loads the
     /// context. The guest's images are never read, because images belong to the host.
     ///
     /// If the channel has work in flight, the change is deferred until this work has ended, but is made before the next
-    /// pull. The reason is that work is charged to the engine that the channel's contexts selected at submission.
+    /// pull, because work is charged to the engine selected by the channel's contexts at submission.
     pub(crate) fn refresh(&mut self, card: &mut (impl Host + GuestMemory), physical: ChannelId) {
         let Some(bound) = self.bound_mut(physical) else { return };
         let mut bytes = [0; CONTEXTS_BYTES];
@@ -505,7 +504,7 @@ impl Channels {
         true
     }
 
-    /// Updates the card's scheduling according to the state that the guest has requested and the host's permission.
+    /// Updates the card's scheduling from the state requested by the guest and the host's permission.
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
@@ -562,7 +561,8 @@ impl Channels {
         !record.unlisted.is_empty()
     }
 
-    /// Submits the union of all VMs' parts, alternating between two pages: the card may still read the previous page.
+    /// Submits the union of all VMs' parts, alternating between two pages, because the card may still read the previous
+    /// page.
     pub(crate) fn submit(&mut self, host: &mut impl Host) {
         let list: Vec<ChannelId> = self
             .vms
@@ -602,7 +602,7 @@ impl Channels {
     }
 }
 
-/// Checks a state change. An illegal change is a bug in this crate, and a guest cannot cause it.
+/// Checks a state transition. An illegal transition is a bug in this crate, and cannot be caused by a guest.
 fn check(channel: ChannelId, from: RunState, to: RunState) {
     assert!(from.can_go(to), "channel {} cannot go from {from:?} to {to:?}", channel.0);
 }

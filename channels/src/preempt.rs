@@ -1,8 +1,8 @@
-//! Preemption requested by a guest. Preemption starts immediately, and is complete when the card reports its end.
+//! Preemption requested by a guest. It starts immediately, and is complete once reported by the card.
 //!
-//! Running work may not be interruptible; its channel then leaves only when the work ends. The code does not wait for
-//! the card's report. The card has one preemption register, so requests of several VMs are serialized:
-//! [`Channels::preempting`] polls the card and starts the next request. Meanwhile the host may use the register for a
+//! Running work may not be interruptible; its channel then leaves only when the work ends. This module does not wait
+//! for the card's report. The card has a single preemption register, so requests by several VMs are serialized:
+//! [`Channels::preempting`] polls the card and starts the next request. Meanwhile, the host may use the register for a
 //! channel that it ends; the earlier request is then repeated.
 
 use crate::card;
@@ -12,14 +12,14 @@ use std::collections::VecDeque;
 
 /// Number of polls for one channel while other channels wait.
 // TIMEOUT: a polling guest polls every 20 us, so this many polls take about a millisecond. A channel without work in
-// progress leaves within this time, and a hung channel blocks the other channels for at most this long at a time.
+// progress leaves within this time, and a hung channel blocks the others for at most this long at a time.
 const MAX_POLLS_PER_CHANNEL: u32 = 64;
 
 /// Channels that must leave their engines, without duplicates.
 #[derive(Debug, Default)]
 pub(crate) struct Preemptions {
     pub(crate) waiting: VecDeque<ChannelId>,
-    /// True if the request for the first channel was sent to the card.
+    /// True if the request for the first channel has been sent to the card.
     pub(crate) asked: bool,
     /// Number of polls for the first channel.
     pub(crate) looks: u32,
@@ -44,7 +44,7 @@ impl Preemptions {
 
     /// Polls the card, and starts the request for the next waiting channel.
     fn advance(&mut self, host: &mut impl Host) {
-        // The card's answers cannot prolong this loop.
+        // The card's responses cannot prolong this loop.
         for _ in 0..=2 * CHANNELS {
             let Some(first) = self.waiting.front().copied() else { return };
             if !self.asked {
@@ -68,7 +68,7 @@ impl Preemptions {
 }
 
 impl Channels {
-    /// Starts to remove the channel from its engines. If it is enabled and listed, it may be scheduled again
+    /// Starts removing the channel from its engines. If it is enabled and listed, it may be scheduled again
     /// immediately. [`Self::preempting`] returns true while the preemption is pending. Does nothing if the channel is
     /// not bound.
     pub fn preempt(&mut self, card: &mut (impl Host + GuestMemory), vm: TenantId, channel: VirtualChannelId) {
@@ -77,35 +77,35 @@ impl Channels {
         self.ask_to_leave(card, physical);
     }
 
-    /// Starts to remove a physical channel from its engines.
+    /// Starts removing a physical channel from its engines.
     pub fn ask_to_leave(&mut self, host: &mut impl Host, physical: ChannelId) {
         self.preemptions.push(physical);
         self.preemptions.advance(host);
     }
 
-    /// Starts to remove a physical channel from its engines, bound or [stuck](crate::RunState::Stuck), and polls a few
+    /// Starts removing a physical channel from its engines, bound or [stuck](crate::RunState::Stuck), and polls a few
     /// times until it has left. The channel may be scheduled again immediately if it is bound, enabled and listed.
     ///
     /// # Errors
-    /// [`Stuck`] if the channel is not off its engines yet.
+    /// Returns [`Stuck`] if the channel is not off its engines yet.
     pub fn kick(&mut self, host: &mut impl Host, physical: ChannelId) -> Result<(), Stuck> {
         card::kick(host, physical)
     }
 
-    /// Starts to remove all of a VM's channels from the engines. The VM is paused, so no channel is scheduled again.
+    /// Starts removing all of a VM's channels from the engines. The VM is paused, so no channel is scheduled again.
     /// [`Self::vacating`] returns the remaining channels.
     pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };
-        // A channel without a PBDMA may still have its context on an engine, which saves it when another channel needs
-        // the engine, to the old address of the channel's memory. The card does not report this, and an unnecessary
-        // request costs little.
+        // A channel without a PBDMA may still have its context on an engine. The engine saves the context, to the old
+        // address of the channel's memory, when another channel needs the engine. The card does not report this, and an
+        // unnecessary request is cheap.
         for physical in record.channels.values().copied().collect::<Vec<_>>() {
             self.preemptions.push(physical);
         }
         self.preemptions.advance(host);
     }
 
-    /// Returns the channels of a VM that are still on their engines. Call this until the list is empty, as with
+    /// Returns a VM's channels that are still on their engines. Call this until the list is empty, as with
     /// [`Self::preempting`].
     pub fn vacating(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<VirtualChannelId> {
         self.preemptions.advance(host);

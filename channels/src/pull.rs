@@ -25,10 +25,10 @@ impl Channels {
     /// Pulls the guest's ring entries up to a doorbell into the host's ring as one submission, as far as they fit, and
     /// appends a completion record. The card does not get the submission before [`Self::start`]. `now` is the time in
     /// ns. Pulls nothing if a later doorbell was already pulled, or if the channel has been unbound since the doorbell
-    /// was checked.
+    /// was validated.
     ///
     /// # Errors
-    /// See [`PullError`]. The same fault is returned until the channel is bound again.
+    /// Returns a [`PullError`]. The same fault is returned until the channel is bound again.
     pub fn pull(
         &mut self,
         card: &mut (impl Host + GuestRing),
@@ -102,8 +102,8 @@ impl Channels {
         self.bound(physical).is_some_and(|bound| bound.ring.is_shallow())
     }
 
-    /// Lets the card fetch a submission of a physical channel, together with earlier submissions of the channel.
-    /// Returns `false` if the card may already fetch it or the submission does not exist.
+    /// Lets the card fetch a physical channel's submission, together with earlier submissions of the channel. Returns
+    /// `false` if the card may already fetch it or the submission does not exist.
     pub fn start(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
         let Some(bound) = self.bound_mut(physical).filter(|bound| bound.permit != Permit::Ended) else { return false };
         let Some(put) = bound.ring.start(submission) else { return false };
@@ -113,7 +113,7 @@ impl Channels {
     }
 
     /// Sets the card's fetch limit of each ring again, because an earlier owner that was still running may have raised
-    /// the limit after this state was saved.
+    /// it after this state was saved.
     pub fn allow_again(&self, host: &mut impl Host) {
         for physical in self.vms.values().flat_map(|vm| vm.channels.values().copied()) {
             if let Some(bound) = self.bound(physical) {
@@ -149,7 +149,7 @@ impl Channels {
     }
 }
 
-/// Reads and checks up to `count` guest entries, starting at the next one.
+/// Reads and validates up to `count` guest entries, starting at the next one.
 fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Option<RingFault>) {
     let mut entries = Vec::with_capacity(count as usize);
     let mut bytes = [0; CHUNK * ENTRY_BYTES];
@@ -160,7 +160,7 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
         let run = chunk(va, wanted, ring.entries.saturating_sub(index) as usize);
         let unmapped = Some(RingFault::Unmapped { va });
         let Some(data) = bytes.get_mut(..run.saturating_mul(ENTRY_BYTES)) else { return (entries, unmapped) };
-        // Entries are aligned, so a run that begins below the host's addresses ends at or before them.
+        // Entries are aligned, so a run that starts below the host's addresses ends at or before them.
         if va >= HOST_VA_BASE || guest.read(va, data).is_err() {
             return (entries, unmapped);
         }
@@ -173,15 +173,15 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
     (entries, None)
 }
 
-/// Returns how many of the `wanted` entries at `va` a single read may cover: the read stops at the end of the page and
-/// at `to_end`, the end of the ring. Returns at least 1, because a page holds a whole number of entries and the ring is
+/// Returns how many of the `wanted` entries at `va` fit in a single read, which stops at the end of the page and at
+/// `to_end`, the end of the ring. Returns at least 1, because a page contains a whole number of entries and the ring is
 /// aligned to an entry.
 fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
     let in_page = SMALL_PAGE.saturating_sub(va.0 % SMALL_PAGE).checked_div(ENTRY_BYTES as u64).unwrap_or(1);
     wanted.min(to_end).min(CHUNK).min(usize::try_from(in_page).unwrap_or(1)).max(1)
 }
 
-/// Writes a submission into the work area: entries from ring index `at` on, record entry, record.
+/// Writes a submission to the work area: entries from ring index `at`, record entry, record.
 fn give(
     host: &mut impl Host,
     layout: &Layout,

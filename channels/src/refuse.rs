@@ -1,22 +1,22 @@
-//! Channels whose bind the host has refused. The guest is notified at the first doorbell.
+//! Channels whose bind the host has rejected. The guest is notified at the first doorbell.
 
 use crate::{Channels, Place, TenantId};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
 
-/// A guest's channel without a physical channel.
+/// A guest channel without a physical channel.
 #[derive(Debug)]
 pub(crate) struct Refused {
-    /// The guest's instance block.
+    /// Location of the guest's instance block.
     pub(crate) instance: Place,
-    /// Guest address of USERD, if the instance block could be read.
+    /// Guest address of USERD, if the instance block was readable.
     pub(crate) userd: Option<GuestVramAddr>,
-    /// True if the guest was notified at a doorbell.
+    /// True if the guest has been notified at a doorbell.
     pub(crate) told: bool,
 }
 
 impl Channels {
-    /// Records that a guest's bind was refused, until the guest binds or unbinds that channel again. Does nothing if
+    /// Records that a guest's bind was rejected, until the guest binds or unbinds that channel again. Does nothing if
     /// the VM or channel number does not exist, or the channel is bound.
     pub fn refuse(&mut self, vm: TenantId, channel: VirtualChannelId, instance: Place, userd: Option<GuestVramAddr>) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
@@ -26,7 +26,7 @@ impl Channels {
         }
     }
 
-    /// Returns the location of a refused channel's instance block, to report the fault to its guest.
+    /// Returns the location of a rejected channel's instance block, to report the fault to its guest.
     #[must_use]
     pub fn refused(&self, vm: TenantId, channel: VirtualChannelId) -> Option<Place> {
         self.vms.get(&vm)?.refused.get(&channel.0).map(|refused| refused.instance)
@@ -37,7 +37,7 @@ impl Channels {
         refused.map(|(channel, refused)| (VirtualChannelId(*channel), refused))
     }
 
-    /// Returns true if a doorbell of the channel is the first since its bind was refused.
+    /// Returns true if a doorbell of the channel is the first since its bind was rejected.
     pub(crate) fn tell_refused(&mut self, vm: TenantId, channel: VirtualChannelId) -> bool {
         let refused = self.vms.get_mut(&vm).and_then(|record| record.refused.get_mut(&channel.0));
         refused.is_some_and(|refused| !std::mem::replace(&mut refused.told, true))

@@ -9,11 +9,11 @@ use crate::{Channels, Host, Stuck, TenantId};
 use nvspec::fifo::VirtualChannelId;
 
 impl Channels {
-    /// Takes the channel off its engines and the runlist permanently. The channel stays bound but ignores doorbells.
+    /// Removes the channel from its engines and the runlist permanently. The channel stays bound but ignores doorbells.
     /// Enabling or listing does not restore it; [`Self::unbind`] frees it. Does nothing if the channel is not bound.
     ///
     /// # Errors
-    /// [`Stuck`] if the channel is still on its engines; it starts no new work on them.
+    /// Returns [`Stuck`] if the channel is still on its engines; it starts no new work on them.
     pub fn retire(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(physical) = self.physical(vm, channel) else { return Ok(()) };
         let listed = self.vms.get_mut(&vm).is_some_and(|record| {
@@ -32,8 +32,8 @@ impl Channels {
         kicked
     }
 
-    /// Returns true if a channel was retired and not unbound since. Its state then belongs to this binding, not to a
-    /// later binding with the same number.
+    /// Returns true if a channel was retired and has not been unbound since. Its state then belongs to this binding,
+    /// not to a later binding with the same number.
     #[must_use]
     pub fn is_retired(&self, vm: TenantId, channel: VirtualChannelId) -> bool {
         self.physical(vm, channel)

@@ -1,7 +1,7 @@
 //! A channel's positions in the guest's and the host's ring, and its submissions in flight. This module only does
 //! bookkeeping.
 //!
-//! Positions count entries of the host's ring since bind and never wrap; an index is a position modulo the ring's size.
+//! Positions count the host ring's entries since bind and never wrap; an index is a position modulo the ring size.
 //! Positions in the guest's ring are indices, as in the guest.
 
 mod saved;
@@ -14,20 +14,19 @@ use crate::{GuestInstance, RingFault, Submission};
 use nvspec::addr::GpuVa;
 use std::collections::VecDeque;
 
-/// Capacity of a host ring in entries. The capacity is one less than the ring's size, because a full ring would look
-/// empty.
+/// Capacity of a host ring in entries, one less than the ring size, because a full ring would look empty.
 const MAX_QUEUED_ENTRIES: u64 = RING_ENTRIES as u64 - 1;
-/// Maximum number of submissions in flight that counts as few.
+/// Maximum number of submissions in flight that is considered small.
 const MAX_SHALLOW_SUBMISSIONS: usize = 8;
-/// Mask of the bits of a position that form the index.
+/// Mask of the index bits of a position.
 const INDEX: u64 = RING_ENTRIES as u64 - 1;
-/// Mask of the bits of a submission's number that form the record slot.
+/// Mask of the record slot bits of a submission number.
 const SLOT: u64 = RECORDS as u64 - 1;
 
 /// A submission: guest entries followed by a completion record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
-    /// The submission's number among all submissions of the card.
+    /// Number of the submission among all submissions of the card.
     pub(crate) submission: Submission,
     /// Payload of the submission's semaphore, never 0.
     pub(crate) sequence: u32,
@@ -35,7 +34,7 @@ pub(crate) struct Record {
     pub(crate) slot: usize,
     /// Host position of the submission's first entry.
     first: u64,
-    /// Index of the submission's first entry in the guest's ring.
+    /// Guest ring index of the submission's first entry.
     guest_first: u32,
     /// Number of guest entries.
     pub(crate) entries: u32,
@@ -44,20 +43,20 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Returns the host position after the submission's completion entry.
+    /// Returns the host position just past the submission's completion entry.
     pub(crate) fn end(&self) -> u64 {
         self.first.wrapping_add(self.entries.into()).wrapping_add(1)
     }
 }
 
-/// A bound channel's rings.
+/// The rings of a bound channel.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// The guest's ring.
+    /// Address of the guest's ring.
     pub(crate) gp_base: GpuVa,
-    /// Number of the guest's entries; a power of two.
+    /// Number of entries in the guest's ring, a power of two.
     pub(crate) entries: u32,
-    /// Last accepted doorbell, or the guest's saved value.
+    /// Index of the last accepted doorbell, or the guest's saved value.
     pub(crate) gp_put: u32,
     /// Index of the next entry to pull from the guest's ring.
     pub(crate) next: u32,
@@ -65,20 +64,20 @@ pub(crate) struct Ring {
     target: (u32, u64),
     /// Number of accepted doorbells.
     doorbells: u64,
-    /// Host position after the last entry that was written.
+    /// Host position just past the last written entry.
     put: u64,
     /// Host position up to which the card may fetch.
     started: u64,
-    /// Host position that the card had reached at the last poll.
+    /// Host position reached by the card at the last poll.
     get: u64,
-    /// Pulled submissions in flight, oldest first. The card may already have fetched the first of these submissions.
+    /// Pulled submissions in flight, oldest first. The card may have already fetched the first ones.
     pub(crate) records: VecDeque<Record>,
     /// Number of submissions so far.
     submitted: u64,
     sequence: u32,
     /// Sequence number of the last completed submission; 0 before the first completion.
     pub(crate) completed: u32,
-    /// For each record slot, the end of the last range before the record; 0 without such a range.
+    /// For each record slot, the end of the last range before the record; 0 if there is none.
     ends: Box<[u64]>,
     last_end: u64,
     /// Reason why the guest's ring cannot be read further.
@@ -88,8 +87,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Creates the rings of a channel that was just bound: the host's ring is empty, and the guest's ring continues at
-    /// its saved position.
+    /// Creates the rings of a newly bound channel: the host's ring is empty, and the guest's ring continues at its
+    /// saved position.
     pub(crate) fn new(guest: &GuestInstance) -> Self {
         let entries = guest.gp_entries();
         let next = if guest.gp_get < entries { guest.gp_get } else { 0 };
@@ -115,7 +114,7 @@ impl Ring {
         }
     }
 
-    /// Accepts a doorbell. Returns the number of the doorbell.
+    /// Accepts a doorbell. Returns its number.
     pub(crate) fn ring(&mut self, gp_put: u32) -> u64 {
         self.gp_put = gp_put;
         self.doorbells = self.doorbells.wrapping_add(1);
@@ -134,12 +133,12 @@ impl Ring {
         self.target
     }
 
-    /// Returns the number of entries that may be pulled and were not pulled yet.
+    /// Returns the number of entries that may be pulled and have not been pulled yet.
     pub(crate) fn left(&self) -> u32 {
         self.distance(self.next, self.target.0)
     }
 
-    /// Returns the number of the guest's entries that fit into a submission now.
+    /// Returns the number of guest entries that currently fit in a submission.
     pub(crate) fn room(&self) -> u32 {
         if self.records.len() >= RECORDS {
             return 0;
@@ -153,19 +152,19 @@ impl Ring {
         self.get = self.position(index);
     }
 
-    /// Returns the host position of the card's GP_GET. An impossible value counts as the previous value.
+    /// Returns the host position of the card's GP_GET. An impossible value is replaced by the previous one.
     pub(crate) fn position(&self, index: u32) -> u64 {
         let ahead = u64::from(index).wrapping_sub(self.get) & INDEX;
         let position = self.get.wrapping_add(ahead);
         if index < RING_ENTRIES && position <= self.started { position } else { self.get }
     }
 
-    /// Returns the host position that the card had reached at the last poll.
+    /// Returns the host position reached by the card at the last poll.
     pub(crate) fn reached(&self) -> u64 {
         self.get
     }
 
-    /// Returns true if, at the last poll, the card had fetched all work that it was given.
+    /// Returns true if, at the last poll, the card had fetched all of the work passed to it.
     pub(crate) fn drained(&self) -> bool {
         self.get == self.started
     }
@@ -181,8 +180,8 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.started)
     }
 
-    /// Lets the card fetch a submission and the earlier submissions. Returns the new index; `None` if the submission
-    /// may already run, or does not exist.
+    /// Lets the card fetch a submission and the earlier ones. Returns the new index; `None` if the submission may
+    /// already run, or does not exist.
     pub(crate) fn start(&mut self, submission: Submission) -> Option<u32> {
         let record = self.records.iter().find(|record| record.submission == submission)?;
         let end = record.end();
@@ -206,8 +205,7 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.get)
     }
 
-    /// Converts the card's host `position` to the guest's GP_GET, the index of the next guest entry that was not
-    /// fetched.
+    /// Converts the card's host `position` to the guest's GP_GET, the index of the next unfetched guest entry.
     pub(crate) fn virtual_get(&self, position: u64) -> u32 {
         let past = self.records.partition_point(|record| record.end() <= position);
         let Some(record) = self.records.get(past) else { return self.next };
@@ -215,7 +213,7 @@ impl Ring {
         self.wrap(record.guest_first, u32::try_from(within).unwrap_or(0))
     }
 
-    /// Returns the index in the host's ring of the next entry that is written.
+    /// Returns the host ring index of the next entry to be written.
     pub(crate) fn host_index(&self) -> u32 {
         u32::try_from(self.put & INDEX).unwrap_or(0)
     }
@@ -254,7 +252,7 @@ impl Ring {
         Some(record)
     }
 
-    /// Returns the end of the last guest range before a record; 0 without such a range.
+    /// Returns the end of the last guest range before a record; 0 if there is none.
     pub(crate) fn end_before(&self, slot: usize) -> u64 {
         self.ends.get(slot).copied().unwrap_or(0)
     }
@@ -264,7 +262,7 @@ impl Ring {
         index.wrapping_add(by) & self.entries.wrapping_sub(1)
     }
 
-    /// Returns the index in the host's ring of each guest entry in flight, oldest first.
+    /// Returns the host ring index of each guest entry in flight, oldest first.
     pub(crate) fn guests_entries(&self) -> impl Iterator<Item = u32> + '_ {
         self.records.iter().flat_map(|record| {
             let entries = (0..u64::from(record.entries)).map(|entry| record.first.wrapping_add(entry) & INDEX);

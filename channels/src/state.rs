@@ -2,7 +2,7 @@
 
 use crate::TenantId;
 
-/// State of a channel that its guest has requested.
+/// Channel state requested by the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestedState {
     Stopped,
@@ -21,7 +21,7 @@ pub(crate) enum Permit {
 
 /// Permitted use of a channel's PGRAPH context.
 ///
-/// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a PGRAPH method causes a fault, which
+/// A channel whose block lacks a pointer to a PGRAPH context cannot use PGRAPH: a PGRAPH method causes a fault, which
 /// ends the channel.
 // GUESS: real hardware also faults, because FECS has no image to load. The software card faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub(crate) enum Graphics {
     /// The block lacks the pointer, because the channel's work is for copy engines only: the channel runs regardless of
     /// the admitted VM.
     Unused,
-    /// The block lacks the pointer while another VM is admitted, since a copy engine still works for the channel. The
-    /// channel is stopped, and gets the pointer back when its VM is admitted.
+    /// The block lacks the pointer while another VM is admitted, because a copy engine is still running the channel.
+    /// The channel is stopped, and gets the pointer back when its VM is admitted.
     Withdrawn,
 }
 
@@ -43,19 +43,19 @@ pub(crate) enum Gate {
     /// All VMs.
     #[default]
     Open,
-    /// One VM, or no VM.
+    /// One VM, or none.
     Only(Option<TenantId>),
 }
 
-/// Words of a guest's instance block for the progress of its ring: byte offset and value of each.
+/// Dwords of a guest's instance block for its ring progress, as byte offset and value.
 pub type SavedWords = [(u64, u32); 3];
 
 /// Presence of a channel on the card, as reported by the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// An engine works for the channel, or the fetch unit holds the channel and its methods are being consumed.
+    /// An engine is running the channel, or the fetch unit holds the channel and its methods are being consumed.
     Works,
-    /// The channel waits for a semaphore, and no engine works for it.
+    /// The channel waits for a semaphore, and no engine is running it.
     Acquires,
     /// The channel uses no unit of the card.
     Off,
@@ -66,12 +66,12 @@ pub enum Presence {
 pub enum RunState {
     /// No VM owns the channel.
     Free,
-    /// Bound to a VM's channel, but the card does not schedule the channel.
+    /// Bound to a VM's channel, but not scheduled by the card.
     Stopped,
-    /// Bound, and the card may schedule the channel while it is in the runlist.
+    /// Bound, and scheduled by the card while in the runlist.
     Running,
-    /// The channel has no owner but is still on the card. The channel stays out of use until it leaves the card or the
-    /// card is reset.
+    /// The channel has no owner but is still on the card. It stays out of use until it leaves the card or the card is
+    /// reset.
     Stuck,
 }
 

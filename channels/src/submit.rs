@@ -12,11 +12,11 @@ use nvspec::mmu::HOST_VA_BASE;
 use nvspec::regs::pfifo;
 
 impl Channels {
-    /// Checks a guest's write of GP_PUT, and takes over engine context pointers that it has set. [`Self::pull`] then
+    /// Validates a guest's write to GP_PUT, and adopts engine context pointers that it has set. [`Self::pull`] then
     /// copies the work.
     ///
     /// # Errors
-    /// See [`DoorbellError`].
+    /// Returns a [`DoorbellError`].
     pub fn doorbell(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -39,9 +39,9 @@ impl Channels {
         Ok(Doorbell { vm, virtual_channel: channel, channel: physical, gp_put, serial, order })
     }
 
-    /// Returns the channel whose USERD is at a guest VRAM address, and the byte offset in it. Must be called for every
-    /// trapped access to guest VRAM, through any path. If several channels share the page, the lowest bound channel
-    /// answers, otherwise the lowest refused channel.
+    /// Returns the channel whose USERD is at a guest VRAM address, and the byte offset within it. Must be called for
+    /// every trapped access to guest VRAM, through any path. If several channels share the page, the lowest bound
+    /// channel responds, otherwise the lowest rejected one.
     #[must_use]
     pub fn userd_at(&self, vm: TenantId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
         let page = address.page();
@@ -51,9 +51,9 @@ impl Channels {
         Some((bound.or_else(refused)?, address.0.checked_sub(page.0)?))
     }
 
-    /// Handles a guest's read of the word at byte `offset` of its USERD. Returns 0 for a channel that is not bound.
-    /// GP_PUT reads as the guest has written it, and GP_GET reads as an index in the guest's ring. If the card is in a
-    /// completion record of the host, GET is the end of the guest range before the record.
+    /// Handles a guest's read of the dword at byte `offset` of its USERD. Returns 0 for a channel that is not bound.
+    /// GP_PUT reads as written by the guest, and GP_GET reads as an index in the guest's ring. If the card is in a host
+    /// completion record, GET is the end of the guest range before the record.
     pub fn userd_read(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId, offset: u64) -> u32 {
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
@@ -81,12 +81,12 @@ impl Channels {
         }
     }
 
-    /// Returns the words that the card would have saved in a guest's instance block: with these words, a later bind
-    /// continues at the channel's position. For a bound channel, the words are valid once it was preempted and is not
-    /// enabled. For an unbound channel, they are kept until it is bound or unbound again. Returns `None` for a channel
-    /// that was never bound.
+    /// Returns the dwords that the card would have saved in a guest's instance block: with them, a later bind continues
+    /// at the channel's position. For a bound channel, they are valid once it was preempted and is not enabled. For an
+    /// unbound channel, they are kept until it is bound or unbound again. Returns `None` for a channel that was never
+    /// bound.
     ///
-    /// All fetched work counts as done: the rest of the current range is lost.
+    /// All fetched work is considered completed: the rest of the current range is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Option<SavedWords> {
         match self.physical(vm, channel) {
             Some(physical) => self.words_of(host, physical),
@@ -121,8 +121,8 @@ impl Channels {
         (!runs).then_some(Hindrance::Guest)
     }
 
-    /// Returns the presence of a physical channel on the card. The guest's settings do not matter, because work that an
-    /// engine has begun continues when its channel is stopped or removed from the runlist.
+    /// Returns a physical channel's presence on the card. The guest's settings do not matter, because work started by
+    /// an engine continues when its channel is stopped or removed from the runlist.
     #[must_use]
     pub fn presence(&self, host: &mut impl Host, physical: ChannelId) -> Presence {
         if is_worked_for(host, physical) {
@@ -138,15 +138,15 @@ impl Channels {
         }
     }
 
-    /// Returns true if a physical channel waits for a semaphore while it is on the card: it may block the method unit
-    /// for other channels.
+    /// Returns true if a physical channel waits for a semaphore while it is on the card, where it may block the method
+    /// unit for other channels.
     #[must_use]
     pub fn holds(&self, host: &mut impl Host, physical: ChannelId) -> bool {
         let both = pfifo::CHANNEL_STATE::ACQUIRE_PENDING.mask() | pfifo::CHANNEL_STATE::LOADED.mask();
         self.wants(physical) && card::state(host, physical) & both == both
     }
 
-    /// Returns the channel that an engine works for. The channel need not be bound.
+    /// Returns the channel that an engine is running. It need not be bound.
     #[must_use]
     pub fn occupant(&self, host: &mut impl Host, unit: u32) -> Option<ChannelId> {
         card::working_for(host, unit)
@@ -159,7 +159,7 @@ impl Channels {
         u64::from(entry) << 32 | u64::from(at)
     }
 
-    /// Returns true for each of PGRAPH and the two copy engines if a physical channel has a context that it may use.
+    /// Returns, for PGRAPH and the two copy engines, whether a physical channel has a context that it may use.
     #[must_use]
     pub fn contexts(&self, physical: ChannelId) -> [bool; 3] {
         let Some(bound) = self.bound(physical) else { return [false; 3] };
@@ -167,13 +167,13 @@ impl Channels {
         [graphics && bound.graphics != Graphics::Unused, ce0, ce1]
     }
 
-    /// Returns true if a channel's guest has set a PGRAPH context, even if the channel may not use this context now.
+    /// Returns true if a channel's guest has set a PGRAPH context, even if the channel may not use it now.
     #[must_use]
     pub fn has_graphics(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.contexts.first().is_some_and(Option::is_some))
     }
 
-    /// Returns the card's state of a channel; all fields are false if the channel is not bound.
+    /// Returns a channel's state on the card; all fields are false if the channel is not bound.
     pub fn hardware_state(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> HardwareState {
         use pfifo::CHANNEL_STATE;
         let physical = self.physical(vm, channel);

@@ -7,18 +7,19 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 /// Layout of the host's structures in VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Address of the instance blocks of the 128 physical channels, which are consecutive; a multiple of 4 KiB.
+    /// Address of the instance blocks of the 128 physical channels, which are contiguous; a multiple of 4 KiB.
     pub instances: VramAddr,
     /// Address of the USERD pages of the 128 physical channels; a multiple of 4 KiB.
     pub userd: VramAddr,
-    /// Addresses of two pages for runlists, used alternately; multiples of 4 KiB.
+    /// Addresses of two runlist pages, used alternately; multiples of 4 KiB.
     pub runlists: [VramAddr; 2],
     /// Address of the work areas of the 128 physical channels, [`WORK_BYTES`](crate::WORK_BYTES) each; a multiple of 4
     /// KiB.
     pub work: VramAddr,
     /// Address of the context images of the 128 physical channels, [`Self::images_stride`] each; a multiple of 4 KiB.
     pub images: VramAddr,
-    /// Size of PGRAPH's context image in bytes, from its firmware; at most [`GRAPH_IMAGE_MAX`](crate::GRAPH_IMAGE_MAX).
+    /// Size of PGRAPH's context image in bytes, as reported by its firmware; at most
+    /// [`GRAPH_IMAGE_MAX`](crate::GRAPH_IMAGE_MAX).
     pub graph_image: u64,
 }
 
@@ -27,18 +28,18 @@ pub struct Layout {
 pub struct Bind<'a> {
     /// Location of the guest's instance block.
     pub instance: Place,
-    /// Decoded content of the instance block.
+    /// Decoded instance block.
     pub guest: &'a GuestInstance,
-    /// The shadow of the guest's page directory.
+    /// Address of the shadow of the guest's page directory.
     pub directory: VramAddr,
 }
 
 /// Reasons that prevent a VM's channels from running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// The guest pauses engines.
+    /// The guest has blocked engines.
     Guest,
-    /// The host moves memory that the channels may use.
+    /// The host is moving memory that the channels may use.
     Memory,
     /// Another VM has the card's memory for a quantum.
     Turn,
@@ -53,7 +54,7 @@ pub enum Pause {
 pub enum Hindrance {
     /// The guest has not enabled or listed the channel.
     Guest,
-    /// The channels of the VM are paused.
+    /// The VM's channels are paused.
     Paused(Pause),
     /// The channel has ended, or was never bound.
     Ended,
@@ -87,16 +88,16 @@ impl Pause {
 /// Reason why a channel is not bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
-    /// No VM has that number.
+    /// There is no VM with this number.
     #[error("the VM is not known")]
     NoSuchVm,
-    /// No channel has that number.
+    /// There is no channel with this number.
     #[error("a card has 128 channels")]
     NoSuchChannel,
-    /// The VM has reached its limit of channels.
+    /// The VM has reached its channel limit.
     #[error("the VM has all of its {cap} channels in use")]
     Cap {
-        /// The VM's limit.
+        /// Channel limit of the VM.
         cap: u32,
     },
     /// All of the card's channels are in use.
@@ -111,14 +112,14 @@ pub enum BindError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("channel {} stays on the card; the engine that runs it must be reset", .channel.0)]
 pub struct Stuck {
-    /// The physical channel.
+    /// Physical channel number.
     pub channel: ChannelId,
 }
 
 /// Outcome of a guest's runlist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Submitted {
-    /// Number of this VM's channels that are in the runlist now.
+    /// Number of this VM's channels now in the runlist.
     pub listed: u32,
     /// Number of entries that refer to no bound channel, or repeat a channel.
     pub ignored: u32,
@@ -126,37 +127,37 @@ pub struct Submitted {
     pub taken: bool,
 }
 
-/// A checked doorbell: entries up to `gp_put` may be pulled.
+/// A validated doorbell: entries up to `gp_put` may be pulled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
     /// VM of the channel.
     pub vm: TenantId,
-    /// The guest's channel number.
+    /// Guest channel number.
     pub virtual_channel: VirtualChannelId,
-    /// The physical channel number.
+    /// Physical channel number.
     pub channel: ChannelId,
-    /// Index after the last ring entry that the guest has written.
+    /// Index just past the last ring entry written by the guest.
     pub gp_put: u32,
-    /// Serial number of the binding for which the doorbell was checked.
+    /// Serial number of the binding for which the doorbell was validated.
     pub(crate) serial: u64,
     /// Number of the doorbell within the binding.
     pub(crate) order: u64,
 }
 
-/// A submission's number, unique since the mediator took over the card.
+/// A submission number, unique since the mediator took over the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Submission(pub u64);
 
-/// Entries that were pulled from a guest's ring.
+/// Entries pulled from a guest's ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
     /// Submission of the entries; `None` if no entry was pulled.
     pub submission: Option<Submission>,
     /// Number of pulled entries.
     pub taken: u32,
-    /// Number of words in the push buffers of these entries.
+    /// Number of dwords in these entries' push buffers.
     pub words: u32,
-    /// Number of entries up to the doorbell that did not fit and stay in the guest's ring.
+    /// Number of entries up to the doorbell that did not fit and remain in the guest's ring.
     pub left: u32,
 }
 
@@ -165,7 +166,7 @@ pub struct Pulled {
 pub struct PullError {
     /// Cause of the error.
     pub fault: RingFault,
-    /// Entries that were pulled before the error.
+    /// Entries pulled before the error.
     pub pulled: Pulled,
 }
 
@@ -175,7 +176,7 @@ pub enum RingFault {
     /// The ring is not mapped at this address.
     #[error("the GPFIFO ring is not mapped at {va}")]
     Unmapped {
-        /// Address of the first entry that cannot be read.
+        /// Address of the first unreadable entry.
         va: GpuVa,
     },
     /// An entry is not supported.
@@ -183,7 +184,7 @@ pub enum RingFault {
     Entry {
         /// Index of the entry in the guest's ring.
         index: u32,
-        /// The entry as the guest wrote it.
+        /// The entry as written by the guest.
         raw: u64,
     },
 }
@@ -193,21 +194,21 @@ pub enum RingFault {
 pub struct Completion {
     /// VM of the channel.
     pub vm: TenantId,
-    /// The guest's channel.
+    /// Guest channel number.
     pub channel: VirtualChannelId,
-    /// The card's channel.
+    /// Physical channel number.
     pub physical: ChannelId,
-    /// The submission.
+    /// Number of the submission.
     pub submission: Submission,
-    /// Number of the submission in its channel since bind; starts at 1 and skips 0 when it wraps.
+    /// Number of the submission within its channel since bind, which starts at 1 and skips 0 when it wraps around.
     pub sequence: u32,
     /// Number of guest entries in the submission.
     pub entries: u32,
     /// Time at which the submission was pulled from the guest's ring.
     pub submitted_at: u64,
-    /// Time at which the end of the submission was noticed.
+    /// Time at which the end of the submission was detected.
     pub completed_at: u64,
-    /// The card's time when the submission ended, in ns. `None` if the guest's own methods have consumed the record. A
+    /// Card time in ns at which the submission ended. `None` if the guest's own methods have consumed the record. A
     /// guest can forge this time.
     pub card_time_ns: Option<u64>,
 }
@@ -215,24 +216,24 @@ pub struct Completion {
 /// A channel that keeps an engine busy without progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hang {
-    /// Number of the engine, from `nvspec::fifo::engine`.
+    /// Engine number from `nvspec::fifo::engine`.
     pub engine: u32,
     /// VM of the channel.
     pub vm: TenantId,
-    /// The guest's channel.
+    /// Guest channel number.
     pub channel: VirtualChannelId,
-    /// The card's channel.
+    /// Physical channel number.
     pub physical: ChannelId,
-    /// Time without progress.
+    /// Time without progress in ns.
     pub for_ns: u64,
 }
 
-/// A channel that makes no progress without a known reason.
+/// A channel that makes no progress for an unknown reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
     /// VM of the channel.
     pub vm: TenantId,
-    /// The guest's channel.
+    /// Guest channel number.
     pub channel: VirtualChannelId,
     /// Address that the card would fetch next.
     pub at: GpuVa,
@@ -244,21 +245,21 @@ pub enum DoorbellError {
     /// No channel is bound at this address.
     #[error("the channel is not bound")]
     Unbound,
-    /// The channel's bind was refused. The error is returned for the first doorbell; later doorbells find the channel
+    /// The channel's bind was rejected. The error is returned for the first doorbell; later doorbells find the channel
     /// unbound.
     #[error("the channel's bind was refused")]
     Refused,
     /// The index is beyond the end of the ring, which causes the PBDMA error GP_PTR on hardware.
     #[error("GP_PUT {gp_put} is beyond a ring of {entries} entries")]
     BeyondRing {
-        /// The guest's value.
+        /// Index written by the guest.
         gp_put: u32,
-        /// Number of entries of the guest's ring.
+        /// Number of entries in the guest's ring.
         entries: u32,
     },
 }
 
-/// The card's state of a channel.
+/// A channel's state on the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardwareState {
     /// True if the guest has enabled scheduling.
@@ -267,6 +268,6 @@ pub struct HardwareState {
     pub acquire_pending: bool,
     /// True if a PBDMA or an engine holds the channel's context.
     pub loaded: bool,
-    /// True if the channel has work that was not fetched yet.
+    /// True if the channel has unfetched work.
     pub pending: bool,
 }

@@ -1,5 +1,5 @@
 //! The host's work area of a physical channel: its GPFIFO ring, and a completion record for each submission in flight.
-//! A record consists of a part of a push buffer and the semaphore that this part releases.
+//! A record consists of a part of a push buffer and the semaphore that it releases.
 
 use crate::Layout;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
@@ -14,13 +14,13 @@ pub(crate) const VA_STRIDE: u64 = 128 << 10;
 /// Distance in small pages between the virtual addresses of two channels' work areas.
 pub(crate) const PAGE_STRIDE: u32 = 32;
 
-/// Log2 of the number of entries of a host ring.
+/// Log2 of the number of entries in a host ring.
 pub(crate) const RING_LOG2: u32 = 9;
-/// Number of entries of a host ring.
+/// Number of entries in a host ring.
 pub(crate) const RING_ENTRIES: u32 = 1 << RING_LOG2;
 /// Size of a GPFIFO entry in bytes.
 pub(crate) const ENTRY_BYTES: usize = 8;
-/// Number of completion records of a channel.
+/// Number of completion records per channel.
 pub(crate) const RECORDS: usize = 256;
 /// Offset of the records' push buffers in the work area.
 const PUSH: u64 = SMALL_PAGE;
@@ -28,16 +28,16 @@ const PUSH: u64 = SMALL_PAGE;
 const PUSH_STRIDE: u64 = 32;
 /// Offset of the records' semaphores in the work area.
 const SEMAPHORES: u64 = 3 * SMALL_PAGE;
-/// Size of a semaphore in bytes: payload, zero, time in ns as 64 bits.
+/// Size of a semaphore in bytes: payload, zero, and 64-bit time in ns.
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
 /// Offset of the time in a semaphore.
 const SEMAPHORE_TIME: usize = 8;
-/// Number of words in a record's push buffer. The number is one less than would fit, so that the end of one range is
-/// not the start of the next.
+/// Number of dwords in a record's push buffer, one less than would fit, so that the end of one range is not the start
+/// of the next.
 const PUSH_WORDS: u32 = 6;
 /// Size of a record's push buffer in bytes.
 const PUSH_BYTES: usize = 24;
-/// Subchannel of the records' methods; the host interface executes them on any subchannel.
+/// Subchannel of the records' methods, which the host interface executes on any subchannel.
 const SUBCHANNEL: u8 = 0;
 
 const _: () = assert!(
@@ -50,9 +50,9 @@ const _: () = assert!(
         && WORK_BYTES <= VA_STRIDE
 );
 
-/// Index of a bound channel's range of virtual addresses, after the guest's addresses, for its work area and images.
-/// Unique among its VM's channels. The index equals the physical channel's number if that index is free, and stays with
-/// the channel when it moves to another card.
+/// Index of a bound channel's range of virtual addresses, above the guest's addresses, for its work area and images.
+/// Unique among its VM's channels. It equals the physical channel number if that index is free, and stays with the
+/// channel when it moves to another card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub(crate) u8);
 
@@ -69,7 +69,7 @@ impl Span {
     }
 }
 
-/// Returns the first virtual address of a channel's work area, in the address space that the channel uses.
+/// Returns the first virtual address of a channel's work area in the channel's address space.
 #[must_use]
 pub fn work_va(span: impl Into<Span>) -> GpuVa {
     HOST_VA_BASE.offset(u64::from(span.into().0).wrapping_mul(VA_STRIDE))
@@ -82,9 +82,9 @@ impl Layout {
         self.work.offset(u64::from(channel.0).wrapping_mul(WORK_BYTES))
     }
 
-    /// Returns the pages that the address space of a physical channel must map in its `span`, in addition to
-    /// [`Self::image_pages`], before the channel is enabled and while it is bound. Each has the index of the small
-    /// page, counted from [`HOST_VA_BASE`], the page in VRAM, and the access rights to it.
+    /// Returns the pages that a physical channel's address space must map in its `span`, in addition to
+    /// [`Self::image_pages`], before the channel is enabled and while it is bound. Each consists of the small page
+    /// index, counted from [`HOST_VA_BASE`], the page in VRAM, and its permissions.
     #[must_use]
     pub fn work_pages(&self, channel: ChannelId, span: Span) -> [(u32, VramAddr, Rights); 4] {
         let first = span.first_page();
@@ -97,17 +97,17 @@ impl Layout {
     }
 }
 
-/// Returns the byte offset in the work area of a ring entry.
+/// Returns the byte offset of a ring entry in the work area.
 pub(crate) fn entry_offset(index: u32) -> u64 {
     u64::from(index).wrapping_mul(ENTRY_BYTES as u64)
 }
 
-/// Returns the byte offset in the work area of a record's push buffer.
+/// Returns the byte offset of a record's push buffer in the work area.
 pub(crate) fn push_offset(slot: usize) -> u64 {
     PUSH.wrapping_add((slot as u64).wrapping_mul(PUSH_STRIDE))
 }
 
-/// Returns the byte offset in the work area of a record's semaphore.
+/// Returns the byte offset of a record's semaphore in the work area.
 pub(crate) fn semaphore_offset(slot: usize) -> u64 {
     SEMAPHORES.wrapping_add((slot as u64).wrapping_mul(SEMAPHORE_BYTES as u64))
 }
@@ -119,8 +119,8 @@ pub(crate) fn record_entry(span: Span, slot: usize) -> u64 {
     GpEntry::new().with_address_dwords(va.0 >> 2).with_not_main(true).with_dwords(PUSH_WORDS).into()
 }
 
-/// Returns a record's push buffer: when all earlier work has ended, it releases the semaphore with `sequence` and the
-/// time, then raises the non-stall interrupt.
+/// Returns a record's push buffer, which, once all earlier work has ended, releases the semaphore with `sequence` and
+/// the time, then raises the non-stall interrupt.
 pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_BYTES] {
     let va = work_va(span).offset(semaphore_offset(slot));
     let [b0, b1, b2, b3, b4, ..] = va.0.to_le_bytes();
@@ -139,13 +139,13 @@ pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_B
     bytes
 }
 
-/// Offset, in a record's push buffer, of the word that raises the interrupt, and the no-op word that can replace it.
+/// Offset in a record's push buffer of the dword that raises the interrupt, and the no-op dword that can replace it.
 pub(crate) const RAISES: u64 = PUSH_BYTES as u64 - 4;
 pub(crate) fn raises_nothing() -> [u8; 4] {
     u32::from(MethodHeader::to(HeaderOp::Immediate, SUBCHANNEL, NOP, 0)).to_le_bytes()
 }
 
-/// Returns the card's GET after it has read a record's push buffer to the end.
+/// Returns the card's GET once it has read a record's push buffer to the end.
 pub(crate) fn record_end(span: Span, slot: usize) -> u64 {
     work_va(span).offset(push_offset(slot)).offset(PUSH_BYTES as u64).0
 }
@@ -157,7 +157,7 @@ pub(crate) fn record_at(span: Span, va: u64) -> Option<usize> {
     (slot < RECORDS && within % PUSH_STRIDE <= PUSH_BYTES as u64).then_some(slot)
 }
 
-/// Returns the content of a semaphore: payload, and time in ns.
+/// Returns the contents of a semaphore: payload, and time in ns.
 pub(crate) fn semaphore(bytes: &[u8; SEMAPHORE_BYTES]) -> (u32, u64) {
     let payload = bytes.first_chunk().map_or(0, |payload| u32::from_le_bytes(*payload));
     let time = bytes.get(SEMAPHORE_TIME..).and_then(<[u8]>::first_chunk).map_or(0, |time| u64::from_le_bytes(*time));

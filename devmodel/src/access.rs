@@ -1,13 +1,13 @@
-//! Splits accesses of any size and alignment into accesses to aligned 32-bit registers, with byte lanes.
+//! Splits accesses of any size and alignment into aligned 32-bit register accesses with byte lanes.
 
-/// The part of an access that is within one aligned dword.
+/// The part of an access that falls within one aligned dword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// Byte offset of the dword.
+    /// Byte offset of the dword in the region.
     pub dword: u64,
     /// Offset of the first accessed byte within the dword.
     pub first: usize,
-    /// Size of the access within the dword in bytes.
+    /// Number of accessed bytes within the dword.
     pub count: usize,
 }
 
@@ -18,7 +18,7 @@ impl Lane {
         self.count == 4
     }
 
-    /// Returns `old` with the bytes of the access replaced by `data`.
+    /// Returns `old` with the accessed bytes replaced by `data`.
     #[must_use]
     pub fn merge(self, old: u32, data: &[u8]) -> u32 {
         let mut bytes = old.to_le_bytes();
@@ -36,8 +36,8 @@ impl Lane {
     }
 }
 
-/// Returns the lane at byte `offset` for an access with `left` remaining bytes. The lane covers at least one byte,
-/// unless `left` is 0.
+/// Returns the lane at byte `offset` of an access with `left` remaining bytes. The lane covers at least one byte unless
+/// `left` is 0.
 #[must_use]
 pub fn lane(offset: u64, left: usize) -> Lane {
     let first = (offset & 3) as u8;

@@ -1,8 +1,8 @@
-//! The register blocks of a vGPU, in the order of the address map. Each file contains a block's state, `read`, `write`,
-//! `reset`, and tests.
+//! The register blocks of a vGPU, in address order. Each module contains a block's state, `read`, `write`, `reset`, and
+//! tests.
 //!
-//! Blocks never refer to each other. Effects outside a block go through `Cx`, and the interrupt line queries the level
-//! of each block.
+//! Blocks never refer to each other. Effects outside a block go through `Cx`, and the interrupt line queries each
+//! block's level.
 
 pub mod board;
 pub mod falcon;
@@ -25,7 +25,7 @@ use nvspec::instance::INSTANCE_BYTES;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// The parts of a vGPU that a block may use while it handles one access.
+/// The parts of a vGPU that a block may use while handling an access.
 pub(crate) struct Cx<'a> {
     pub backend: &'a mut dyn Backend,
     pub storage: &'a mut Storage,
@@ -33,18 +33,18 @@ pub(crate) struct Cx<'a> {
     pub config: &'a VGpuConfig,
 }
 
-/// The register of an access.
+/// The register being accessed.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
-    /// Byte offset in BAR0.
+    /// BAR0 byte offset.
     pub offset: u32,
-    /// Index in the register's array.
+    /// Array index of the register.
     pub index: u32,
     pub info: &'static RegInfo,
 }
 
 impl At {
-    /// Returns the index in the register's array.
+    /// Returns the register's array index.
     pub fn index(self) -> usize {
         self.index as usize
     }
@@ -64,7 +64,7 @@ impl Cx<'_> {
     }
 
     /// Decodes the address of a structure of `bytes` bytes. A structure in VRAM must be within the guest's VRAM; the
-    /// backend checks structures in RAM. Counts an invalid encoding as a denial at `at`.
+    /// backend checks structures in RAM. An invalid encoding is recorded as a denial at `at`.
     pub fn place(&mut self, at: At, written: u32, target: u32, address: u64, bytes: u64) -> Option<Place> {
         let Some(place) = Place::new(Target::from_bits(target), address) else {
             self.deny_write(at, Reason::Target, written);
@@ -86,14 +86,13 @@ impl Cx<'_> {
     }
 }
 
-/// Returns the byte address of a page number.
+/// Converts a page number to a byte address.
 pub(crate) fn page_address(page: u32) -> u64 {
     u64::from(page) << 12
 }
 
-/// Events that the guest has not acknowledged, in addition to the event that the registers show. If the backlog is
-/// full, further events are dropped and counted. Hardware with a single set of registers drops the second event in the
-/// same way.
+/// Events that the guest has not acknowledged, in addition to the one that the registers show. If the backlog is full,
+/// further events are dropped and counted, just as hardware with a single set of registers drops a second event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Backlog<T> {
     waiting: std::collections::VecDeque<T>,
@@ -107,7 +106,7 @@ impl<T> Default for Backlog<T> {
 }
 
 impl<T> Backlog<T> {
-    /// Maximum number of waiting events: one per channel.
+    /// Maximum number of queued events: one per channel.
     const MAX_WAITING: usize = nvspec::fifo::CHANNELS as usize;
 
     pub fn push(&mut self, event: T) {
@@ -118,7 +117,7 @@ impl<T> Backlog<T> {
         }
     }
 
-    /// Removes and returns the oldest event for which `wanted` returns true.
+    /// Removes the oldest event for which `wanted` returns true.
     pub fn take(&mut self, wanted: impl Fn(&T) -> bool) -> Option<T> {
         let at = self.waiting.iter().position(wanted)?;
         self.waiting.remove(at)
@@ -128,7 +127,7 @@ impl<T> Backlog<T> {
     pub fn check(&self, sound: impl Fn(&T) -> bool) -> Result<(), Invalid> {
         let Self { waiting, dropped: _ } = self;
         Invalid::unless(waiting.len() <= Self::MAX_WAITING && waiting.iter().all(sound), || {
-            "events wait for a guest that there cannot be".into()
+            "invalid events are queued".into()
         })
     }
 

@@ -6,7 +6,7 @@ use nvspec::fifo::CHANNELS;
 use nvspec::regs::windows;
 use std::sync::Arc;
 
-/// Smallest VRAM size in bytes that a driver can work with.
+/// Minimum VRAM size in bytes that drivers support.
 pub const MIN_VRAM_BYTES: u64 = 16 << 20;
 /// Size of a card's address space in bytes.
 const MAX_VRAM_BYTES: u64 = 1 << nvspec::addr::BUS_BITS;
@@ -15,18 +15,17 @@ const MIB: u64 = 1 << 20;
 /// Description of a vGPU.
 #[derive(Clone, Debug)]
 pub struct VGpuConfig {
-    /// The chip that the guest sees.
+    /// Chip shown to the guest.
     pub chip: &'static Chip,
-    /// The PCI function that the guest sees.
+    /// PCI function shown to the guest.
     pub pci: PciIdentity,
-    /// Size of the VRAM that the guest sees, in bytes; a multiple of 1 MiB.
+    /// Guest VRAM size in bytes, a multiple of 1 MiB.
     pub vram_bytes: u64,
     /// Maximum number of channels that the guest may bind at a time. The guest always sees 128 channels.
     pub channels: u32,
-    /// The contents of PROM: the VBIOS image.
+    /// Contents of PROM: the VBIOS image.
     pub vbios: Arc<[u8]>,
-    /// A vendor-specific capability, in the format of [`crate::pci::PciConfig::add_vendor_capability`]; empty for no
-    /// capability.
+    /// Vendor-specific capability, in the format of [`crate::pci::PciConfig::add_vendor_capability`]; empty for none.
     pub vendor_capability: Vec<u8>,
 }
 

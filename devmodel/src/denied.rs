@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Number of (register, reason) pairs that are counted separately. All other pairs share a counter, which bounds the
-/// memory and the log lines that one guest can cause.
+/// Number of separately counted (register, reason) pairs. All other pairs share a counter, which bounds the memory and
+/// log lines that a guest can cause.
 const DISTINCT: usize = 512;
 
-/// Reason why an access was refused.
+/// Reason why an access was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reason {
-    /// No known register is at this offset.
+    /// There is no known register at this offset.
     Unknown,
-    /// The register is known and its policy is `Deny`.
+    /// The register is known, and its policy is `Deny`.
     Policy,
     /// The address is outside the guest's VRAM.
     OutsideVram,
-    /// The target code selects a kind of memory that a vGPU does not have.
+    /// The target encoding selects a kind of memory that a vGPU does not have.
     Target,
     /// The channel does not exist.
     Channel,
@@ -49,17 +49,16 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Location of a refused access.
+/// Location of a denied access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// Byte offset in BAR0, a multiple of 4. For a window, this is the offset of the register that sets the window's
-    /// location.
+    /// Byte offset in BAR0, a multiple of 4. For a window, the offset of the register that sets its location.
     Register(u32),
     /// BAR1.
     Bar1,
     /// BAR3.
     Bar3,
-    /// All sites after the first few hundred distinct sites.
+    /// All sites after the first few hundred distinct ones.
     Elsewhere,
 }
 
@@ -81,13 +80,13 @@ impl fmt::Display for Site {
 /// Number of denied accesses for a site and a reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
-    /// Number of refused reads.
+    /// Number of denied reads.
     pub reads: u64,
-    /// Number of refused writes.
+    /// Number of denied writes.
     pub writes: u64,
 }
 
-/// All refused accesses of one vGPU. Device resets keep the counts.
+/// All denied accesses of a vGPU. Device resets preserve the counts.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Denials {
     counts: BTreeMap<(Site, Reason), Count>,
@@ -95,25 +94,25 @@ pub struct Denials {
 }
 
 impl Denials {
-    /// Counts a refused read.
+    /// Counts a denied read.
     pub fn read(&mut self, site: Site, reason: Reason) {
         let count = self.count(site, reason, None);
         count.reads = count.reads.saturating_add(1);
     }
 
-    /// Counts a refused write of `value`.
+    /// Counts a denied write of `value`.
     pub fn write(&mut self, site: Site, reason: Reason, value: u64) {
         let count = self.count(site, reason, Some(value));
         count.writes = count.writes.saturating_add(1);
     }
 
-    /// Returns the total number of refused accesses.
+    /// Returns the total number of denied accesses.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Iterates over all sites and reasons with their counts, in the order of the address map.
+    /// Iterates over all sites and reasons with their counts, in address order.
     pub fn iter(&self) -> impl Iterator<Item = (Site, Reason, Count)> + '_ {
         self.counts.iter().map(|(&(site, reason), &count)| (site, reason, count))
     }
@@ -122,7 +121,7 @@ impl Denials {
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { counts, total: _ } = self;
         let sites = counts.keys().filter(|(site, _)| *site != Site::Elsewhere).count();
-        Invalid::unless(sites <= DISTINCT, || "more refused accesses are counted one by one than may be".into())
+        Invalid::unless(sites <= DISTINCT, || "too many denied accesses are counted separately".into())
     }
 
     fn count(&mut self, site: Site, reason: Reason, written: Option<u64>) -> &mut Count {
@@ -170,7 +169,7 @@ mod tests {
         }
         assert_eq!(denials.iter().count(), DISTINCT + 1);
         assert_eq!(denials.total(), 0x4_0000);
-        let rest = denials.iter().find(|(site, ..)| *site == Site::Elsewhere).expect("the rest is counted together");
+        let rest = denials.iter().find(|(site, ..)| *site == Site::Elsewhere).expect("remaining sites share a counter");
         assert_eq!(rest.2.reads, 0x4_0000 - DISTINCT as u64);
     }
 }

@@ -1,4 +1,4 @@
-//! Events that the mediator reports to a vGPU, in the guest's own terms.
+//! Events that the mediator reports to a vGPU, in guest terms.
 
 use crate::backend::Place;
 use nvspec::addr::GpuVa;
@@ -8,26 +8,26 @@ use serde::{Deserialize, Serialize};
 /// The GPU's MMU rejected an access of this guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmuFault {
-    /// Fault unit, from `nvspec::mmu::fault::unit`; below 32.
+    /// Fault unit from `nvspec::mmu::fault::unit`, less than 32.
     pub unit: u32,
-    /// Instance block of the channel or aperture, at the guest's address.
+    /// Guest address of the channel's or aperture's instance block.
     pub instance: Option<Place>,
-    /// The faulting address.
+    /// Faulting GPU virtual address.
     pub va: GpuVa,
-    /// Reason, a constant in `nvspec::mmu::fault`.
+    /// Fault reason, a constant in `nvspec::mmu::fault`.
     pub reason: u32,
-    /// Client within the hub or cluster.
+    /// Client number within the hub or GPC.
     pub client: u32,
-    /// True if the client is in the hub; false if it is in a GPC.
+    /// True if the client is in the hub, false if it is in a GPC.
     pub hub: bool,
     /// True if the access was a write.
     pub write: bool,
-    /// The cluster of a client in a GPC.
+    /// GPC number of a client in a GPC.
     pub gpc: u32,
 }
 
 impl MmuFault {
-    /// Creates the fault that a driver triggers to recover a hung engine. No access caused it.
+    /// Creates the fault that a driver triggers to recover a hung engine, without an access.
     #[must_use]
     pub fn triggered(unit: u32) -> Self {
         Self { unit, instance: None, va: GpuVa(0), reason: 0, client: 0, hub: true, write: false, gpc: 0 }
@@ -37,17 +37,17 @@ impl MmuFault {
 /// A PBDMA stopped on an error in this guest's push buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PbdmaError {
-    /// Number of the PBDMA; below the chip's count.
+    /// PBDMA number, less than the chip's PBDMA count.
     pub unit: u32,
     /// The guest's channel.
     pub channel: VirtualChannelId,
-    /// Cause of the interrupt, as bits of `pbdma::INTR_0`.
+    /// Interrupt cause, as bits of `pbdma::INTR_0`.
     pub intr: u32,
     /// Subchannel of the method.
     pub subchannel: u32,
     /// Byte address of the method.
     pub method: u32,
-    /// The method's data.
+    /// Method data.
     pub data: u32,
 }
 
@@ -63,27 +63,26 @@ pub enum EngineError {
 /// A copy engine's firmware rejected a method of this guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyError {
-    /// Number of the copy engine: 0 or 1.
+    /// Copy engine number: 0 or 1.
     pub engine: u32,
-    /// Cause of the interrupt, as bits of `ce0::INTR`.
+    /// Interrupt cause, as bits of `ce0::INTR`.
     pub intr: u32,
-    /// Instance block of the channel, at the guest's address.
+    /// Guest address of the channel's instance block.
     pub instance: Option<Place>,
-    /// The firmware's report about the method (code, subchannel, method), in the format of
-    /// `nvspec::class::ce90b5::error`.
+    /// The firmware's report on the method (code, subchannel, method), in the format of `nvspec::class::ce90b5::error`.
     pub report: u32,
-    /// The method's data.
+    /// Method data.
     pub data: u32,
 }
 
 /// PGRAPH stopped on a method of this guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphError {
-    /// Cause of the interrupt, as bits of `pgraph::INTR`.
+    /// Interrupt cause, as bits of `pgraph::INTR`.
     pub intr: u32,
-    /// Code of a data error.
+    /// Data error code.
     pub code: u32,
-    /// Instance block of the channel, at the guest's address.
+    /// Guest address of the channel's instance block.
     pub instance: Option<Place>,
     /// Subchannel of the method.
     pub subchannel: u32,
@@ -91,23 +90,23 @@ pub struct GraphError {
     pub class: u32,
     /// Byte address of the method.
     pub method: u32,
-    /// The method's data.
+    /// Method data.
     pub data: u32,
     /// Units that trapped, as bits of `pgraph::TRAP`.
     pub trap: u32,
-    /// Report of a multiprocessor, if a multiprocessor trapped.
+    /// Multiprocessor error, if a multiprocessor trapped.
     pub sm: Option<SmError>,
 }
 
-/// A multiprocessor stopped on an error of this guest's kernel.
+/// A multiprocessor stopped on an error in this guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmError {
-    /// Number of the cluster. If the guest's GPU does not have this cluster, the first cluster is used.
+    /// GPC number. If the guest's GPU lacks this GPC, the first one is used.
     pub gpc: u32,
-    /// Number of the TPC in the cluster. If the guest's GPU does not have this TPC, the first TPC is used.
+    /// TPC number within the GPC. If the guest's GPU lacks this TPC, the first one is used.
     pub tpc: u32,
-    /// Error of the warp, a constant in `compute90c0::warp_error`.
+    /// Warp error, a constant in `compute90c0::warp_error`.
     pub warp: u32,
-    /// Mask of errors that do not belong to a warp.
+    /// Mask of errors that are not specific to a warp.
     pub global: u32,
 }

@@ -1,7 +1,7 @@
 //! The interrupt line: converts the units' pending bits to MSI messages or an INTx level.
 //!
 //! The card sends one MSI message and then stays silent until the driver re-arms MSI. If a unit is still pending when
-//! the driver re-arms MSI or re-enables the line, the card signals again. INTx is a plain level.
+//! the driver re-arms MSI or re-enables the line, the card signals again. INTx is level-triggered.
 
 use crate::backend::{Backend, InterruptLine};
 use serde::{Deserialize, Serialize};
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 /// State of the interrupt line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupts {
-    /// True if the next rise of the line sends a message.
+    /// True if the next rising edge of the line sends a message.
     armed: bool,
-    /// The INTx level that was last reported to the backend.
+    /// The INTx level last reported to the backend.
     intx: bool,
     /// Number of messages sent.
     pub messages: u64,
-    /// Number of rises of the INTx level.
+    /// Number of rising edges of INTx.
     pub intx_rises: u64,
 }
 
@@ -25,7 +25,7 @@ impl Default for Interrupts {
     }
 }
 
-/// Signalling mode that the guest has set in configuration space.
+/// Signalling mode set by the guest in configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signalling {
     /// True if MSI is enabled.
@@ -35,12 +35,12 @@ pub struct Signalling {
 }
 
 impl Interrupts {
-    /// Permits the next message, at the guest's request.
+    /// Re-arms MSI, at the guest's request.
     pub fn rearm(&mut self) {
         self.armed = true;
     }
 
-    /// Signals the level `line` of the card's interrupt line, with MSI or INTx as configured.
+    /// Signals the level `line` of the card's interrupt line through MSI or INTx, as configured.
     pub fn evaluate(&mut self, line: bool, how: Signalling, backend: &mut dyn Backend) {
         let intx = line && !how.msi && !how.intx_disabled;
         if intx != self.intx {
@@ -57,10 +57,10 @@ impl Interrupts {
         }
     }
 
-    /// Handles a change of MSI's enable bit: the next message may be sent.
+    /// Handles a change of the MSI enable bit, which re-arms MSI.
     pub fn mode_changed(&mut self) {
-        // GUESS: no public source describes whether enabling MSI re-arms it. A driver that enables MSI while the line
-        // is asserted must get a message.
+        // GUESS: no public source says whether enabling MSI re-arms it. A driver that enables MSI while the line is
+        // asserted must receive a message.
         self.armed = true;
     }
 
@@ -72,7 +72,7 @@ impl Interrupts {
         *intx = false;
     }
 
-    /// Returns true if the next rise of the line sends a message.
+    /// Returns true if the next rising edge of the line sends a message.
     #[must_use]
     pub fn armed(&self) -> bool {
         self.armed
@@ -84,7 +84,7 @@ impl Interrupts {
         self.intx
     }
 
-    /// Restores the power-on state, which lowers INTx. Keeps the counters.
+    /// Restores the power-on state, which deasserts INTx. Preserves the counters.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         if self.intx {
             backend.interrupt(InterruptLine::Intx(false));

@@ -1,22 +1,22 @@
-//! The vGPU that a guest sees: PCI configuration space, virtual registers, and the effects of accesses.
+//! The guest-visible vGPU: PCI configuration space, virtual registers, and the effects of accesses.
 //!
-//! The vGPU is a pure model without threads, without I/O, and without knowledge of other VMs. It uses memory, channels,
-//! engines, the clock and the interrupt line through [`Backend`], in the guest's own terms; the card's reports arrive
-//! as [`events`]. This crate cannot access registers of the physical card.
+//! The vGPU is a pure model without threads, I/O, or knowledge of other VMs. It accesses memory, channels, engines, the
+//! clock and the interrupt line through [`Backend`], in guest terms; the card's reports arrive as [`events`]. This
+//! crate cannot access registers of the physical card.
 //!
-//! Parts:
+//! Modules:
 //! - [`backend`]: the interface to the mediator
-//! - [`config`]: the description of a vGPU; [`pci`]: configuration space, also for a passed-through card
-//! - [`policy`]: one line per register, with denial as the default; [`denied`]: counts denials
+//! - [`config`]: the description of a vGPU; [`pci`]: configuration space, also of a passed-through card
+//! - [`policy`]: one line per register, with denial by default; [`denied`]: counts denials
 //! - [`vgpu`]: dispatches accesses and events; [`blocks`]: registers with behaviour; [`storage`]: registers without
 //!   behaviour; [`interrupt`]: MSI with re-arm, and INTx; [`access`]: byte lanes
 //!
 //! The crate does not model: the display; video decoding; thermal sensors and clocks, whose registers only store
-//! values; performance counters; the code of any falcon; zero-bandwidth clears and compression tags (stored, but never
-//! used); the peephole; 64 KiB large pages; memory-mapped access faults (a refused access is counted for the operator,
-//! and raises no interrupt in the guest).
+//! values; performance counters; falcon code; zero-bandwidth clears and compression tags (stored, but never used); the
+//! peephole; 64 KiB large pages; MMIO access faults (a denied access is counted for the operator, but raises no
+//! interrupt in the guest).
 //!
-//! Sources: see [`nvspec`], and the accesses that nouveau makes in Linux 6.1 and 6.12.
+//! Sources: see [`nvspec`], and the accesses by nouveau in Linux 6.1 and 6.12.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

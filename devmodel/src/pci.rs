@@ -2,11 +2,11 @@
 //! management, and MSI with one 64-bit vector. An expansion ROM, a function-level reset and a vendor-specific
 //! capability are optional.
 //!
-//! The VMM emulates much of configuration space itself (in QEMU, BAR addresses and the delivery of MSI) and forwards
-//! writes. This file therefore only keeps state that the device needs: the command register, the MSI enable bit, and
-//! the sizes of the BARs.
+//! The VMM emulates much of configuration space itself (in QEMU, BAR addresses and MSI delivery) and forwards writes.
+//! This module therefore only keeps state that the device needs: the command register, the MSI enable bit, and the
+//! sizes of the BARs.
 //!
-//! The module does not include the contents of the expansion ROM, I/O BARs, or extended capabilities.
+//! Not included: the contents of the expansion ROM, I/O BARs, and extended capabilities.
 //!
 //! Sources: PCI Local Bus 3.0 chapter 6; PCI Express Base 2.1 chapter 7; the capability offsets of a GF100.
 
@@ -14,7 +14,7 @@ mod saved;
 
 /// Size of configuration space in bytes.
 pub const CONFIG_BYTES: usize = 4096;
-/// Size in bytes of the part of configuration space that holds capabilities.
+/// Size in bytes of the part of configuration space that contains capabilities.
 const LEGACY_BYTES: usize = 256;
 /// ID of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
 const VENDOR_SPECIFIC: u8 = 0x09;
@@ -39,7 +39,7 @@ mod header {
     pub const INTERRUPT_PIN: usize = 0x3d;
 }
 
-/// Capabilities, at the offsets that a GF100 uses.
+/// Capabilities, at the offsets used by a GF100.
 mod capability {
     pub const POWER: usize = 0x60;
     pub const POWER_CAPS: usize = 0x62;
@@ -68,7 +68,7 @@ mod command {
     pub const MEMORY: u8 = 1 << 1;
     pub const MASTER: u8 = 1 << 2;
     pub const WRITABLE: u16 = 0x0546;
-    /// This is a bit in the high byte of the register.
+    /// INTx disable, a bit in the high byte of the register.
     pub const INTX_DISABLE: u8 = 1 << 2;
 }
 
@@ -76,33 +76,33 @@ const STATUS_INTERRUPT: u8 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const MSI_ENABLE: u8 = 1 << 0;
 const MSI_64BIT: u16 = 1 << 7;
-/// Power state field (0 is D0) in the low byte of the power management control word.
+/// Power state field (0 is D0) in the low byte of the power management control register.
 const POWER_STATE: u8 = 3;
-/// Support for function-level reset, in the highest byte of the PCI Express device capabilities.
+/// Function-level reset capability, in the highest byte of the PCI Express device capabilities.
 const CAN_RESET: u8 = 1 << 4;
-/// Starts a function-level reset. The bit is in the high byte of the device control word, and reads as 0.
+/// Initiates a function-level reset. The bit is in the high byte of the device control register, and reads as 0.
 const INITIATE_RESET: u8 = 1 << 7;
-/// Enables the expansion ROM, in the lowest byte of its BAR.
+/// Expansion ROM enable, in the lowest byte of its BAR.
 const ROM_ENABLE: u8 = 1 << 0;
-/// Valid sizes of an expansion ROM's BAR in bytes.
+/// Valid BAR sizes of an expansion ROM, in bytes.
 const ROM_BYTES: std::ops::RangeInclusive<u64> = 2 << 10..=16 << 20;
 
-/// Identity of a function, and the sizes of its BARs.
+/// Identity and BAR sizes of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciIdentity {
-    /// Vendor id.
+    /// Vendor ID.
     pub vendor: u16,
-    /// Device id.
+    /// Device ID.
     pub device: u16,
-    /// Subsystem vendor id.
+    /// Subsystem vendor ID.
     pub subsystem_vendor: u16,
-    /// Subsystem id.
+    /// Subsystem ID.
     pub subsystem: u16,
-    /// Revision id.
+    /// Revision ID.
     pub revision: u8,
-    /// Class code, 24 bits: base class, subclass, programming interface.
+    /// 24-bit class code: base class, subclass, programming interface.
     pub class: u32,
-    /// Size of BAR0 in bytes; a power of two, at least 4 KiB, below 4 GiB.
+    /// Size of BAR0 in bytes; a power of two from 4 KiB to 2 GiB.
     pub bar0_bytes: u64,
     /// Size of BAR1 in bytes; a power of two, at least 4 KiB.
     pub bar1_bytes: u64,
@@ -110,12 +110,12 @@ pub struct PciIdentity {
     pub bar3_bytes: u64,
 }
 
-/// Changes that a write to configuration space makes to the device; `None` means unchanged.
+/// Effects of a configuration space write on the device; `None` means unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciEvents {
     /// True if the function may access host memory.
     pub bus_master: Option<bool>,
-    /// True if the function answers accesses to its memory BARs.
+    /// True if the function responds to accesses to its memory BARs.
     pub memory: Option<bool>,
     /// True if the function must not drive its INTx line.
     pub intx_disabled: Option<bool>,
@@ -133,7 +133,7 @@ impl PciEvents {
     }
 }
 
-/// A BAR size that PCI cannot encode.
+/// A BAR size that cannot be encoded in PCI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bar} of {bytes:#x} bytes: a BAR must be a power of two of at least 4 KiB{limit}")]
 pub struct BadBar {
@@ -142,23 +142,23 @@ pub struct BadBar {
     limit: &'static str,
 }
 
-/// The configured size of the expansion ROM cannot be encoded in PCI.
+/// An expansion ROM size that cannot be encoded in PCI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an expansion ROM of {0:#x} bytes: must be a power of two from 2 KiB to 16 MiB")]
 pub struct BadRom(u64);
 
 /// A vendor-specific capability that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a vendor-specific capability of {0} bytes: must have at least 3, and end below byte 256")]
+#[error("a vendor-specific capability of {0} bytes: must have at least 3 bytes, and end below byte 256")]
 pub struct BadCapability(usize);
 
-/// One function's configuration space.
+/// A function's configuration space.
 #[derive(Clone)]
 pub struct PciConfig {
     bytes: Box<[u8; CONFIG_BYTES]>,
-    /// Mask of the writable bits.
+    /// Mask of writable bits.
     writable: Box<[u8; CONFIG_BYTES]>,
-    /// Contents after reset.
+    /// Reset values.
     initial: Box<[u8; CONFIG_BYTES]>,
 }
 
@@ -177,7 +177,7 @@ impl PciConfig {
     /// Creates a function in its reset state.
     ///
     /// # Errors
-    /// Returns an error if a BAR's size cannot be encoded.
+    /// Returns an error if a BAR size cannot be encoded.
     pub fn new(identity: &PciIdentity) -> Result<Self, BadBar> {
         let check = |bar, bytes: u64, wide: bool| {
             if !bytes.is_power_of_two() || bytes < 4096 || (!wide && bytes > 1 << 31) {
@@ -196,12 +196,12 @@ impl PciConfig {
         Ok(Self { initial: bytes.clone(), bytes, writable })
     }
 
-    /// Appends a vendor-specific capability. The first three bytes of `body` are the capability's ID, link and length;
-    /// this function fills them in.
+    /// Appends a vendor-specific capability. The first three bytes of `body` are the capability's ID, link and length,
+    /// which this function fills in.
     ///
     /// # Errors
-    /// Returns an error if the capability does not fit into the first 256 bytes, or if `body` is shorter than these
-    /// three bytes.
+    /// Returns an error if the capability does not fit in the first 256 bytes, or if `body` is shorter than three
+    /// bytes.
     pub fn add_vendor_capability(&mut self, body: &[u8]) -> Result<(), BadCapability> {
         let room = LEGACY_BYTES.saturating_sub(capability::VENDOR);
         let [id, next, length] = [VENDOR_SPECIFIC, 0, u8::try_from(body.len()).unwrap_or(0)];
@@ -224,7 +224,7 @@ impl PciConfig {
         Ok(())
     }
 
-    /// Gives the function an expansion ROM of `bytes` bytes.
+    /// Adds an expansion ROM of `bytes` bytes.
     ///
     /// # Errors
     /// Returns an error if the size is not a power of two from 2 KiB to 16 MiB.
@@ -252,14 +252,14 @@ impl PciConfig {
         }
     }
 
-    /// Reads at byte `offset`; bytes beyond configuration space read as ones.
+    /// Reads at byte `offset`. Bytes beyond configuration space read as 0xff.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..=u64::MAX).zip(data) {
             *byte = usize::try_from(at).ok().and_then(|at| self.bytes.get(at)).copied().unwrap_or(0xff);
         }
     }
 
-    /// Returns the aligned 32-bit word that contains byte `offset`; all ones beyond configuration space.
+    /// Returns the aligned dword that contains byte `offset`; all ones beyond configuration space.
     #[must_use]
     pub fn read32(&self, offset: u32) -> u32 {
         let mut word = [0; 4];
@@ -267,7 +267,7 @@ impl PciConfig {
         u32::from_le_bytes(word)
     }
 
-    /// Writes the writable bits at byte `offset`, and returns the resulting changes.
+    /// Writes the writable bits at byte `offset`, and returns the resulting effects.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> PciEvents {
         let before = self.state();
         for (at, new) in (offset..=u64::MAX).zip(data) {
@@ -278,7 +278,7 @@ impl PciConfig {
         if self.take_reset() { PciEvents { reset: true, ..PciEvents::default() } } else { self.changes_since(before) }
     }
 
-    /// Returns true if a reset was requested, and clears the request. Read-only bits never count as a request.
+    /// Consumes a pending reset request. Read-only bits never count as a request.
     fn take_reset(&mut self) -> bool {
         let byte = self.bytes.get_mut(capability::DEVICE_CONTROL.saturating_add(1));
         byte.is_some_and(|byte| {
@@ -288,7 +288,7 @@ impl PciConfig {
         })
     }
 
-    /// Restores the state after reset.
+    /// Restores the reset values.
     pub fn reset(&mut self) -> PciEvents {
         let before = self.state();
         self.bytes.clone_from(&self.initial);
@@ -301,7 +301,7 @@ impl PciConfig {
         self.byte(header::COMMAND) & command::MASTER != 0
     }
 
-    /// Returns true if the function answers accesses to its memory BARs.
+    /// Returns true if the function responds to accesses to its memory BARs.
     #[must_use]
     pub fn memory_enabled(&self) -> bool {
         self.byte(header::COMMAND) & command::MEMORY != 0
@@ -319,13 +319,13 @@ impl PciConfig {
         self.byte(capability::MSI_CONTROL) & MSI_ENABLE != 0
     }
 
-    /// Returns true if the function is in power state D0. In other power states, its BARs do not answer.
+    /// Returns true if the function is in power state D0. In other power states, its BARs do not respond.
     #[must_use]
     pub fn is_awake(&self) -> bool {
         self.byte(capability::POWER_CONTROL) & POWER_STATE == 0
     }
 
-    /// Sets the status register's bit for a pending interrupt.
+    /// Sets the interrupt status bit in the status register.
     pub fn set_interrupt_status(&mut self, pending: bool) {
         if let Some(status) = self.bytes.get_mut(header::STATUS) {
             *status = (*status & !STATUS_INTERRUPT) | if pending { STATUS_INTERRUPT } else { 0 };
@@ -353,7 +353,7 @@ impl PciConfig {
     }
 }
 
-/// Configuration space under construction. This space contains no guest input.
+/// Configuration space under construction, without guest input.
 struct Image {
     bytes: Box<[u8; CONFIG_BYTES]>,
     writable: Box<[u8; CONFIG_BYTES]>,
@@ -384,7 +384,7 @@ impl Image {
         self.set(h::BAR1, &0xcu64.to_le_bytes(), &address_mask(identity.bar1_bytes).to_le_bytes());
         self.set(h::BAR3, &0xcu64.to_le_bytes(), &address_mask(identity.bar3_bytes).to_le_bytes());
 
-        // Power management 1.2: D0 and D3hot; registers keep their values in D3hot.
+        // Power management 1.2: D0 and D3hot. Registers keep their values in D3hot.
         self.read_only(cap::POWER, &[0x01, 0x68]);
         self.read_only(cap::POWER_CAPS, &0x0003u16.to_le_bytes());
         self.set(cap::POWER_CONTROL, &0x0008u16.to_le_bytes(), &0x0003u16.to_le_bytes());
@@ -522,7 +522,7 @@ mod tests {
         assert_eq!(config.write(0x80, &control), PciEvents { reset: true, ..PciEvents::default() });
         assert_eq!(config.read32(0x80) & 0x8000, 0, "it reads as 0");
         assert_eq!(config.reset().bus_master, Some(false));
-        assert_eq!(config.read32(0x7c) >> 28 & 1, 1, "it stays after a reset");
+        assert_eq!(config.read32(0x7c) >> 28 & 1, 1, "it survives a reset");
         assert!(!config.write(0x80, &[0x10, 0x28]).reset);
     }
 

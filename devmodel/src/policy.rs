@@ -1,7 +1,7 @@
-//! Policy for register accesses: the types of the table, and its lookup. The table itself is in `table`.
+//! Policy for register accesses: the table's types and its lookup. The table itself is in `table`.
 //!
-//! The default is denial: an access is denied unless the dword is a declared register with a line in the table, or in a
-//! named range. A policy cannot refer to the physical card: accesses that need the card become calls to
+//! Accesses are denied by default: a dword is accessible only if it is a declared register with a line in the table, or
+//! is in a named range. A policy cannot refer to the physical card: accesses that need the card become calls to
 //! [`crate::Backend`], which checks them again in its own terms.
 
 mod table;
@@ -40,21 +40,21 @@ pub struct Line {
     pub block: &'static str,
     /// Name of the register.
     pub name: &'static str,
-    /// Byte offset in BAR0 of the register, or of the first register of an array.
+    /// BAR0 byte offset of the register, or of the first one in an array.
     pub offset: u32,
     /// Handling of an access.
     pub policy: Policy,
 }
 
-/// A line of the table, for a range without declared registers. A declared register in the range has its own line,
-/// which takes precedence.
+/// A line of the table for a range without declared registers. A declared register in the range has its own line, which
+/// takes precedence.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
     /// Name of the range.
     pub name: &'static str,
-    /// First byte offset in BAR0.
+    /// BAR0 byte offset of the start.
     pub base: u32,
-    /// Byte offset after the end of the range.
+    /// BAR0 byte offset just past the end.
     pub end: u32,
     /// Handling of an access.
     pub policy: Policy,
@@ -65,7 +65,7 @@ pub struct Range {
 /// Kinds of ranges without declared registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeKind {
-    /// The window on VRAM.
+    /// The window into VRAM.
     Pramin,
     /// The VBIOS ROM.
     Prom,
@@ -73,18 +73,18 @@ pub enum RangeKind {
     State,
 }
 
-/// The meaning of a byte offset in BAR0.
+/// Target of a BAR0 byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A declared register, and its index in its array.
+    /// A declared register, and its array index.
     Register(Register, u32, Policy),
-    /// A part of a range.
+    /// Part of a range.
     Range(RangeKind),
-    /// The offset is not a register that a guest may access.
+    /// No register that a guest may access.
     Nothing,
 }
 
-/// Returns the target at byte `offset` of BAR0.
+/// Returns the target at BAR0 byte `offset`.
 #[must_use]
 pub fn find(offset: u32) -> Target {
     if let Some((register, index)) = Register::decode(offset) {

@@ -11,8 +11,8 @@ const PAGES: usize = (windows::BAR0_BYTES / 4096) as usize;
 
 type Page = Box<[u32; PAGE_DWORDS]>;
 
-/// The values of all plain registers. The values need at most the size of BAR0 and, with the registers that the policy
-/// table makes writable, less than 1 MiB.
+/// The values of all plain registers. They need at most the size of BAR0 and, with the registers made writable by the
+/// policy table, less than 1 MiB.
 #[derive(Clone)]
 pub struct Storage {
     pages: Vec<Option<Page>>,
@@ -58,14 +58,14 @@ impl Storage {
         }
     }
 
-    /// Returns the dword at byte `offset` of BAR0; 0 if it was never written.
+    /// Returns the dword at BAR0 byte `offset`; 0 if it was never written.
     #[must_use]
     pub fn get(&self, offset: u32) -> u32 {
         let (page, dword) = place(offset);
         self.pages.get(page).and_then(Option::as_ref).and_then(|page| page.get(dword)).copied().unwrap_or(0)
     }
 
-    /// Stores the dword at byte `offset` of BAR0.
+    /// Stores the dword at BAR0 byte `offset`.
     pub fn set(&mut self, offset: u32, value: u32) {
         let (page, dword) = place(offset);
         let Some(slot) = self.pages.get_mut(page) else { return };
@@ -77,13 +77,13 @@ impl Storage {
         }
     }
 
-    /// Returns the result of a read of `reg` at byte `offset`.
+    /// Performs a read of `reg` at byte `offset`.
     #[must_use]
     pub fn read(&self, reg: &RegInfo, offset: u32) -> u32 {
         if reg.access == Access::Wo { 0 } else { self.get(offset) }
     }
 
-    /// Applies a write to `reg` at byte `offset`.
+    /// Performs a write to `reg` at byte `offset`.
     pub fn write(&mut self, reg: &RegInfo, offset: u32, value: u32) {
         match reg.access {
             Access::Rw | Access::Wo => self.set(offset, value),
@@ -92,7 +92,7 @@ impl Storage {
         }
     }
 
-    /// Returns the number of 4 KiB pages that contain a value.
+    /// Returns the number of allocated 4 KiB pages.
     #[must_use]
     pub fn pages_in_use(&self) -> usize {
         self.pages.iter().flatten().count()

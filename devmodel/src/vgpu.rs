@@ -29,7 +29,7 @@ use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::{ce0, ce1, sm_trap, windows};
 
-/// One VM's GPU: its registers, and the state of its blocks.
+/// A VM's GPU: its registers, and the state of its blocks.
 #[derive(Clone, Debug)]
 pub struct VGpu {
     config: VGpuConfig,
@@ -91,13 +91,13 @@ impl VGpu {
         &self.pci
     }
 
-    /// Returns the accesses that were denied since the vGPU was created.
+    /// Returns the accesses denied since the vGPU was created.
     #[must_use]
     pub fn denials(&self) -> &Denials {
         &self.denials
     }
 
-    /// Returns the signals to the guest since the vGPU was created.
+    /// Returns the interrupt line and the counts of signals since the vGPU was created.
     #[must_use]
     pub fn interrupts(&self) -> &Interrupts {
         &self.interrupts
@@ -114,7 +114,7 @@ impl VGpu {
         self.pci_changed(events, backend);
     }
 
-    /// Reads BAR0 with any size and alignment. Bytes beyond the registers read as ones.
+    /// Reads BAR0 with any size and alignment. Bytes beyond the registers read as 0xff.
     pub fn bar0_read(&mut self, offset: u64, data: &mut [u8], backend: &mut dyn Backend) {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_mut_checked(end).unwrap_or((&mut [], &mut []));
@@ -137,11 +137,11 @@ impl VGpu {
         }
     }
 
-    /// Writes BAR0 with any size and alignment. A write to part of a register leaves its other bytes unchanged.
+    /// Writes BAR0 with any size and alignment. A partial write to a register preserves its other bytes.
     ///
     /// # Errors
-    /// [`NoMemory`] if the write starts in the window on VRAM, and no memory is available for it. No register has been
-    /// written, and the write may be retried.
+    /// Returns [`NoMemory`] if the write starts in the VRAM window and no memory is available for it. No register has
+    /// been written, and the write may be retried.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) -> Result<(), NoMemory> {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_checked(end).unwrap_or((&[], &[]));
@@ -164,7 +164,7 @@ impl VGpu {
         Ok(())
     }
 
-    /// Reads the register at byte `offset` of BAR0, which is rounded down to a multiple of 4.
+    /// Reads the register at BAR0 byte `offset`, rounded down to a multiple of 4.
     pub fn bar0_read32(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         let offset = offset & !3;
         let value = match policy::find(offset) {
@@ -188,7 +188,7 @@ impl VGpu {
         value
     }
 
-    /// Writes the register at byte `offset` of BAR0, which is rounded down to a multiple of 4.
+    /// Writes the register at BAR0 byte `offset`, rounded down to a multiple of 4.
     pub fn bar0_write32(&mut self, offset: u32, value: u32, backend: &mut dyn Backend) {
         let offset = offset & !3;
         tracing::trace!(register = %Site::Register(offset), value = %format_args!("{value:#010x}"), "write");
@@ -205,7 +205,7 @@ impl VGpu {
             // The ROM is read-only.
             Target::Range(RangeKind::Prom) => {}
             Target::Range(RangeKind::Pramin) => {
-                // Without memory, the word is lost. Callers therefore use this function only for registers, and use
+                // Without memory, the dword is lost. Callers therefore use this function only for registers, and
                 // `bar0_write` otherwise.
                 let _lost = self.pramin_write(u64::from(offset), &value.to_le_bytes(), backend);
             }
@@ -213,7 +213,7 @@ impl VGpu {
         }
     }
 
-    /// Reads through a memory BAR. Unmapped bytes read as ones.
+    /// Reads through a memory BAR. Unmapped bytes read as 0xff.
     pub fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8], backend: &mut dyn Backend) {
         let result = match self.inside(aperture, offset, data.len()) {
             true => backend.aperture_read(aperture, offset, data).map_err(|_| Reason::Unmapped),
@@ -228,7 +228,7 @@ impl VGpu {
     /// Writes through a memory BAR. Unmapped writes are lost.
     ///
     /// # Errors
-    /// [`NoMemory`] if no memory is available for the write, which may be retried.
+    /// Returns [`NoMemory`] if no memory is available for the write, which may be retried.
     pub fn aperture_write(
         &mut self,
         aperture: Aperture,
@@ -253,7 +253,7 @@ impl VGpu {
         }
     }
 
-    /// Reports that the runlist that the guest submitted is active.
+    /// Reports that the runlist submitted by the guest is active.
     pub fn runlist_done(&mut self, backend: &mut dyn Backend) {
         self.pfifo.runlist_done();
         self.evaluate(backend);
@@ -265,7 +265,7 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Reports an access of this guest that the GPU's MMU rejected.
+    /// Reports an access by this guest that the GPU's MMU rejected.
     pub fn mmu_fault(&mut self, fault: MmuFault, backend: &mut dyn Backend) {
         self.pfifo.mmu_fault(fault);
         self.evaluate(backend);
@@ -277,18 +277,17 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Reports a scheduler error. `code` has the format of `pfifo::SCHED_ERROR_REASON`. The mediator reports a stuck
-    /// context switch through [`Self::ctxsw_timeout`]; a guest cannot cause other errors.
+    /// Reports a scheduler error. `code` has the format of `pfifo::SCHED_ERROR_REASON`. Stuck context switches are
+    /// reported through [`Self::ctxsw_timeout`]; a guest cannot cause other errors.
     #[cfg(test)]
     pub(crate) fn sched_error(&mut self, code: u32, backend: &mut dyn Backend) {
         self.pfifo.sched_error(code);
         self.evaluate(backend);
     }
 
-    /// Reports a channel of this guest that did not leave an engine, and that the mediator has removed from the engine.
-    /// As on hardware, the guest sees an interrupt, and an engine in the middle of a context switch, until it resets
-    /// the engine or unbinds the channel. `engine` is a number in `nvspec::fifo::engine`. The guest sees one hang at a
-    /// time.
+    /// Reports a channel of this guest that did not leave an engine, and that the mediator has removed. As on hardware,
+    /// the guest sees an interrupt and an engine stuck in a context switch until it resets the engine or unbinds the
+    /// channel. `engine` is a number in `nvspec::fifo::engine`. The guest sees one hang at a time.
     pub fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId, backend: &mut dyn Backend) {
         self.pfifo.ctxsw_timeout(engine, channel);
         self.evaluate(backend);
@@ -316,7 +315,7 @@ impl VGpu {
         self.ptimer.alarm_at()
     }
 
-    /// Returns the start of the PRAMIN window if the window is on VRAM. The guest's VRAM may end before the window.
+    /// Returns the start of the PRAMIN window if it is in VRAM. The guest's VRAM may end before the window.
     #[must_use]
     pub fn window_base(&self) -> Option<GuestVramAddr> {
         self.pbus.window_base()
@@ -328,9 +327,8 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Resumes a vGPU that was saved at card time `then`. The client and the clock may be different: the guest's time
-    /// does not go back, and pending interrupts are signalled again, because the previous client may not have delivered
-    /// them.
+    /// Resumes a vGPU saved at card time `then`. The client and the clock may have changed: the guest's time does not
+    /// go back, and pending interrupts are signalled again, because the previous client may not have delivered them.
     pub fn resumed(&mut self, then: u64, backend: &mut dyn Backend) {
         self.ptimer.advance(then.saturating_sub(backend.now_ns()));
         self.interrupts.forgotten();
@@ -346,7 +344,7 @@ impl VGpu {
         }
     }
 
-    /// Resets everything to the power-on state, except the counters of denied accesses and signals.
+    /// Restores the power-on state, except for the counters of denied accesses and signals.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         let Self {
             config: _,
@@ -392,7 +390,7 @@ fn site(aperture: Aperture) -> Site {
     }
 }
 
-/// Returns the number of bytes of an access that are within the window on VRAM, if the access starts there.
+/// Returns the number of bytes of an access that are within the VRAM window, if the access starts there.
 fn pramin_end(offset: u64, bytes: usize) -> Option<usize> {
     let (base, end) = (u64::from(windows::pramin::BASE), u64::from(windows::pramin::END));
     if !(base..end).contains(&offset) {

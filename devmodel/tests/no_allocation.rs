@@ -1,8 +1,8 @@
-//! Checks that trapped accesses do not allocate: accesses to registers that drivers use often, to memory windows, and
-//! to a register that is denied repeatedly.
+//! Checks that trapped accesses do not allocate: accesses to frequently used registers, to memory windows, and to a
+//! repeatedly denied register.
 
 #![expect(unsafe_code, reason = "a global allocator that counts")]
-// UNSAFETY: `GlobalAlloc` is an unsafe trait; both functions only count, and forward to the system's allocator.
+// UNSAFETY: `GlobalAlloc` is an unsafe trait; both functions only count, and forward to the system allocator.
 
 use devmodel::{
     Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, VGpu, VGpuConfig, WriteFailure,
@@ -13,14 +13,14 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Number of allocations of this thread. The count is per thread, because the test harness uses other threads, too.
+    /// Number of this thread's allocations. The count is per thread, because the test harness also uses other threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Counting;
 
-// SAFETY: every request goes to `System` unchanged, and `System` upholds the trait's contract; counting does not
-// allocate.
+// SAFETY: every request is forwarded to `System` unchanged, and `System` upholds the trait's contract; counting does
+// not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
@@ -87,7 +87,7 @@ impl Backend for Null {
     fn bus_master(&mut self, _: bool) {}
 }
 
-/// Does one round of a driver's usual work: submits, handles an interrupt, flushes, reads the time, and accesses
+/// Performs one round of a driver's usual work: submits, handles an interrupt, flushes, reads the time, and accesses
 /// memory.
 fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     let wr =
@@ -142,5 +142,5 @@ fn a_hundred_thousand_accesses_allocate_nothing() {
         turn(&mut gpu, &mut null, round);
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);
-    assert!(null.rings >= 5000, "and the guest was interrupted in each turn: {}", null.rings);
+    assert!(null.rings >= 5000, "the guest was interrupted in each round: {}", null.rings);
 }

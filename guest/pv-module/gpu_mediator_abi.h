@@ -15,9 +15,9 @@
 #define GMPV_VERSION_MINOR 0x0
 /* ID of a vendor-specific capability. */
 #define GMPV_CAPABILITY_ID 0x9
-/* Identifies the capability as the mediator's: "GMPV". */
+/* Signature of the mediator's capability: "GMPV". */
 #define GMPV_SIGNATURE 0x56504d47
-/* Maximum number of entries of the queue. */
+/* Maximum number of queue entries. */
 #define GMPV_MAX_QUEUE 0x100
 /* Maximum size of a batch in bytes, including its header. */
 #define GMPV_MAX_BATCH_BYTES 0x10000
@@ -25,18 +25,18 @@
 #define GMPV_MAX_BATCH_OPS 0x400
 /* Unit of the size of operations, in bytes. */
 #define GMPV_UNIT 0x8
-/* Maximum number of bytes that one operation fills or copies. */
+/* Maximum number of bytes filled or copied by one operation. */
 #define GMPV_MAX_MEMORY_BYTES 0x1000000ULL
 
 /* Features of a device, one bit each. */
 
-/* Page tables that the device keeps. */
+/* Page tables kept by the device. */
 #define GMPV_FEATURE_TABLES 0x1
 /* Channels and the runlist. */
 #define GMPV_FEATURE_CHANNELS 0x2
 /* Filling and copying VRAM. */
 #define GMPV_FEATURE_MEMORY 0x4
-/* Priority of ranges of VRAM. */
+/* Eviction priority of VRAM ranges. */
 #define GMPV_FEATURE_PRIORITY 0x8
 /* Segments of device memory that several channels can map. */
 #define GMPV_FEATURE_SHARE 0x10
@@ -44,26 +44,26 @@
 #define GMPV_FEATURE_SHARE_ABROAD 0x20
 /* Queries about the virtual machine's memory and limits. */
 #define GMPV_FEATURE_QUERY 0x40
-/* Interrupt at the end of a batch. */
+/* Interrupt when a batch has ended. */
 #define GMPV_FEATURE_INTERRUPT 0x80
 
-/* The device's registers: 32 bits each, at byte offsets from offset of struct gmpv_capability. */
+/* The device's 32-bit registers, at byte offsets from offset of struct gmpv_capability. */
 
 /* Read: the value GMPV_SIGNATURE. */
 #define GMPV_REGISTER_SIGNATURE 0x0
-/* Read: the features that the device offers. */
+/* Read: the features offered by the device. */
 #define GMPV_REGISTER_FEATURES 0x4
 /* A value in GMPV_STATUS_*. */
 #define GMPV_REGISTER_STATUS 0x8
-/* Number of entries of the queue: a power of two up to GMPV_MAX_QUEUE. */
+/* Number of queue entries: a power of two up to GMPV_MAX_QUEUE. */
 #define GMPV_REGISTER_QUEUE_SIZE 0xc
-/* Guest-physical address of the descriptor table, low and high half; a multiple of 16. */
+/* Guest physical address of the descriptor table, low and high half; a multiple of 16. */
 #define GMPV_REGISTER_QUEUE_DESCRIPTORS 0x10
-/* Guest-physical address of the available ring, low and high half; a multiple of 2. */
+/* Guest physical address of the available ring, low and high half; a multiple of 2. */
 #define GMPV_REGISTER_QUEUE_AVAILABLE 0x18
-/* Guest-physical address of the used ring, low and high half; a multiple of 4. */
+/* Guest physical address of the used ring, low and high half; a multiple of 4. */
 #define GMPV_REGISTER_QUEUE_USED 0x20
-/* Write (any value): tells the device that the available ring contains new batches. */
+/* Write (any value): notifies the device of new batches in the available ring. */
 #define GMPV_REGISTER_DOORBELL 0x28
 /* Read: number of batches that have ended since the queue was set up, modulo 2^32. */
 #define GMPV_REGISTER_ENDED 0x2c
@@ -71,7 +71,7 @@
 #define GMPV_REGISTER_INTERRUPT 0x30
 /*
  * Value 1: the device asserts its interrupt when batches have ended, unless the flags of the
- * available ring forbid it.
+ * available ring suppress it.
  */
 #define GMPV_REGISTER_INTERRUPT_ENABLE 0x34
 /* Size of the registers in bytes. */
@@ -81,7 +81,7 @@
 
 /* The interface is not set up. */
 #define GMPV_STATUS_RESET 0x0
-/* The driver writes this value when it has set up the features and the queue. */
+/* Written by the driver after setting up the features and the queue. */
 #define GMPV_STATUS_READY 0x1
 /* The queue is set up incorrectly, or has become unusable. */
 #define GMPV_STATUS_FAILED 0x80
@@ -92,21 +92,24 @@
 #define GMPV_RESULT_DONE 0x0
 /* An earlier operation of the batch failed. */
 #define GMPV_RESULT_NOT_BEGUN 0x1
-/* The batch is malformed: its sizes do not fit, or version 1 does not define one of its codes. */
+/*
+ * The batch is malformed: its sizes are inconsistent, or it contains a code that version 1 does not
+ * define.
+ */
 #define GMPV_RESULT_MALFORMED 0x2
-/* The operation belongs to a feature that was not offered or not accepted. */
+/* The operation's feature was not offered or not accepted. */
 #define GMPV_RESULT_UNSUPPORTED 0x3
 /* The table, segment or channel does not exist. */
 #define GMPV_RESULT_NO_OBJECT 0x4
 /* An object with this handle already exists. */
 #define GMPV_RESULT_EXISTS 0x5
-/* The object is of another type. */
+/* The object has a different type. */
 #define GMPV_RESULT_WRONG_TYPE 0x6
-/* The object does not have this index, count, address or size. */
+/* The index, count, address or size is out of range for the object. */
 #define GMPV_RESULT_RANGE 0x7
-/* A reserved bit or field is not 0, or a value has no meaning. */
+/* A reserved bit or field is not 0, or a value is undefined. */
 #define GMPV_RESULT_INVALID 0x8
-/* The operation exceeds a limit of the virtual machine or of the card. */
+/* The operation exceeds a limit of the virtual machine or the card. */
 #define GMPV_RESULT_LIMIT 0x9
 /* The owner of the segment, or the operator, does not permit the operation. */
 #define GMPV_RESULT_DENIED 0xa
@@ -122,7 +125,7 @@
 /* A table of 1024 pages of 128 KiB. */
 #define GMPV_KIND_LARGE 0x3
 
-/* Codes of operations, and the bodies after their headers. */
+/* Operation codes. */
 
 /* Creates an empty table. */
 #define GMPV_OP_TABLE_CREATE 0x1
@@ -130,19 +133,18 @@
 #define GMPV_OP_TABLE_DESTROY 0x2
 /* Sets an entry of the directory `handle`. */
 #define GMPV_OP_DIRECTORY_SET 0x3
-/* Writes consecutive entries of the table `handle`, whose values increase by a fixed step. */
+/* Writes consecutive entries of the table `handle`, with values that increase by a fixed step. */
 #define GMPV_OP_ENTRIES_RUN 0x4
 /* Writes entries of the table `handle` from a list. */
 #define GMPV_OP_ENTRIES_LIST 0x5
-/* Empties entries of the table `handle`. */
+/* Clears entries of the table `handle`. */
 #define GMPV_OP_ENTRIES_ZERO 0x6
 /*
  * Binds the address space of an instance block (of a channel or an aperture) to the directory
- * `handle`, which takes precedence over the directory in the block; handle 0 selects the block's own
- * directory again.
+ * `handle`, which overrides the directory in the block; handle 0 restores the block's own directory.
  */
 #define GMPV_OP_DIRECTORY_BIND 0x7
-/* Flushes the TLB of the directory `handle`, or of all address spaces with handle 0. */
+/* Flushes the TLB of the directory `handle`, or of all address spaces if the handle is 0. */
 #define GMPV_OP_FLUSH 0x8
 /* Reserves the channel `handle`. */
 #define GMPV_OP_CHANNEL_CREATE 0x10
@@ -150,18 +152,18 @@
 #define GMPV_OP_CHANNEL_BIND 0x11
 /* Permits the channel `handle` to run while it is on the runlist. */
 #define GMPV_OP_CHANNEL_ENABLE 0x12
-/* Stops the channel `handle` from running. */
+/* Stops the channel `handle`. */
 #define GMPV_OP_CHANNEL_DISABLE 0x13
 /* Unbinds the channel `handle`. */
 #define GMPV_OP_CHANNEL_DESTROY 0x14
-/* Sets the channels that may run. */
+/* Sets the runnable channels. */
 #define GMPV_OP_RUNLIST 0x15
-/* Fills guest VRAM with a word. */
+/* Fills guest VRAM with a 32-bit word. */
 #define GMPV_OP_MEMORY_FILL 0x20
 /* Copies guest VRAM. */
 #define GMPV_OP_MEMORY_COPY 0x21
 /*
- * Sets the eviction priority of a range of guest VRAM: chunks with the lowest priority are evicted
+ * Sets the eviction priority of a guest VRAM range: chunks with the lowest priority are evicted
  * first.
  */
 #define GMPV_OP_BUFFER_PRIORITY 0x22
@@ -183,14 +185,14 @@
 /* With GMPV_SHARE_CREATE: fails if a segment has that key. */
 #define GMPV_SHARE_EXCLUSIVE 0x2
 /*
- * Uses the segments of the group that the operator has assigned to the virtual machine, and not the
- * virtual machine's own.
+ * Uses the segments of the group that the operator has assigned to the virtual machine, instead of
+ * the virtual machine's own.
  */
 #define GMPV_SHARE_ABROAD 0x4
 /* Attaches the segment read-only. */
 #define GMPV_SHARE_READ_ONLY 0x8
 
-/* Rights of virtual machines other than the segment's creator. */
+/* Permissions of virtual machines other than the segment's creator. */
 
 /* Other machines may attach the segment for reading. */
 #define GMPV_SHARE_MODE_READ 0x1
@@ -199,9 +201,12 @@
 
 /* Commands of GMPV_OP_SHARE_CONTROL. */
 
-/* Returns the segment's size in bytes as the value of the answer. */
+/* Returns the segment's size in bytes as the answer's value. */
 #define GMPV_SHARE_CONTROL_SIZE 0x1
-/* Returns the number of address spaces of all virtual machines to which the segment is attached. */
+/*
+ * Returns the number of address spaces, across all virtual machines, to which the segment is
+ * attached.
+ */
 #define GMPV_SHARE_CONTROL_ATTACHED 0x2
 /* Returns the segment's GMPV_SHARE_MODE_*. */
 #define GMPV_SHARE_CONTROL_MODE 0x3
@@ -214,7 +219,7 @@
 
 /* Size of the vGPU's VRAM. */
 #define GMPV_QUERY_VRAM 0x1
-/* Maximum amount of this VRAM that may be on the card; all ones without a limit. */
+/* Maximum amount of this VRAM on the card; all ones if there is no limit. */
 #define GMPV_QUERY_QUOTA 0x2
 /* Guaranteed amount of this VRAM on the card. */
 #define GMPV_QUERY_GUARANTEE 0x3
@@ -229,13 +234,13 @@
 /* Amount of free memory on the card. */
 #define GMPV_QUERY_FREE 0x7
 /*
- * Shortage of the card's memory: 0 for none, 1 if memory of other virtual machines is in host memory,
- * 2 if memory of this one is.
+ * Memory pressure on the card: 0 for none, 1 if memory of other virtual machines is in host memory, 2
+ * if memory of this one is.
  */
 #define GMPV_QUERY_PRESSURE 0x8
 /* Fraction of the card's time to which the virtual machine is entitled, in millionths. */
 #define GMPV_QUERY_TIME_SHARE 0x9
-/* Total size of the page tables that the virtual machine may still create. */
+/* Total size of page tables that the virtual machine may still create. */
 #define GMPV_QUERY_TABLE_BYTES_LEFT 0xa
 
 /* The PCI capability. */
@@ -278,7 +283,7 @@ struct gmpv_op_header {
 	__le16 code;
 	/* Size of the operation in units of GMPV_UNIT bytes, including this header. */
 	__le16 units;
-	/* Handle of the object; 0 if the operation does not act on an object. */
+	/* Handle of the object; 0 if the operation does not involve an object. */
 	__le32 handle;
 };
 _Static_assert(sizeof(struct gmpv_op_header) == 8, "struct gmpv_op_header");
@@ -286,11 +291,11 @@ _Static_assert(sizeof(struct gmpv_op_header) == 8, "struct gmpv_op_header");
 /* Header of the answer to a batch. */
 struct gmpv_answer_header {
 	/*
-	 * GMPV_RESULT_DONE if all operations are done; GMPV_RESULT_MALFORMED if the batch is malformed, so
-	 * that no operation was started; otherwise the status of the operation that failed.
+	 * GMPV_RESULT_DONE if all operations are done; GMPV_RESULT_MALFORMED if the batch is malformed, in
+	 * which case no operation was started; otherwise the status of the failed operation.
 	 */
 	__le32 status;
-	/* Number of operations that are done: all those before the one that failed. */
+	/* Number of completed operations: all those before the failed one. */
 	__le32 done;
 };
 _Static_assert(sizeof(struct gmpv_answer_header) == 8, "struct gmpv_answer_header");
@@ -301,7 +306,7 @@ struct gmpv_answer {
 	__le32 status;
 	/* Always 0. */
 	__le32 reserved;
-	/* Result of a query, if the operation is a query. */
+	/* Result of the operation, if it is a query. */
 	__le64 value;
 };
 _Static_assert(sizeof(struct gmpv_answer) == 16, "struct gmpv_answer");
@@ -334,14 +339,14 @@ struct gmpv_entries_run {
 	__le32 first;
 	/* Number of entries. */
 	__le32 count;
-	/* The first entry, in the hardware's format, with the guest's addresses. */
+	/* The first entry, in hardware format, with guest addresses. */
 	__le64 entry;
 	/* Difference between consecutive entries. */
 	__le64 step;
 };
 _Static_assert(sizeof(struct gmpv_entries_run) == 24, "struct gmpv_entries_run");
 
-/* Body of GMPV_OP_ENTRIES_LIST, which the entries follow, and of GMPV_OP_ENTRIES_ZERO. */
+/* Body of GMPV_OP_ENTRIES_LIST, followed by the entries, and of GMPV_OP_ENTRIES_ZERO. */
 struct gmpv_entries {
 	/* Index of the first entry. */
 	__le32 first;
@@ -352,12 +357,15 @@ _Static_assert(sizeof(struct gmpv_entries) == 8, "struct gmpv_entries");
 
 /* Body of GMPV_OP_DIRECTORY_BIND and GMPV_OP_CHANNEL_BIND. */
 struct gmpv_instance {
-	/* Guest VRAM address of an instance block; a multiple of 4 KiB. */
+	/* Guest VRAM address of an instance block, a multiple of 4 KiB. */
 	__le64 instance;
 };
 _Static_assert(sizeof(struct gmpv_instance) == 8, "struct gmpv_instance");
 
-/* Body of GMPV_OP_RUNLIST. */
+/*
+ * Body of GMPV_OP_RUNLIST, followed by 32-bit channel numbers, padded with 32 zero bits after an odd
+ * number of channels.
+ */
 struct gmpv_runlist {
 	/* Number of channels. */
 	__le32 count;
@@ -368,11 +376,11 @@ _Static_assert(sizeof(struct gmpv_runlist) == 8, "struct gmpv_runlist");
 
 /* Body of GMPV_OP_MEMORY_FILL. */
 struct gmpv_memory_fill {
-	/* Guest VRAM address; a multiple of 4. */
+	/* Guest VRAM address, a multiple of 4. */
 	__le64 address;
-	/* Size in bytes; a multiple of 4, at most GMPV_MAX_MEMORY_BYTES. */
+	/* Size in bytes, a multiple of 4 up to GMPV_MAX_MEMORY_BYTES. */
 	__le64 bytes;
-	/* The word to write. */
+	/* The 32-bit word to write. */
 	__le32 value;
 	/* Always 0. */
 	__le32 reserved;
@@ -381,11 +389,11 @@ _Static_assert(sizeof(struct gmpv_memory_fill) == 24, "struct gmpv_memory_fill")
 
 /* Body of GMPV_OP_MEMORY_COPY. */
 struct gmpv_memory_copy {
-	/* Guest VRAM address; a multiple of 4. */
+	/* Destination address in guest VRAM, a multiple of 4. */
 	__le64 to;
-	/* Guest VRAM address; a multiple of 4. */
+	/* Source address in guest VRAM, a multiple of 4. */
 	__le64 from;
-	/* Size in bytes; a multiple of 4, at most GMPV_MAX_MEMORY_BYTES. */
+	/* Size in bytes, a multiple of 4 up to GMPV_MAX_MEMORY_BYTES. */
 	__le64 bytes;
 };
 _Static_assert(sizeof(struct gmpv_memory_copy) == 24, "struct gmpv_memory_copy");
@@ -405,20 +413,20 @@ _Static_assert(sizeof(struct gmpv_buffer_priority) == 24, "struct gmpv_buffer_pr
 
 /* Body of GMPV_OP_SHARE_GET. */
 struct gmpv_share_get {
-	/* Key on which the users of the segment agree; 0 for a segment that other machines cannot find. */
+	/* Key agreed on by the segment's users; 0 for a segment that other machines cannot find. */
 	__le64 key;
 	/* Size in bytes, rounded up to 4 KiB. */
 	__le64 bytes;
 	/* Flags in GMPV_SHARE_*. */
 	__le32 flags;
-	/* Rights in GMPV_SHARE_MODE_*, used only if the segment is created. */
+	/* Permissions in GMPV_SHARE_MODE_*, used only if the segment is created. */
 	__le32 mode;
 };
 _Static_assert(sizeof(struct gmpv_share_get) == 24, "struct gmpv_share_get");
 
 /* Body of GMPV_OP_SHARE_ATTACH and GMPV_OP_SHARE_DETACH. */
 struct gmpv_share_attach {
-	/* Channel whose address space the segment is mapped in. */
+	/* Channel in whose address space the segment is mapped. */
 	__le32 channel;
 	/* Flags in GMPV_SHARE_*; 0 to detach. */
 	__le32 flags;

@@ -1,4 +1,4 @@
-//! Address newtypes, so that no bare `u64` address crosses a function boundary.
+//! Address newtypes, which keep bare `u64` addresses out of function signatures.
 
 macro_rules! address {
     ($( $(#[$doc:meta])* $name:ident; )*) => {$(
@@ -8,7 +8,7 @@ macro_rules! address {
         pub struct $name(pub u64);
 
         impl $name {
-            /// Returns the address plus `bytes`; `None` if it exceeds 64 bits.
+            /// Returns the address plus `bytes`; `None` on 64-bit overflow.
             #[must_use]
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) { Some(v) => Some(Self(v)), None => None }
@@ -30,15 +30,15 @@ macro_rules! address {
 }
 
 address! {
-    /// GPU virtual address, 40 bits, in one channel's or aperture's address space.
+    /// 40-bit GPU virtual address in the address space of a channel or aperture.
     GpuVa;
-    /// Byte address in the card's own VRAM.
+    /// Byte address in the card's VRAM.
     VramAddr;
-    /// Byte address in the VRAM that a guest sees; starts at 0 in every vGPU.
+    /// Byte address in a guest's VRAM, which starts at 0 in every vGPU.
     GuestVramAddr;
-    /// Bus address that the card emits for system memory. In a guest, this is a guest-physical address.
+    /// System memory bus address emitted by the card. In a guest, a guest physical address.
     Gpa;
-    /// Bus address that the physical card emits for system memory, 40 bits on Fermi.
+    /// System memory bus address emitted by the physical card, 40 bits on Fermi.
     Iova;
 }
 
@@ -48,17 +48,17 @@ pub const VA_BITS: u32 = 40;
 pub const BUS_BITS: u32 = 40;
 /// Size of a small page in bytes.
 pub const SMALL_PAGE: u64 = 4 << 10;
-/// Size of a large page in bytes (with the 128 KiB large-page size, the default).
+/// Size of a large page in bytes (the default large-page size of 128 KiB).
 pub const LARGE_PAGE: u64 = 128 << 10;
 
-/// Memory to which an address in an instance block, directory register or runlist register refers. Source: rnndb
-/// `memory/gf100_mem.xml`; the encoding differs from the one in a directory entry.
+/// Memory target of an address in an instance block, directory register or runlist register. Source: rnndb
+/// `memory/gf100_mem.xml`; the encoding differs from that of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Target {
-    /// The card's own memory.
+    /// The card's VRAM.
     Vram,
-    /// Encoding 1, whose meaning is not modelled.
+    /// Encoding 1, which is not modelled.
     Reserved,
     /// Host memory, snooped.
     SysCoherent,
@@ -67,7 +67,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Converts from the two-bit code.
+    /// Converts from the two-bit encoding.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         match bits & 3 {
@@ -78,7 +78,7 @@ impl Target {
         }
     }
 
-    /// Returns the two-bit code.
+    /// Returns the two-bit encoding.
     #[must_use]
     pub const fn bits(self) -> u32 {
         match self {
@@ -96,19 +96,18 @@ impl Target {
     }
 }
 
-/// Address of a guest's structure (instance block, page directory or table, runlist), decoded into a target and an
-/// address.
+/// Location of a guest structure (instance block, page directory or table, runlist), as a target and an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Place {
-    /// An address in the VRAM that the guest sees. The address was not bounds-checked.
+    /// An address in the guest's VRAM, not bounds-checked.
     Vram(GuestVramAddr),
-    /// An address in the guest's RAM. The address was not bounds-checked.
+    /// An address in the guest's RAM, not bounds-checked.
     Ram(Gpa),
 }
 
 impl Place {
-    /// Combines a target and a byte address in it; `None` for the reserved target.
+    /// Combines a target and its byte address; `None` for the reserved target.
     #[must_use]
     pub const fn new(target: Target, address: u64) -> Option<Self> {
         match target {
@@ -127,7 +126,7 @@ impl Place {
         }
     }
 
-    /// Returns the address plus `bytes`; `None` if it exceeds 64 bits.
+    /// Returns the address plus `bytes`; `None` on 64-bit overflow.
     #[must_use]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self {

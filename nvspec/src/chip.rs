@@ -1,43 +1,43 @@
-//! Table of the known chips.
+//! Table of known chips.
 
-/// Description of one chip.
+/// Description of a chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chip {
-    /// NVIDIA's name.
+    /// NVIDIA's name for the chip.
     pub name: &'static str,
     /// Chipset number, bits 28:20 of PMC_BOOT_0.
     pub chipset: u32,
-    /// Value of PMC_BOOT_0 of the modelled revision.
+    /// PMC_BOOT_0 value of the modelled revision.
     pub boot0: u32,
-    /// PCI device id of the modelled board.
+    /// PCI device ID of the modelled board.
     pub pci_device: u16,
     /// PCI revision.
     pub pci_revision: u8,
     /// Crystal frequency in Hz.
     pub crystal_hz: u32,
-    /// Number of graphics processing clusters.
+    /// Number of GPCs.
     pub gpcs: u32,
-    /// Number of texture processing clusters in each GPC.
+    /// Number of TPCs per GPC.
     pub tpcs_per_gpc: u32,
-    /// Number of raster output units.
+    /// Number of ROPs.
     pub rops: u32,
-    /// Number of PBDMA units.
+    /// Number of PBDMAs.
     pub pbdmas: u32,
-    /// Number of cache slices of each memory partition.
+    /// Number of L2 slices per memory partition.
     pub ltc_slices: u32,
-    /// Size of a PGRAPH context in bytes, as FECS reports it. The context is small, because drivers read and copy the
-    /// whole context word by word.
+    /// Size of a PGRAPH context in bytes, as reported by FECS. It is small, because drivers read and copy the whole
+    /// context dword by dword.
     pub graph_context_bytes: u32,
-    /// Fused-off engines in the format of `ptop::ENGINES_DISABLED`: the chip has no display and no video decoding.
+    /// Fused-off engines in the format of `ptop::ENGINES_DISABLED`: display and video decoding.
     pub engines_disabled: u32,
 }
 
-/// NVIDIA's PCI vendor id.
+/// NVIDIA's PCI vendor ID.
 pub const VENDOR_NVIDIA: u16 = 0x10de;
-/// PCI class of a 3D controller, which the host's VGA arbitration ignores.
+/// PCI class code of a 3D controller, which host VGA arbitration ignores.
 pub const CLASS_3D_CONTROLLER: u32 = 0x03_02_00;
 
-/// Quadro 6000 as a small configuration: one GPC with four TPCs.
+/// A small configuration of the Quadro 6000: one GPC with four TPCs.
 pub const GF100: Chip = Chip {
     name: "GF100",
     chipset: 0x0c0,

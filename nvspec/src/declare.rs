@@ -10,10 +10,10 @@ pub struct Field {
 }
 
 impl Field {
-    /// Creates the field at bits `hi:lo`, in the manuals' notation.
+    /// Creates the field with bits `hi:lo`, as in the manuals.
     #[must_use]
     pub const fn new(hi: u32, lo: u32) -> Self {
-        assert!(hi < 32 && lo <= hi, "a field's bits go from high to low within 31:0");
+        assert!(hi < 32 && lo <= hi, "field bits must be in descending order within 31:0");
         Self { hi, lo }
     }
 
@@ -41,14 +41,14 @@ impl Field {
         (register & !self.mask()) | ((value << self.lo) & self.mask())
     }
 
-    /// Returns a register value in which only this field is set.
+    /// Returns a register value with only this field set.
     #[must_use]
     pub const fn encode(self, value: u32) -> u32 {
         self.with(0, value)
     }
 }
 
-/// Access mode of the CPU to a register.
+/// CPU access mode of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Writes are stored, and reads return the stored value.
@@ -57,40 +57,40 @@ pub enum Access {
     Ro,
     /// Reads return 0.
     Wo,
-    /// Writing a one clears that bit.
+    /// Writing a one clears the bit.
     W1c,
 }
 
-/// A field with its name.
+/// A named field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedField {
-    /// Name as in the manuals.
+    /// Name in the manuals.
     pub name: &'static str,
     /// The field's bits.
     pub field: Field,
 }
 
-/// A register, or an array of registers.
+/// A register or an array of registers.
 #[derive(Clone, Copy, Debug)]
 pub struct RegInfo {
-    /// Name as in the manuals.
+    /// Name in the manuals.
     pub name: &'static str,
-    /// Byte offset of the (first) register in BAR0.
+    /// BAR0 byte offset of the (first) register.
     pub offset: u32,
     /// Number of elements.
     pub count: u32,
-    /// Distance in bytes between elements.
+    /// Distance between elements in bytes.
     pub stride: u32,
-    /// Access mode for the CPU.
+    /// CPU access mode.
     pub access: Access,
-    /// Value after reset.
+    /// Reset value.
     pub reset: u32,
     /// The register's fields, most significant first.
     pub fields: &'static [NamedField],
 }
 
-/// Maps each dword of a block to its register: 0 for no register, otherwise the register's index in the table plus one.
-/// Two registers at one offset do not compile.
+/// Maps each dword of a block to its register: 0 for none, otherwise the register's table index plus one. Two registers
+/// at the same offset fail to compile.
 pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u16; N] {
     let mut map = [0u16; N];
     let mut which = 0;
@@ -99,10 +99,13 @@ pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u
         let mut index = 0;
         while index < reg.count {
             let offset = reg.offset + index * reg.stride;
-            assert!(offset >= base && offset.is_multiple_of(4), "a register lies before its block or is not aligned");
+            assert!(
+                offset >= base && offset.is_multiple_of(4),
+                "register before the start of its block, or misaligned"
+            );
             let cell = ((offset - base) / 4) as usize;
-            assert!(cell < N, "a register lies behind its block");
-            assert!(map[cell] == 0, "two registers at one offset");
+            assert!(cell < N, "register beyond the end of its block");
+            assert!(map[cell] == 0, "two registers at the same offset");
             map[cell] = which as u16 + 1;
             index += 1;
         }
@@ -111,8 +114,8 @@ pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u
     map
 }
 
-/// Declares blocks of registers. Offsets are absolute in BAR0. Creates a module per block with `BASE`, `END`, `Reg`,
-/// `INFO` and `decode`, and a module per register with `OFFSET` and its fields, and for arrays `at(index)`.
+/// Declares register blocks with absolute BAR0 offsets. Creates a module per block with `BASE`, `END`, `Reg`, `INFO`
+/// and `decode`, and a module per register with `OFFSET` and its fields, and for arrays `at(index)`.
 macro_rules! regs {
     ($(
         $(#[$block_doc:meta])*
@@ -127,24 +130,24 @@ macro_rules! regs {
     )*) => {$(
         $(#[$block_doc])*
         pub mod $block {
-            #[allow(unused_imports, reason = "a block may have no register with fields")]
+            #[allow(unused_imports, reason = "a block may lack registers with fields")]
             use crate::declare::{Access, Field, NamedField, RegInfo, dense_map};
 
-            /// Byte offset of the block in BAR0.
+            /// BAR0 byte offset of the block.
             pub const BASE: u32 = $base;
-            /// Byte offset after the block's end.
+            /// BAR0 byte offset just past the block.
             pub const END: u32 = $end;
-            /// Byte offset of the block's last byte.
+            /// BAR0 byte offset of the block's last byte.
             pub const LAST: u32 = $end - 1;
 
             /// The block's registers.
             #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-            #[allow(non_camel_case_types, reason = "names are the manuals'")]
+            #[allow(non_camel_case_types, reason = "names are as in the manuals")]
             pub enum Reg { $( $(#[$doc])* $name, )* }
 
             const ALL: &[Reg] = &[$( Reg::$name ),*];
 
-            /// The block's registers in the order of declaration.
+            /// The block's registers in declaration order.
             pub static INFO: &[RegInfo] = INFO_CONST;
             const INFO_CONST: &[RegInfo] = &[$( RegInfo {
                 name: stringify!($name),
@@ -158,7 +161,7 @@ macro_rules! regs {
 
             static MAP: [u16; (($end - $base) / 4) as usize] = dense_map($base, INFO_CONST);
 
-            /// Returns the register at byte `offset` of BAR0, and its index in its array.
+            /// Returns the register at BAR0 byte `offset`, and its array index.
             #[must_use]
             pub fn decode(offset: u32) -> Option<(Reg, u32)> {
                 let cell = *MAP.get((offset.checked_sub(BASE)? / 4) as usize)?;
@@ -175,16 +178,16 @@ macro_rules! regs {
 
             $(
                 $(#[$doc])*
-                #[allow(non_snake_case, reason = "names are the manuals'")]
+                #[allow(non_snake_case, reason = "names are as in the manuals")]
                 pub mod $name {
                     #[allow(unused_imports, reason = "not every register has fields")]
                     use crate::declare::Field;
-                    /// Byte offset in BAR0 (of the first element, for an array).
+                    /// BAR0 byte offset (of the first element, for an array).
                     pub const OFFSET: u32 = $offset;
                     $(
                         /// Number of elements.
                         pub const COUNT: u32 = $count;
-                        /// Returns the byte offset in BAR0 of the register at `index`, which must be below `COUNT`.
+                        /// Returns the BAR0 byte offset of the register at `index`, which must be less than `COUNT`.
                         #[must_use]
                         pub const fn at(index: u32) -> u32 { $offset + index * $stride }
                     )?
@@ -198,7 +201,7 @@ macro_rules! regs {
         }
     )*
 
-        /// All blocks, each with its name, its first offset, the offset after its last register, and its registers.
+        /// All blocks, each with its name, its start offset, the offset just past its last register, and its registers.
         pub static BLOCKS: &[(&str, u32, u32, &[crate::RegInfo])] =
             &[$( (stringify!($block), $base, $end, $block::INFO) ),*];
     };

@@ -1,11 +1,11 @@
-//! The falcons for which a driver loads firmware before it uses channels.
+//! Falcons for which a driver loads firmware before using channels.
 
 /// A falcon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Falcon {
     /// The falcon of PGRAPH's hub.
     Fecs,
-    /// The falcons of PGRAPH's clusters.
+    /// The falcons of PGRAPH's GPCs.
     Gpccs,
     /// Copy engine 0.
     Copy0,
@@ -17,7 +17,7 @@ impl Falcon {
     /// All falcons.
     pub const ALL: [Self; 4] = [Self::Fecs, Self::Gpccs, Self::Copy0, Self::Copy1];
 
-    /// Returns the falcon's name in files and commands.
+    /// Returns the falcon's name in file names and commands.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -28,8 +28,8 @@ impl Falcon {
         }
     }
 
-    /// Returns the offset of the falcon's registers in BAR0. In each falcon, the registers in
-    /// [`regs::fecs`](crate::regs::fecs) and [`regs::gpccs`](crate::regs::gpccs) have the same distance from it.
+    /// Returns the BAR0 offset of the falcon's registers. All falcons have the layout of
+    /// [`regs::fecs`](crate::regs::fecs) and [`regs::gpccs`](crate::regs::gpccs) relative to it.
     #[must_use]
     pub const fn base(self) -> u32 {
         match self {
@@ -47,12 +47,12 @@ impl core::fmt::Display for Falcon {
     }
 }
 
-/// Number of words in a page of code memory. A page has one tag.
+/// Number of dwords per code memory page. A page has one tag.
 pub const CODE_PAGE_WORDS: usize = 64;
-/// Size in bytes of a page of code memory.
+/// Size of a code memory page in bytes.
 pub const CODE_PAGE_BYTES: u32 = 256;
-/// Maximum number of code words in an image. Source: the field of the register with the sizes; Fermi's real falcons
-/// have less memory.
+/// Maximum number of code dwords in an image. Source: the width of the size register's field; real Fermi falcons have
+/// less memory.
 pub const CODE_WORDS_MAX: usize = 0x4000;
-/// Maximum number of data words in an image.
+/// Maximum number of data dwords in an image.
 pub const DATA_WORDS_MAX: usize = 0x4000;

@@ -4,12 +4,12 @@
 
 use bitfield_struct::bitfield;
 
-/// Number of channels of a Fermi host.
+/// Number of channels of a Fermi card.
 pub const CHANNELS: u32 = 128;
-/// Number of subchannels of a channel.
+/// Number of subchannels per channel.
 pub const SUBCHANNELS: u32 = 8;
 
-/// One of the 128 channels of the physical card.
+/// Number of one of the physical card's 128 channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ChannelId(pub u8);
@@ -27,7 +27,7 @@ impl VirtualChannelId {
     }
 }
 
-/// Entry of a runlist, which has 8 bytes.
+/// An 8-byte runlist entry.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct RunlistEntry {
@@ -40,26 +40,26 @@ pub struct RunlistEntry {
     pub flags: u32,
 }
 
-/// Entry of a GPFIFO ring, which has 8 bytes. The entry refers to a range of a push buffer. An entry without dwords is
-/// a control entry, whose opcode (see [`gp_opcode`]) is in the address bits 39:32.
+/// An 8-byte GPFIFO ring entry, which refers to a push buffer range. An entry without dwords is a control entry, whose
+/// opcode (see [`gp_opcode`]) is in address bits 39:32.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct GpEntry {
-    /// The range is fetched conditionally.
+    /// Set to fetch the range conditionally.
     pub conditional: bool,
-    /// No switch to another channel happens within the range.
+    /// Set to prevent channel switches within the range.
     pub no_context_switch: bool,
-    /// Virtual address of the first dword, divided by 4.
+    /// GPU virtual address of the first dword, divided by 4.
     #[bits(38)]
     pub address_dwords: u64,
-    /// The range is fetched with kernel privilege.
+    /// Set to fetch the range with kernel privilege.
     pub privileged: bool,
-    /// The range is a subroutine, not the main push buffer.
+    /// Set if the range is a subroutine instead of the main push buffer.
     pub not_main: bool,
     /// Number of dwords in the range.
     #[bits(21)]
     pub dwords: u32,
-    /// The host waits for the end of earlier work before fetching the range.
+    /// Set if the host waits for earlier work to complete before it fetches the range.
     pub sync: bool,
 }
 
@@ -70,39 +70,39 @@ impl GpEntry {
         self.address_dwords() << 2
     }
 
-    /// Returns a control entry's opcode, which is one of [`gp_opcode`] and is in address bits 39:32.
+    /// Returns a control entry's opcode in address bits 39:32, one of [`gp_opcode`].
     #[must_use]
     pub const fn opcode(self) -> u64 {
         self.address_dwords() >> 30
     }
 }
 
-/// Opcodes of a control entry. Source: class 0x906f.
+/// Control entry opcodes. Source: class 0x906f.
 pub mod gp_opcode {
-    /// Does nothing.
+    /// No operation.
     pub const NOP: u64 = 0;
     /// Invalid by definition.
     pub const ILLEGAL: u64 = 1;
-    /// Checks the CRC of the entries so far.
+    /// Checks the CRC of the previous entries.
     pub const GP_CRC: u64 = 2;
-    /// Checks the CRC of the push buffer so far.
+    /// Checks the CRC of the push buffer up to this point.
     pub const PB_CRC: u64 = 3;
 }
 
-/// Bits 31:29 of a method header, which determine how the header's data is distributed to methods.
+/// Bits 31:29 of a method header, which determine how the header's data is distributed over methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderOp {
-    /// The form of older chips, increasing (opcode 0, sub-opcode in bits 17:16).
+    /// Increasing, in the format of older chips (opcode 0, sub-opcode in bits 17:16).
     OldIncreasing,
     /// Each dword goes to the next method.
     Increasing,
-    /// The form of older chips, not increasing.
+    /// Non-increasing, in the format of older chips.
     OldNonIncreasing,
-    /// All dwords go to one method.
+    /// All dwords go to the same method.
     NonIncreasing,
-    /// The header itself contains one 13-bit datum.
+    /// The header itself contains a 13-bit datum.
     Immediate,
-    /// The first dword goes to the method, all others to the next method.
+    /// The first dword goes to the method, and all others to the next method.
     IncreaseOnce,
     /// Undefined opcode.
     Reserved,
@@ -111,14 +111,14 @@ pub enum HeaderOp {
 }
 
 impl HeaderOp {
-    /// Returns the three-bit code.
+    /// Returns the three-bit encoding.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self as u8
     }
 }
 
-/// Method header, which has one dword.
+/// A one-dword method header.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct MethodHeader {
@@ -130,7 +130,7 @@ pub struct MethodHeader {
     /// Subchannel.
     #[bits(3)]
     pub subchannel: u8,
-    /// Number of dwords of data after the header, or the datum of an immediate header.
+    /// Number of data dwords after the header, or the datum of an immediate header.
     #[bits(13)]
     pub count: u16,
     /// Opcode.
@@ -139,8 +139,8 @@ pub struct MethodHeader {
 }
 
 impl MethodHeader {
-    /// Creates a header with `count` dwords of data (or, for an immediate header, the datum) for the method at byte
-    /// address `method`.
+    /// Creates a header with `count` data dwords (for an immediate header, with the datum `count`) for the method at
+    /// byte address `method`.
     #[must_use]
     pub const fn to(op: HeaderOp, subchannel: u8, method: u32, count: u16) -> Self {
         Self::new()
@@ -156,7 +156,7 @@ impl MethodHeader {
         (self.method_dwords() as u32) << 2
     }
 
-    /// Returns the opcode's meaning.
+    /// Decodes the opcode.
     #[must_use]
     pub const fn op(self) -> HeaderOp {
         match self.opcode() {
@@ -172,7 +172,7 @@ impl MethodHeader {
     }
 }
 
-/// Method header of the older form, which has one dword and opcode 0 or 2.
+/// A one-dword method header of the older format, with opcode 0 or 2.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct OldMethodHeader {
@@ -187,7 +187,7 @@ pub struct OldMethodHeader {
     /// See [`sub_op`].
     #[bits(2)]
     pub sub_op: u8,
-    /// Number of dwords of data after the header (11 bits), or the subdevice mask in bits 15:4 of the header.
+    /// Number of data dwords after the header (11 bits), or the subdevice mask in bits 15:4 of the header.
     #[bits(11)]
     pub count: u16,
     /// Opcode.
@@ -203,9 +203,9 @@ impl OldMethodHeader {
     }
 }
 
-/// Sub-opcodes of a header of the older form. Opcode 2 has only [`sub_op::METHODS`].
+/// Sub-opcodes of an older-format header. Opcode 2 has only [`sub_op::METHODS`].
 pub mod sub_op {
-    /// Data for methods follows.
+    /// Method data follows.
     pub const METHODS: u8 = 0;
     /// Sets the subdevice mask.
     pub const SET_MASK: u8 = 1;
@@ -215,13 +215,13 @@ pub mod sub_op {
     pub const USE_MASK: u8 = 3;
 }
 
-/// Methods that the host itself executes, on any subchannel. Source: class 0x906f.
+/// Methods that the host executes itself, on any subchannel. Source: class 0x906f.
 pub mod host_method {
-    /// Binds an object class to the subchannel; the class is in bits 15:0, and the engine in bits 20:16.
+    /// Binds an object class to the subchannel; the class is in bits 15:0 and the engine in bits 20:16.
     pub const SET_OBJECT: u32 = 0x00;
     /// Invalid by definition.
     pub const ILLEGAL: u32 = 0x04;
-    /// Does nothing.
+    /// No operation.
     pub const NOP: u32 = 0x08;
     /// Semaphore address, bits 39:32.
     pub const SEMAPHORE_A: u32 = 0x10;
@@ -235,38 +235,38 @@ pub mod host_method {
     pub const NON_STALL_INTERRUPT: u32 = 0x20;
     /// Flushes writes to memory.
     pub const FB_FLUSH: u32 = 0x24;
-    /// Memory operation, first word.
+    /// Memory operation, first dword.
     pub const MEM_OP_A: u32 = 0x28;
-    /// Memory operation, second word.
+    /// Memory operation, second dword.
     pub const MEM_OP_B: u32 = 0x2c;
     /// Sets the reference counter.
     pub const SET_REFERENCE: u32 = 0x50;
     /// Decompression or CRC check.
     pub const CRC_CHECK: u32 = 0x7c;
-    /// Ends the timeslice early.
+    /// Yields the rest of the timeslice.
     pub const YIELD: u32 = 0x80;
-    /// First method that goes to the engine to which the subchannel is bound.
+    /// First method that is passed to the subchannel's engine.
     pub const ENGINE_FIRST: u32 = 0x100;
 
     /// Fields of [`SEMAPHORE_D`].
     pub mod semaphore_d {
         use crate::Field;
-        /// Operation of the semaphore.
+        /// Semaphore operation.
         pub const OPERATION: Field = Field::new(4, 0);
         /// Permits other channels to use the engine while an acquire waits.
         pub const ACQUIRE_SWITCH: Field = Field::new(12, 12);
-        /// Releases without waiting until the engine is idle.
+        /// Releases without waiting for the engine to become idle.
         pub const RELEASE_WFI_DISABLE: Field = Field::new(20, 20);
         /// A release writes 4 bytes instead of 16.
         pub const RELEASE_SIZE_4: Field = Field::new(24, 24);
 
-        /// Waits until payload and memory are equal.
+        /// Acquires once memory equals the payload.
         pub const ACQUIRE: u32 = 1;
         /// Writes the payload.
         pub const RELEASE: u32 = 2;
-        /// Waits until memory is greater than or equal to the payload (as signed difference).
+        /// Acquires once memory is greater than or equal to the payload (by signed difference).
         pub const ACQUIRE_GEQ: u32 = 4;
-        /// Waits until payload and memory have a common bit.
+        /// Acquires once memory and the payload have a set bit in common.
         pub const ACQUIRE_AND: u32 = 8;
     }
 
@@ -275,12 +275,12 @@ pub mod host_method {
         use crate::Field;
         /// Object class.
         pub const CLASS: Field = Field::new(15, 0);
-        /// Engine.
+        /// Engine number.
         pub const ENGINE: Field = Field::new(20, 16);
     }
 }
 
-/// Error codes of the scheduler in its reason register. Source: nouveau.
+/// Scheduler error codes in the reason register. Source: nouveau.
 pub mod sched_error {
     /// An engine did not complete a context switch before the timeout.
     pub const CTXSW_TIMEOUT: u32 = 0x0a;

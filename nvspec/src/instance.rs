@@ -1,59 +1,59 @@
 //! The instance block (with RAMFC, a channel's saved PBDMA state) and USERD, the page through which a channel's owner
-//! submits. The constants are byte offsets of 32-bit words.
+//! submits work. The constants are byte offsets of dwords.
 //!
 //! Sources: rnndb `fifo/gf100_pfifo.xml` and `memory/gf100_mem.xml`; nouveau's `gpfifogf100.c`; NVIDIA's published
-//! RAMFC layout of the next generation, which agrees with both of these sources in all words that have a name here.
+//! RAMFC layout of the next generation, which agrees with both for all dwords named here.
 
 /// Size of an instance block in bytes.
 pub const INSTANCE_BYTES: u64 = 0x1000;
 
-/// RAMFC, the first 0x200 bytes of the instance block. Words without a name here are saved PBDMA state.
+/// RAMFC, the first 0x200 bytes of the instance block. Unnamed dwords are saved PBDMA state.
 pub mod ramfc {
     /// Size of RAMFC in bytes.
     pub const BYTES: u64 = 0x200;
-    /// Index after the last GPFIFO entry that the host has seen as written (saved state).
+    /// Index just past the last GPFIFO entry that the host has seen (saved state).
     pub const GP_PUT: u64 = 0x000;
-    /// Low word of USERD's physical address, with the target in bits 1:0 and the address in bits 31:9.
+    /// USERD's physical address, low dword: target in bits 1:0, address in bits 31:9.
     pub const USERD_LO: u64 = 0x008;
-    /// Bits 39:32 of USERD's physical address.
+    /// USERD's physical address, bits 39:32.
     pub const USERD_HI: u64 = 0x00c;
-    /// Signature that the host expects, which is 0xface.
+    /// Signature that the host expects (0xface).
     pub const SIGNATURE: u64 = 0x010;
     /// Index of the next GPFIFO entry to consume (saved state).
     pub const GP_GET: u64 = 0x014;
-    /// Low word of the address of the next dword in the current push buffer range (saved state).
+    /// Address of the next dword in the current push buffer range, low dword (saved state).
     pub const PB_GET_LO: u64 = 0x018;
-    /// High word of the address of the next dword in the current push buffer range.
+    /// Address of the next dword in the current push buffer range, high dword.
     pub const PB_GET_HI: u64 = 0x01c;
-    /// Low word of the address of the top-level push buffer.
+    /// Address of the top-level push buffer, low dword.
     pub const TOP_LEVEL_GET_LO: u64 = 0x020;
-    /// High word of the address of the top-level push buffer.
+    /// Address of the top-level push buffer, high dword.
     pub const TOP_LEVEL_GET_HI: u64 = 0x024;
     /// Reference counter (saved state).
     pub const REF: u64 = 0x028;
-    /// Timeout and retry of acquires.
+    /// Acquire timeout and retry.
     pub const ACQUIRE: u64 = 0x030;
     /// Last data of the four semaphore methods (saved state).
     pub const SEMAPHORE: [u64; 4] = [0x038, 0x03c, 0x040, 0x044];
-    /// Low word of the GPFIFO ring's GPU virtual address.
+    /// GPFIFO ring's GPU virtual address, low dword.
     pub const GP_BASE_LO: u64 = 0x048;
-    /// Bits 39:32 of the GPFIFO ring's address in bits 7:0, and log2 of its number of entries in bits 31:16.
+    /// GPFIFO ring's address bits 39:32 in bits 7:0, and log2 of its number of entries in bits 31:16.
     pub const GP_BASE_HI: u64 = 0x04c;
     /// Next GPFIFO entry to fetch (saved state).
     pub const GP_FETCH: u64 = 0x050;
-    /// Low word of the address of the next push buffer dword to fetch (saved state).
+    /// Address of the next push buffer dword to fetch, low dword (saved state).
     pub const PB_FETCH_LO: u64 = 0x054;
-    /// High word of the address of the next push buffer dword to fetch.
+    /// Address of the next push buffer dword to fetch, high dword.
     pub const PB_FETCH_HI: u64 = 0x058;
-    /// Low word of the end of the current push buffer range (saved state).
+    /// End address of the current push buffer range, low dword (saved state).
     pub const PB_PUT_LO: u64 = 0x05c;
-    /// High word of the end of the current push buffer range.
+    /// End address of the current push buffer range, high dword.
     pub const PB_PUT_HI: u64 = 0x060;
-    /// Push buffer header state, see [`pb_header`].
+    /// Push buffer header state; see [`pb_header`].
     pub const PB_HEADER: u64 = 0x084;
-    /// Number of dwords of data that the current header still expects (saved state).
+    /// Number of data dwords that the current header still expects (saved state).
     pub const PB_COUNT: u64 = 0x088;
-    /// Subdevice mask and device.
+    /// Subdevice mask and device ID.
     pub const SUBDEVICE: u64 = 0x094;
     /// Host target flags.
     pub const TARGET: u64 = 0x09c;
@@ -71,7 +71,7 @@ pub mod ramfc {
     pub const CONFIG1: u64 = 0x0fc;
     /// Value of [`SIGNATURE`].
     pub const SIGNATURE_VALUE: u32 = 0x0000_face;
-    /// Values that a driver writes to the constant words, each with the word's offset.
+    /// Values that a driver writes to constant dwords, each with its offset.
     pub const DEFAULTS: [(u64, u32); 11] = [
         (SIGNATURE, SIGNATURE_VALUE),
         (ACQUIRE, 0xffff_f902),
@@ -88,38 +88,37 @@ pub mod ramfc {
     /// Fields of [`PB_HEADER`].
     pub mod pb_header {
         use crate::Field;
-        /// Opcode as in a method header.
+        /// Opcode, as in a method header.
         pub const TYPE: Field = Field::new(31, 29);
-        /// No datum was consumed since the header.
+        /// Set if no datum has been consumed since the header.
         pub const FIRST: Field = Field::new(22, 22);
         /// Subchannel.
         pub const SUBCHANNEL: Field = Field::new(18, 16);
         /// Method divided by 4.
         pub const METHOD: Field = Field::new(13, 2);
     }
-    /// Objects bound to the subchannels, as data of the method that bound them (saved state).
-    // GUESS: no public source gives the location of these words on GF100. Drivers do not use these words.
+    /// Objects bound to the subchannels, in the format of the binding method's data (saved state).
+    // GUESS: no public source gives the location of these dwords on GF100. Drivers do not use them.
     pub const OBJECTS: u64 = 0x180;
-    /// Log2 of the number of entries in the largest accepted GPFIFO ring; a larger code is rejected.
+    /// Log2 of the number of entries in the largest accepted GPFIFO ring; larger values are rejected.
     pub const GP_ENTRIES_LOG2_MAX: u32 = 20;
 }
 
-/// Page directory of the address space.
+/// Page directory and limit of the address space.
 pub mod vm {
-    /// Low word of the page directory's address, with the target in bits 1:0, the volatile flag in bit 2, and the
-    /// address in bits 31:12.
+    /// Page directory's address, low dword: target in bits 1:0, volatile flag in bit 2, address in bits 31:12.
     pub const PDB_LO: u64 = 0x200;
-    /// Bits 39:32 of the page directory's address.
+    /// Page directory's address, bits 39:32.
     pub const PDB_HI: u64 = 0x204;
-    /// Low word of the last valid virtual address.
+    /// Last valid virtual address, low dword.
     pub const LIMIT_LO: u64 = 0x208;
-    /// Bits 39:32 of the last valid virtual address.
+    /// Last valid virtual address, bits 39:32.
     pub const LIMIT_HI: u64 = 0x20c;
 
     use crate::Field;
-    /// Field of [`PDB_LO`]: memory of the directory, in the encoding of [`crate::addr::Target`].
+    /// Field of [`PDB_LO`]: the directory's memory target, encoded as [`crate::addr::Target`].
     pub const PDB_TARGET: Field = Field::new(1, 0);
-    /// Field of [`PDB_LO`]: accesses to the directory are not cached.
+    /// Field of [`PDB_LO`]: set if accesses to the directory are not cached.
     pub const PDB_VOLATILE: Field = Field::new(2, 2);
     /// Field of [`PDB_LO`]: address bits 31:12, in place.
     pub const PDB_ADDRESS_LO: Field = Field::new(31, 12);
@@ -129,7 +128,7 @@ pub mod vm {
     pub const LIMIT_ADDRESS_HI: Field = Field::new(7, 0);
 }
 
-/// Engine context pointers, each a GPU virtual address whose bit 2 is set if it is valid, followed by its high word.
+/// Engine context pointers, each a GPU virtual address (low dword with a valid flag in bit 2, then the high dword).
 pub mod context {
     /// PGRAPH.
     pub const GR: u64 = 0x210;
@@ -137,43 +136,42 @@ pub mod context {
     pub const CE0: u64 = 0x230;
     /// Copy engine 1.
     pub const CE1: u64 = 0x240;
-    /// Valid flag in the low word.
+    /// Valid flag in the low dword.
     pub const VALID: u32 = 1 << 2;
 }
 
-/// A context image of PGRAPH, as nouveau's FECS program reads it when it loads the context (`hub.fuc`,
-/// `ctx_mmio_exec`).
+/// PGRAPH context image, as read by nouveau's FECS program on a context load (`hub.fuc`, `ctx_mmio_exec`).
 pub mod graph_image {
-    /// Number of registers to write, in one word; the program clears it afterwards.
+    /// Number of registers to write, one dword, which the program clears afterwards.
     pub const REGISTERS: u64 = 0;
-    /// Address of the list of registers in units of 256 bytes, in one word.
+    /// Address of the register list in units of 256 bytes, one dword.
     pub const LIST: u64 = 4;
-    /// Size in bytes of both words.
+    /// Size of both dwords in bytes.
     pub const HEAD_BYTES: u64 = 8;
-    /// Size in bytes of an entry of the list, which contains a register's offset in BAR0 and its value.
+    /// Size in bytes of a list entry, which consists of a register's BAR0 offset and its value.
     pub const ENTRY_BYTES: u64 = 8;
 }
 
-/// USERD, one page for each channel.
+/// USERD, one page per channel.
 pub mod userd {
     /// Size of a channel's USERD in bytes.
     pub const BYTES: u64 = 0x1000;
     /// DMA_PUT of the non-GPFIFO mode.
     pub const PUT: u64 = 0x40;
-    /// Low word of the address at which the PBDMA fetches.
+    /// Address from which the PBDMA fetches, low dword.
     pub const GET: u64 = 0x44;
     /// Last value of the reference method.
     pub const REF: u64 = 0x48;
-    /// High word of DMA_PUT.
+    /// DMA_PUT, high dword.
     pub const PUT_HI: u64 = 0x4c;
-    /// Low word of the address of the top-level push buffer.
+    /// Address of the top-level push buffer, low dword.
     pub const TOP_LEVEL_GET: u64 = 0x58;
-    /// High word of the address of the top-level push buffer.
+    /// Address of the top-level push buffer, high dword.
     pub const TOP_LEVEL_GET_HI: u64 = 0x5c;
-    /// High word of the address at which the PBDMA fetches.
+    /// Address from which the PBDMA fetches, high dword.
     pub const GET_HI: u64 = 0x60;
-    /// Index of the next GPFIFO entry that the host has not consumed.
+    /// Index of the next GPFIFO entry to be consumed by the host.
     pub const GP_GET: u64 = 0x88;
-    /// Doorbell: the index after the last GPFIFO entry that the owner has written.
+    /// Doorbell: index just past the last GPFIFO entry written by the owner.
     pub const GP_PUT: u64 = 0x8c;
 }

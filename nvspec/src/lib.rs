@@ -1,23 +1,23 @@
-//! Describes NVIDIA's Fermi GPUs: registers, bits, fields and numbers. The crate contains no behaviour.
+//! Hardware definitions of NVIDIA's Fermi GPUs: registers, bits, fields and constants, without behaviour.
 //!
-//! Only this crate defines hardware offsets and bits. The software card, the virtual device model and the mediation
-//! crates all use its definitions.
+//! Hardware offsets and bits are defined only in this crate. The software card, the virtual device model and the
+//! mediation crates all use it.
 //!
-//! Parts:
-//! - [`regs`]: BAR0 registers, block by block, in the order of the address map, declared with `regs!`;
-//! - [`addr`]: address newtypes, one for each address space;
+//! Modules:
+//! - [`regs`]: BAR0 registers by block, in address order, declared with `regs!`;
+//! - [`addr`]: address newtypes, one per address space;
 //! - [`mmu`]: page directory and page table entries;
 //! - [`instance`]: the instance block with RAMFC, and USERD;
 //! - [`fifo`]: GPFIFO entries, method headers, runlist entries, host methods;
 //! - [`class`]: object classes and their methods;
 //! - [`chip`]: table of known chips.
 //!
-//! Not included: Kepler (its registers are declared with its card), display beyond the registers that drivers access on
-//! a card without outputs, video decoding engines, textures.
+//! Not included: Kepler (its registers are declared with its card), display registers that drivers do not access on a
+//! card without outputs, video decoding engines, textures.
 //!
 //! Sources: the register database and documentation of envytools (`rnndb`, `hwdocs`), the behaviour of Linux's nouveau
 //! driver (6.1 and 6.12), and NVIDIA's published class headers. Only facts were taken from these sources. Names are
-//! NVIDIA's if they are public.
+//! NVIDIA's where public.
 
 #![no_std]
 #![forbid(unsafe_code)]

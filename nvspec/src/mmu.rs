@@ -1,10 +1,10 @@
 //! The Fermi MMU's memory formats: page directory entries (PDE) and page table entries (PTE).
 //!
-//! A 40-bit virtual address has a directory index in bits 39:27. The lower bits are a table index and an offset: 26:17
-//! and 16:0 for large pages, or 26:12 and 11:0 for small pages. Each directory entry refers to both a large-page and a
-//! small-page table.
+//! A 40-bit virtual address contains the directory index in bits 39:27. The lower bits are the table index and the
+//! offset: 26:17 and 16:0 for large pages, or 26:12 and 11:0 for small pages. Each directory entry refers to both a
+//! large-page and a small-page table.
 //!
-//! Source: rnndb `memory/gf100_vm.xml`, nouveau's `vmmgf100.c`.
+//! Source: rnndb `memory/gf100_vm.xml`, and nouveau's `vmmgf100.c`.
 
 use crate::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use bitfield_struct::bitfield;
@@ -13,34 +13,34 @@ use bitfield_struct::bitfield;
 pub const BARRIER_SHIFT: u32 = 8;
 /// Size of a directory or table entry in bytes.
 pub const ENTRY_BYTES: u64 = 8;
-/// Number of entries of a page directory.
+/// Number of entries in a page directory.
 pub const PD_ENTRIES: u32 = 8192;
 /// Size of a page directory in bytes.
 pub const PD_BYTES: u64 = PD_ENTRIES as u64 * ENTRY_BYTES;
-/// Number of address bits that one directory entry covers.
+/// Number of address bits covered by a directory entry.
 pub const PDE_SHIFT: u32 = 27;
-/// Size in bytes of the virtual range that one directory entry covers.
+/// Size in bytes of the virtual range covered by a directory entry.
 pub const PDE_SPAN: u64 = 1 << PDE_SHIFT;
-/// Number of entries of a full small-page table.
+/// Number of entries in a full small-page table.
 pub const SPT_ENTRIES: u32 = (PDE_SPAN / SMALL_PAGE) as u32;
-/// Number of entries of a full large-page table.
+/// Number of entries in a full large-page table.
 pub const LPT_ENTRIES: u32 = (PDE_SPAN / LARGE_PAGE) as u32;
 /// Size of a full small-page table in bytes.
 pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
 /// Size of a full large-page table in bytes.
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 
-/// First virtual address of the range that a mediating host reserves for itself in every address space, which is the
-/// range of the last directory entry. This project chose the address; it is not a hardware constant.
+/// First virtual address of the range of the last directory entry, which a mediating host reserves for itself in every
+/// address space. This project chose the address; it is not a hardware constant.
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 
-/// Memory that contains the table of a directory entry. The encoding differs from that of [`crate::addr::Target`].
+/// Memory target of a directory entry's page table. The encoding differs from that of [`crate::addr::Target`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableTarget {
-    /// The entry refers to no table.
+    /// No table.
     None,
-    /// The card's own memory.
+    /// The card's VRAM.
     Vram,
     /// Host memory, snooped.
     SysCoherent,
@@ -67,61 +67,61 @@ impl TableTarget {
 #[bitfield(u64)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct Pde {
-    /// Memory of the large-page table.
+    /// Memory target of the large-page table.
     #[bits(2)]
     pub large_target: TableTarget,
-    /// Size code of the large-page table: 0 for the full size, 1 for a half, 2 for a quarter, and 3 for an eighth.
+    /// Size code of the large-page table: 0 for full size, 1 for a half, 2 for a quarter, and 3 for an eighth.
     #[bits(2)]
     pub large_size: u8,
-    /// Address of the large-page table in units of 4 KiB.
+    /// Address of the large-page table in 4 KiB units.
     #[bits(28)]
     pub large_frame: u32,
-    /// Memory of the small-page table.
+    /// Memory target of the small-page table.
     #[bits(2)]
     pub small_target: TableTarget,
-    /// Accesses to the small-page table are not cached.
+    /// Set if accesses to the small-page table are not cached.
     pub small_volatile: bool,
-    /// Accesses to the large-page table are not cached.
+    /// Set if accesses to the large-page table are not cached.
     pub large_volatile: bool,
-    /// Address of the small-page table in units of 4 KiB.
+    /// Address of the small-page table in 4 KiB units.
     #[bits(28)]
     pub small_frame: u32,
 }
 
 impl Pde {
-    /// Returns the byte address of the large-page table in the space that `large_target` selects.
+    /// Returns the byte address of the large-page table in the `large_target` space.
     #[must_use]
     pub const fn large_address(self) -> u64 {
         (self.large_frame() as u64) << 12
     }
 
-    /// Returns the byte address of the small-page table in the space that `small_target` selects.
+    /// Returns the byte address of the small-page table in the `small_target` space.
     #[must_use]
     pub const fn small_address(self) -> u64 {
         (self.small_frame() as u64) << 12
     }
 
-    /// Returns the number of entries of the large-page table, according to the size code.
+    /// Returns the number of entries in the large-page table, based on the size code.
     #[must_use]
     pub const fn large_entries(self) -> u32 {
         LPT_ENTRIES >> self.large_size()
     }
 
-    /// Returns the number of entries of the small-page table, according to the size code.
+    /// Returns the number of entries in the small-page table, based on the size code.
     #[must_use]
     pub const fn small_entries(self) -> u32 {
-        // GUESS: the size code is documented to shorten the region that the entry covers, so it is assumed to shorten
-        // both tables alike.
+        // GUESS: the size code is documented to shorten the range that the entry covers, so it is assumed to shorten
+        // both tables.
         SPT_ENTRIES >> self.large_size()
     }
 }
 
-/// Memory that contains a page.
+/// Memory target of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PteAperture {
-    /// The card's own memory.
+    /// The card's VRAM.
     Vram,
-    /// Another card's memory.
+    /// Another card's VRAM.
     Peer,
     /// Host memory, snooped.
     SysCoherent,
@@ -143,36 +143,36 @@ impl PteAperture {
         self as u8
     }
 
-    /// Returns true if the memory is host memory.
+    /// Returns true if the target is host memory.
     #[must_use]
     pub const fn is_system(self) -> bool {
         matches!(self, Self::SysCoherent | Self::SysNonCoherent)
     }
 }
 
-/// Page table entry of a small or a large page.
+/// Page table entry of a small or large page.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct Pte {
-    /// The page is mapped.
+    /// Set if the page is mapped.
     pub valid: bool,
-    /// Only privileged accesses (context switching, firmware) may access the page.
+    /// Set if only privileged accesses (context switching, firmware) are permitted.
     pub privileged: bool,
-    /// Writes fault.
+    /// Set if writes fault.
     pub read_only: bool,
-    /// The contents of the page are encrypted.
+    /// Set if the page's contents are encrypted.
     pub encrypted: bool,
-    /// Address in units of 4 KiB, in the space that `aperture` selects.
+    /// Address in 4 KiB units, in the `aperture` space.
     #[bits(28)]
     pub frame: u32,
-    /// Accesses are not cached.
+    /// Set if accesses are not cached.
     pub volatile: bool,
-    /// Memory of the page.
+    /// Memory target of the page.
     #[bits(2)]
     pub aperture: PteAperture,
     #[bits(1)]
     __: u8,
-    /// Storage kind; 0 is pitch linear, and the others are block-linear, compressed or depth formats.
+    /// Storage kind; 0 is pitch-linear, and the others are block-linear, compressed or depth formats.
     pub kind: u8,
     /// Compression tag line.
     #[bits(17)]
@@ -184,16 +184,16 @@ pub struct Pte {
 /// Access permissions of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
-    /// A channel's work may read the page.
+    /// Channels may read the page.
     ReadOnly,
-    /// A channel's work may read and write the page.
+    /// Channels may read and write the page.
     ReadWrite,
-    /// Only context switching and firmware may read and write the page. Accesses of a channel's work fault.
+    /// Only context switching and firmware may access the page. Channel accesses fault.
     Privileged,
 }
 
 impl Pte {
-    /// Returns a valid entry that grants these permissions to frame 0 of VRAM.
+    /// Returns a valid entry for frame 0 of VRAM with these permissions.
     #[must_use]
     pub const fn granting(rights: Rights) -> Self {
         Self::new()
@@ -202,23 +202,22 @@ impl Pte {
             .with_privileged(matches!(rights, Rights::Privileged))
     }
 
-    /// Returns the byte address of the page in the space that `aperture` selects.
+    /// Returns the byte address of the page in the `aperture` space.
     #[must_use]
     pub const fn address(self) -> u64 {
         (self.frame() as u64) << 12
     }
 }
 
-/// Storage kinds that need no compression tags.
+/// Storage kinds without compression tags.
 pub mod kind {
-    /// Pitch linear.
+    /// Pitch-linear.
     pub const PITCH: u8 = 0x00;
-    /// Generic block linear, 16 bytes by 2 rows.
+    /// Generic block-linear, 16 bytes by 2 rows.
     pub const GENERIC_16BX2: u8 = 0xfe;
 
-    /// Returns the kind with the same memory layout as `kind` but without compression tags; `None` for a kind that
-    /// GF100 does not have. Returns a kind without tags unchanged. Source: nouveau's table of GF100 kinds
-    /// (`mmu/gf100.c`).
+    /// Returns the kind with the same memory layout as `kind` but without compression tags; `None` for a kind that does
+    /// not exist on GF100. Source: nouveau's table of GF100 kinds (`mmu/gf100.c`).
     #[must_use]
     pub const fn uncompressed(kind: u8) -> Option<u8> {
         Some(match kind {
@@ -243,14 +242,13 @@ pub mod kind {
     }
 }
 
-/// Reasons for access faults, as numbers in the fault registers. Source: rnndb `fifo/gf100_pfifo.xml`, nouveau's fault
-/// reason table.
+/// Fault reason codes in the fault registers. Source: rnndb `fifo/gf100_pfifo.xml`, nouveau's fault reason table.
 pub mod fault {
-    /// The directory entry refers to no table.
+    /// The directory entry has no table.
     pub const PDE: u32 = 0x0;
-    /// The address is beyond a shortened table.
+    /// The address is beyond the end of a shortened table.
     pub const PDE_SIZE: u32 = 0x1;
-    /// The table entry is not valid.
+    /// The page table entry is invalid.
     pub const PTE: u32 = 0x2;
     /// The address is beyond the instance block's limit.
     pub const VA_LIMIT: u32 = 0x3;
@@ -258,14 +256,14 @@ pub mod fault {
     pub const UNBOUND_INST: u32 = 0x4;
     /// The page is privileged.
     pub const PRIVILEGE: u32 = 0x5;
-    /// A write accessed a read-only page.
+    /// Write to a read-only page.
     pub const READ_ONLY: u32 = 0x6;
-    /// A page of compressed kind is in host memory.
+    /// A compressed page is in host memory.
     pub const COMPRESSED_SYSRAM: u32 = 0xa;
-    /// The kind is not supported.
+    /// Unsupported kind.
     pub const KIND: u32 = 0xc;
 
-    /// Numbers of fault units, which index the fault registers.
+    /// Fault unit numbers, which index the fault registers.
     pub mod unit {
         /// PGRAPH.
         pub const GR: u32 = 0x00;
@@ -283,8 +281,7 @@ pub mod fault {
         pub const CE1: u32 = 0x16;
     }
 
-    /// Clients of the hub, with their numbers in the fault type's client field (hub bit set). Source: nouveau's table
-    /// of hub clients.
+    /// Hub client numbers in the fault type's client field (hub bit set). Source: nouveau's table of hub clients.
     pub mod hub_client {
         /// Copy engine 0.
         pub const CE0: u32 = 0x01;
@@ -294,7 +291,7 @@ pub mod fault {
         pub const DISPATCH: u32 = 0x04;
         /// PGRAPH's context switching.
         pub const CTXCTL: u32 = 0x05;
-        /// The host, for PBDMA fetches and semaphores.
+        /// The host: PBDMA fetches and semaphores.
         pub const FIFO: u32 = 0x06;
         /// CPU reads through an aperture.
         pub const BAR_READ: u32 = 0x07;
@@ -302,10 +299,10 @@ pub mod fault {
         pub const BAR_WRITE: u32 = 0x08;
     }
 
-    /// Clients in a graphics processing cluster (hub bit clear; the fault type's cluster field contains the cluster's
-    /// number). Source: nouveau's table of such clients.
+    /// GPC client numbers (hub bit clear; the fault type's GPC field contains the GPC number). Source: nouveau's table
+    /// of GPC clients.
     pub mod gpc_client {
-        /// Texture unit and L1, for memory accesses of shaders.
+        /// Texture unit and L1, for shader memory accesses.
         pub const TEX: u32 = 0x01;
     }
 }

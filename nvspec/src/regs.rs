@@ -1,8 +1,8 @@
 //! BAR0 registers, block by block.
 //!
-//! Files follow the address map: [`host`] (master control, bus, FIFO, timer), [`memory`] (frame buffer, cache,
-//! windows), [`board`] (PCI mirror, thermal, clocks, PMU, ring, fuses, display as far as probed), [`graph`] (PGRAPH and
-//! the copy engines' falcons).
+//! Modules follow the address map: [`host`] (master control, bus, FIFO, timer), [`memory`] (frame buffer, cache,
+//! windows), [`board`] (PCI mirror, thermal, clocks, PMU, privileged ring, fuses, display as far as probed), [`graph`]
+//! (PGRAPH and the copy engines' falcons).
 
 pub mod board;
 pub mod graph;
@@ -17,14 +17,13 @@ pub use memory::{ltc, ltc_intr, pbfb, pbfb_bcast, pfb, pflush, pstraps};
 
 use crate::RegInfo;
 
-/// Returns all blocks of all files, each with its name, its first offset, the offset after its last register, and its
-/// registers.
+/// Returns all blocks of all modules, each with its name, its start offset, the offset just past its last register, and
+/// its registers.
 pub fn blocks() -> impl Iterator<Item = &'static (&'static str, u32, u32, &'static [RegInfo])> {
     host::BLOCKS.iter().chain(memory::BLOCKS).chain(board::BLOCKS).chain(graph::BLOCKS)
 }
 
-/// Returns the register at `offset`, and its index in its array. Use this function for logs and tools, not for
-/// dispatch.
+/// Returns the register at `offset` and its array index. For logs and tools; not fast enough for dispatch.
 #[must_use]
 pub fn lookup(offset: u32) -> Option<(&'static str, &'static RegInfo, u32)> {
     let (block, _, _, info) = blocks().find(|(_, base, end, _)| (*base..*end).contains(&offset))?;

@@ -1,22 +1,22 @@
-//! The binary interface between a guest's driver and the mediator, version 1.
+//! The binary interface between a guest driver and the mediator, version 1.
 //!
 //! The C header of the guest's kernel module is generated from this file: the macros below also record names and
-//! descriptions for it (`pv::header`). All numbers are little-endian.
-//! [docs/design/paravirtual.md](../../docs/design/paravirtual.md) describes how they are used.
+//! descriptions (`pv::header`). All numbers are little-endian.
+//! [docs/design/paravirtual.md](../../docs/design/paravirtual.md) describes their use.
 //!
-//! A vGPU with this interface has a vendor-specific PCI capability ([`Capability`]), which says where its registers are
-//! ([`register`]). The guest sets up one split virtqueue in its RAM (VIRTIO 1.2, 2.7, without indirect descriptors and
-//! event indices), and rings [`register::DOORBELL`]. Each chain of descriptors is one batch. The part that the device
-//! reads is a [`BatchHeader`] and operations; the part that it writes is an [`AnswerHeader`] and one [`Answer`] per
-//! operation.
+//! A vGPU with this interface has a vendor-specific PCI capability ([`Capability`]) that gives the location of its
+//! registers ([`register`]). The guest sets up one split virtqueue in its RAM (VIRTIO 1.2, 2.7, without indirect
+//! descriptors and event indices), and rings [`register::DOORBELL`]. Each descriptor chain is one batch. The
+//! device-readable part is a [`BatchHeader`] and operations; the device-writable part is an [`AnswerHeader`] and one
+//! [`Answer`] per operation.
 
 use crate::section::{Constant, Field, Section, Structure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-// Structures are read and written as they are in memory.
+// Structures are read and written in their memory representation.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// Declares constants of a module, or of this file, together with their descriptions.
+/// Declares constants of a module, or of this file, with their descriptions.
 macro_rules! constants {
     (@of [$($about:literal)*] $( $(#[doc = $doc:literal])* pub const $name:ident: $ty:ty = $value:expr; )*) => {
         $( $(#[doc = $doc])* pub const $name: $ty = $value; )*
@@ -45,7 +45,7 @@ macro_rules! constants {
     };
 }
 
-/// Declares structures, together with their descriptions.
+/// Declares structures with their descriptions.
 macro_rules! structures {
     ($described:ident: $( $(#[doc = $doc:literal])* pub struct $name:ident {
         $( $(#[doc = $field_doc:literal])* pub $field:ident: $ty:ty, )*
@@ -66,7 +66,7 @@ macro_rules! structures {
     };
 }
 
-/// Declares [`Status`] together with its description.
+/// Declares [`Status`] with its description.
 macro_rules! statuses {
     ($(#[doc = $doc:literal])* pub enum Status {
         $( $(#[doc = $variant_doc:literal])* #[error($text:literal)] $variant:ident = $value:literal, )*
@@ -90,16 +90,16 @@ macro_rules! statuses {
 }
 
 constants! {
-    /// Version of the interface. A driver must not use a device with another major version. A higher minor version only
-    /// adds to the interface.
+    /// Version of the interface. A driver must not use a device with a different major version. Higher minor versions
+    /// only extend the interface.
     pub const VERSION_MAJOR: u8 = 1;
     /// See [`VERSION_MAJOR`].
     pub const VERSION_MINOR: u8 = 0;
     /// ID of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
     pub const CAPABILITY_ID: u8 = 0x09;
-    /// Identifies the capability as the mediator's: "GMPV".
+    /// Signature of the mediator's capability: "GMPV".
     pub const SIGNATURE: u32 = u32::from_le_bytes(*b"GMPV");
-    /// Maximum number of entries of the queue.
+    /// Maximum number of queue entries.
     pub const MAX_QUEUE: u16 = 256;
     /// Maximum size of a batch in bytes, including its header.
     pub const MAX_BATCH_BYTES: u32 = 64 << 10;
@@ -107,7 +107,7 @@ constants! {
     pub const MAX_BATCH_OPS: u32 = 1024;
     /// Unit of the size of operations, in bytes.
     pub const UNIT: u32 = 8;
-    /// Maximum number of bytes that one operation fills or copies.
+    /// Maximum number of bytes filled or copied by one operation.
     pub const MAX_MEMORY_BYTES: u64 = 16 << 20;
 }
 
@@ -141,7 +141,7 @@ structures! {
     pub struct BatchHeader {
         /// Number of operations that follow: 1 to [`MAX_BATCH_OPS`].
         pub ops: u32,
-        /// Size of the operations in bytes. The device ignores bytes after them.
+        /// Size of the operations in bytes. The device ignores any bytes after them.
         pub bytes: u32,
     }
 
@@ -151,42 +151,41 @@ structures! {
         pub code: u16,
         /// Size of the operation in units of [`UNIT`] bytes, including this header.
         pub units: u16,
-        /// Handle of the object; 0 if the operation does not act on an object.
+        /// Handle of the object; 0 if the operation does not involve an object.
         pub handle: u32,
     }
 
     /// Header of the answer to a batch.
     pub struct AnswerHeader {
-        /// [`Status::Done`] if all operations are done; [`Status::Malformed`] if the batch is malformed, so that no
-        /// operation was started; otherwise the status of the operation that failed.
+        /// [`Status::Done`] if all operations are done; [`Status::Malformed`] if the batch is malformed, in which case
+        /// no operation was started; otherwise the status of the failed operation.
         pub status: u32,
-        /// Number of operations that are done: all those before the one that failed. Operations after it were not
-        /// started.
+        /// Number of completed operations: all those before the failed one. Operations after it were not started.
         pub done: u32,
     }
 
-    /// Answer to an operation. Answers that do not fit into the chain are omitted.
+    /// Answer to an operation. Answers that do not fit in the chain are omitted.
     pub struct Answer {
         /// One of [`Status`].
         pub status: u32,
         /// Always 0.
         pub reserved: u32,
-        /// Result of a query, if the operation is a query.
+        /// Result of the operation, if it is a query.
         pub value: u64,
     }
 }
 
 constants! {
     /// Features of a device, one bit each. A driver accepts some of them by writing [`register::FEATURES`]; operations
-    /// of other features are refused with [`Status::Unsupported`].
+    /// of other features are rejected with [`Status::Unsupported`].
     pub mod feature {
-        /// Page tables that the device keeps.
+        /// Page tables kept by the device.
         pub const TABLES: u32 = 1 << 0;
         /// Channels and the runlist.
         pub const CHANNELS: u32 = 1 << 1;
         /// Filling and copying VRAM.
         pub const MEMORY: u32 = 1 << 2;
-        /// Priority of ranges of VRAM.
+        /// Eviction priority of VRAM ranges.
         pub const PRIORITY: u32 = 1 << 3;
         /// Segments of device memory that several channels can map.
         pub const SHARE: u32 = 1 << 4;
@@ -194,32 +193,32 @@ constants! {
         pub const SHARE_ABROAD: u32 = 1 << 5;
         /// Queries about the virtual machine's memory and limits.
         pub const QUERY: u32 = 1 << 6;
-        /// Interrupt at the end of a batch.
+        /// Interrupt when a batch has ended.
         pub const INTERRUPT: u32 = 1 << 7;
     }
 }
 
 constants! {
-    /// The device's registers: 32 bits each, at byte offsets from [`Capability::offset`].
+    /// The device's 32-bit registers, at byte offsets from [`Capability::offset`].
     pub mod register {
         /// Read: the value [`super::SIGNATURE`].
         pub const SIGNATURE: u32 = 0x00;
-        /// Read: the features that the device offers. Write, before [`STATUS`] is set: the features that the driver
-        /// accepts.
+        /// Read: the features offered by the device. Write, before [`STATUS`] is set: the features accepted by the
+        /// driver.
         pub const FEATURES: u32 = 0x04;
         /// A value in [`super::status`]. Writing 0 resets the interface: it drops the queue, all tables, and all
-        /// segment attachments and bindings that were made through it.
+        /// segment attachments and bindings made through the interface.
         pub const STATUS: u32 = 0x08;
-        /// Number of entries of the queue: a power of two up to [`super::MAX_QUEUE`].
+        /// Number of queue entries: a power of two up to [`super::MAX_QUEUE`].
         pub const QUEUE_SIZE: u32 = 0x0c;
-        /// Guest-physical address of the descriptor table, low and high half; a multiple of 16.
+        /// Guest physical address of the descriptor table, low and high half; a multiple of 16.
         pub const QUEUE_DESCRIPTORS: u32 = 0x10;
-        /// Guest-physical address of the available ring, low and high half; a multiple of 2.
+        /// Guest physical address of the available ring, low and high half; a multiple of 2.
         pub const QUEUE_AVAILABLE: u32 = 0x18;
-        /// Guest-physical address of the used ring, low and high half; a multiple of 4.
+        /// Guest physical address of the used ring, low and high half; a multiple of 4.
         pub const QUEUE_USED: u32 = 0x20;
-        /// Write (any value): tells the device that the available ring contains new batches. The write is posted.
-        /// Batches are processed in order.
+        /// Write (any value): notifies the device of new batches in the available ring. The write is posted. Batches
+        /// are processed in order.
         pub const DOORBELL: u32 = 0x28;
         /// Read: number of batches that have ended since the queue was set up, modulo 2^32. Reads are not posted, so
         /// this includes all batches whose doorbells were rung before the read.
@@ -227,7 +226,7 @@ constants! {
         /// Read: 1 while the device asserts its interrupt. Write 1: acknowledges the interrupt.
         pub const INTERRUPT: u32 = 0x30;
         /// Value 1: the device asserts its interrupt when batches have ended, unless the flags of the available ring
-        /// forbid it.
+        /// suppress it.
         pub const INTERRUPT_ENABLE: u32 = 0x34;
         /// Size of the registers in bytes.
         pub const BYTES: u32 = 0x40;
@@ -239,10 +238,10 @@ constants! {
     pub mod status {
         /// The interface is not set up.
         pub const RESET: u32 = 0;
-        /// The driver writes this value when it has set up the features and the queue. The value reads back once the
-        /// device has accepted the features and the queue.
+        /// Written by the driver after setting up the features and the queue. Reads back as this value once the device
+        /// has accepted them.
         pub const READY: u32 = 1;
-        /// The queue is set up incorrectly, or has become unusable. Only [`RESET`] ends this state.
+        /// The queue is set up incorrectly, or has become unusable. Only [`RESET`] leaves this state.
         pub const FAILED: u32 = 0x80;
     }
 }
@@ -256,10 +255,10 @@ statuses! {
         /// An earlier operation of the batch failed.
         #[error("an operation before it failed")]
         NotBegun = 1,
-        /// The batch is malformed: its sizes do not fit, or version 1 does not define one of its codes.
+        /// The batch is malformed: its sizes are inconsistent, or it contains a code that version 1 does not define.
         #[error("the batch is malformed")]
         Malformed = 2,
-        /// The operation belongs to a feature that was not offered or not accepted.
+        /// The operation's feature was not offered or not accepted.
         #[error("the feature was not offered, or not accepted")]
         Unsupported = 3,
         /// The table, segment or channel does not exist.
@@ -268,22 +267,22 @@ statuses! {
         /// An object with this handle already exists.
         #[error("the object already exists")]
         Exists = 5,
-        /// The object is of another type.
-        #[error("the object is of another type")]
+        /// The object has a different type.
+        #[error("the object has a different type")]
         WrongType = 6,
-        /// The object does not have this index, count, address or size.
+        /// The index, count, address or size is out of range for the object.
         #[error("out of range")]
         Range = 7,
-        /// A reserved bit or field is not 0, or a value has no meaning.
-        #[error("a value has no meaning")]
+        /// A reserved bit or field is not 0, or a value is undefined.
+        #[error("a value is undefined")]
         Invalid = 8,
-        /// The operation exceeds a limit of the virtual machine or of the card.
-        #[error("a limit is reached")]
+        /// The operation exceeds a limit of the virtual machine or the card.
+        #[error("a limit is exceeded")]
         Limit = 9,
         /// The owner of the segment, or the operator, does not permit the operation.
         #[error("not allowed")]
         Denied = 10,
-        /// The card failed to execute the operation. The mediator's log contains the reason.
+        /// The card failed to execute the operation. The mediator's log gives the reason.
         #[error("the card failed to execute the operation")]
         Failed = 11,
     }
@@ -302,7 +301,7 @@ constants! {
 }
 
 constants! {
-    /// Codes of operations, and the bodies after their headers.
+    /// Operation codes. A body follows the header.
     pub mod op {
         /// Creates an empty table. The guest chooses the handle, which must be neither 0 nor that of another table.
         pub const TABLE_CREATE: u16 = 0x01;
@@ -311,19 +310,19 @@ constants! {
         pub const TABLE_DESTROY: u16 = 0x02;
         /// Sets an entry of the directory `handle`.
         pub const DIRECTORY_SET: u16 = 0x03;
-        /// Writes consecutive entries of the table `handle`, whose values increase by a fixed step.
+        /// Writes consecutive entries of the table `handle`, with values that increase by a fixed step.
         pub const ENTRIES_RUN: u16 = 0x04;
         /// Writes entries of the table `handle` from a list.
         pub const ENTRIES_LIST: u16 = 0x05;
-        /// Empties entries of the table `handle`.
+        /// Clears entries of the table `handle`.
         pub const ENTRIES_ZERO: u16 = 0x06;
         /// Binds the address space of an instance block (of a channel or an aperture) to the directory `handle`, which
-        /// takes precedence over the directory in the block; handle 0 selects the block's own directory again. The
-        /// binding takes effect when the block is next assigned to a channel or an aperture, or immediately if an
-        /// aperture already uses the block.
+        /// overrides the directory in the block; handle 0 restores the block's own directory. The binding takes effect
+        /// when the block is next assigned to a channel or an aperture, or immediately if an aperture already uses the
+        /// block.
         pub const DIRECTORY_BIND: u16 = 0x07;
-        /// Flushes the TLB of the directory `handle`, or of all address spaces with handle 0. Afterwards, memory that
-        /// was unmapped before the flush cannot be reached.
+        /// Flushes the TLB of the directory `handle`, or of all address spaces if the handle is 0. Afterwards, memory
+        /// that was unmapped before the flush is inaccessible.
         pub const FLUSH: u16 = 0x08;
 
         /// Reserves the channel `handle`. Fails with [`Status::Limit`](super::Status::Limit) if the virtual machine has
@@ -333,30 +332,30 @@ constants! {
         pub const CHANNEL_BIND: u16 = 0x11;
         /// Permits the channel `handle` to run while it is on the runlist.
         pub const CHANNEL_ENABLE: u16 = 0x12;
-        /// Stops the channel `handle` from running.
+        /// Stops the channel `handle`.
         pub const CHANNEL_DISABLE: u16 = 0x13;
         /// Unbinds the channel `handle`.
         pub const CHANNEL_DESTROY: u16 = 0x14;
-        /// Sets the channels that may run.
+        /// Sets the runnable channels.
         pub const RUNLIST: u16 = 0x15;
 
-        /// Fills guest VRAM with a word.
+        /// Fills guest VRAM with a 32-bit word.
         pub const MEMORY_FILL: u16 = 0x20;
         /// Copies guest VRAM. The two ranges must not overlap.
         pub const MEMORY_COPY: u16 = 0x21;
-        /// Sets the eviction priority of a range of guest VRAM: chunks with the lowest priority are evicted first.
+        /// Sets the eviction priority of a guest VRAM range: chunks with the lowest priority are evicted first.
         pub const BUFFER_PRIORITY: u16 = 0x22;
 
-        /// Finds or creates a segment by its key. The value of the answer is the segment's handle.
+        /// Finds or creates a segment by its key. The answer's value is the segment's handle.
         pub const SHARE_GET: u16 = 0x30;
-        /// Maps the segment `handle` for a channel. The value of the answer is its GPU virtual address there.
+        /// Maps the segment `handle` for a channel. The answer's value is its GPU virtual address there.
         pub const SHARE_ATTACH: u16 = 0x31;
         /// Unmaps the segment `handle` for a channel. Work that still uses it faults.
         pub const SHARE_DETACH: u16 = 0x32;
         /// Queries or changes the segment `handle`.
         pub const SHARE_CONTROL: u16 = 0x33;
 
-        /// Executes the query `handle`, a value in [`query`](super::query). The value of the answer is the result.
+        /// Executes the query `handle`, a value in [`query`](super::query). The answer's value is the result.
         pub const QUERY: u16 = 0x40;
     }
 }
@@ -387,12 +386,12 @@ structures! {
         pub first: u32,
         /// Number of entries.
         pub count: u32,
-        /// The first entry, in the hardware's format, with the guest's addresses.
+        /// The first entry, in hardware format, with guest addresses.
         pub entry: u64,
         /// Difference between consecutive entries.
         pub step: u64,
     }
-    /// Body of [`op::ENTRIES_LIST`], which the entries follow, and of [`op::ENTRIES_ZERO`].
+    /// Body of [`op::ENTRIES_LIST`], followed by the entries, and of [`op::ENTRIES_ZERO`].
     pub struct Entries {
         /// Index of the first entry.
         pub first: u32,
@@ -401,11 +400,11 @@ structures! {
     }
     /// Body of [`op::DIRECTORY_BIND`] and [`op::CHANNEL_BIND`].
     pub struct Instance {
-        /// Guest VRAM address of an instance block; a multiple of 4 KiB.
+        /// Guest VRAM address of an instance block, a multiple of 4 KiB.
         pub instance: u64,
     }
-    /// Body of [`op::RUNLIST`]. The channel numbers follow, with 32 bits each, and with 32 zero bits after an odd
-    /// number of channels.
+    /// Body of [`op::RUNLIST`], followed by 32-bit channel numbers, padded with 32 zero bits after an odd number of
+    /// channels.
     pub struct Runlist {
         /// Number of channels.
         pub count: u32,
@@ -414,22 +413,22 @@ structures! {
     }
     /// Body of [`op::MEMORY_FILL`].
     pub struct MemoryFill {
-        /// Guest VRAM address; a multiple of 4.
+        /// Guest VRAM address, a multiple of 4.
         pub address: u64,
-        /// Size in bytes; a multiple of 4, at most [`MAX_MEMORY_BYTES`].
+        /// Size in bytes, a multiple of 4 up to [`MAX_MEMORY_BYTES`].
         pub bytes: u64,
-        /// The word to write.
+        /// The 32-bit word to write.
         pub value: u32,
         /// Always 0.
         pub reserved: u32,
     }
     /// Body of [`op::MEMORY_COPY`].
     pub struct MemoryCopy {
-        /// Guest VRAM address; a multiple of 4.
+        /// Destination address in guest VRAM, a multiple of 4.
         pub to: u64,
-        /// Guest VRAM address; a multiple of 4.
+        /// Source address in guest VRAM, a multiple of 4.
         pub from: u64,
-        /// Size in bytes; a multiple of 4, at most [`MAX_MEMORY_BYTES`].
+        /// Size in bytes, a multiple of 4 up to [`MAX_MEMORY_BYTES`].
         pub bytes: u64,
     }
     /// Body of [`op::BUFFER_PRIORITY`].
@@ -445,18 +444,18 @@ structures! {
     }
     /// Body of [`op::SHARE_GET`].
     pub struct ShareGet {
-        /// Key on which the users of the segment agree; 0 for a segment that other machines cannot find.
+        /// Key agreed on by the segment's users; 0 for a segment that other machines cannot find.
         pub key: u64,
-        /// Size in bytes, rounded up to 4 KiB. If the segment exists, it must have at least this size.
+        /// Size in bytes, rounded up to 4 KiB. An existing segment must have at least this size.
         pub bytes: u64,
         /// Flags in [`share`].
         pub flags: u32,
-        /// Rights in [`share::mode`], used only if the segment is created.
+        /// Permissions in [`share::mode`], used only if the segment is created.
         pub mode: u32,
     }
     /// Body of [`op::SHARE_ATTACH`] and [`op::SHARE_DETACH`].
     pub struct ShareAttach {
-        /// Channel whose address space the segment is mapped in.
+        /// Channel in whose address space the segment is mapped.
         pub channel: u32,
         /// Flags in [`share`]; 0 to detach.
         pub flags: u32,
@@ -477,14 +476,14 @@ constants! {
         pub const CREATE: u32 = 1 << 0;
         /// With [`CREATE`]: fails if a segment has that key.
         pub const EXCLUSIVE: u32 = 1 << 1;
-        /// Uses the segments of the group that the operator has assigned to the virtual machine, and not the virtual
+        /// Uses the segments of the group that the operator has assigned to the virtual machine, instead of the virtual
         /// machine's own.
         pub const ABROAD: u32 = 1 << 2;
         /// Attaches the segment read-only.
         pub const READ_ONLY: u32 = 1 << 3;
     } containing {
         constants! {
-            /// Rights of virtual machines other than the segment's creator.
+            /// Permissions of virtual machines other than the segment's creator.
             pub mod mode {
                 /// Other machines may attach the segment for reading.
                 pub const READ: u32 = 1 << 0;
@@ -496,15 +495,15 @@ constants! {
         constants! {
             /// Commands of [`op::SHARE_CONTROL`](super::op::SHARE_CONTROL).
             pub mod control {
-                /// Returns the segment's size in bytes as the value of the answer.
+                /// Returns the segment's size in bytes as the answer's value.
                 pub const SIZE: u32 = 1;
-                /// Returns the number of address spaces of all virtual machines to which the segment is attached.
+                /// Returns the number of address spaces, across all virtual machines, to which the segment is attached.
                 pub const ATTACHED: u32 = 2;
                 /// Returns the segment's [`mode`](super::mode).
                 pub const MODE: u32 = 3;
-                /// Sets the segment's mode. Only the owner may do so.
+                /// Sets the segment's mode. Reserved to the owner.
                 pub const SET_MODE: u32 = 4;
-                /// Removes the key. The segment is freed when it is no longer attached. Only the owner may do so.
+                /// Removes the key. The segment is freed when it is no longer attached. Reserved to the owner.
                 pub const REMOVE: u32 = 5;
             }
         }
@@ -516,7 +515,7 @@ constants! {
     pub mod query {
         /// Size of the vGPU's VRAM.
         pub const VRAM: u32 = 1;
-        /// Maximum amount of this VRAM that may be on the card; all ones without a limit.
+        /// Maximum amount of this VRAM on the card; all ones if there is no limit.
         pub const QUOTA: u32 = 2;
         /// Guaranteed amount of this VRAM on the card.
         pub const GUARANTEE: u32 = 3;
@@ -528,12 +527,12 @@ constants! {
         pub const ENTITLEMENT: u32 = 6;
         /// Amount of free memory on the card.
         pub const FREE: u32 = 7;
-        /// Shortage of the card's memory: 0 for none, 1 if memory of other virtual machines is in host memory, 2 if
+        /// Memory pressure on the card: 0 for none, 1 if memory of other virtual machines is in host memory, 2 if
         /// memory of this one is.
         pub const PRESSURE: u32 = 8;
         /// Fraction of the card's time to which the virtual machine is entitled, in millionths.
         pub const TIME_SHARE: u32 = 9;
-        /// Total size of the page tables that the virtual machine may still create.
+        /// Total size of page tables that the virtual machine may still create.
         pub const TABLE_BYTES_LEFT: u32 = 10;
     }
 }

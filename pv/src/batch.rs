@@ -1,12 +1,10 @@
-//! A batch of operations: decodes bytes that were copied from shared memory into typed operations, and encodes their
-//! answers.
+//! A batch of operations: decodes bytes copied from shared memory into typed operations, and encodes their answers.
 //!
 //! A batch can contain two kinds of errors, which are reported differently:
 //! - *Structure*: sizes and counts that are inconsistent, or codes that version 1 does not define. [`Batch::parse`]
-//!   checks the whole batch first: after an error the batch is [`Malformed`], and no operation starts.
-//! - *Values*: a reserved field that is not 0, a number without a meaning, or a feature that was not accepted. The
-//!   error is the answer to that operation ([`Batch::ops`]): earlier operations are done, and later operations do not
-//!   start.
+//!   checks the whole batch first: if this fails, the batch is [`Malformed`], and no operation starts.
+//! - *Values*: a nonzero reserved field, an undefined value, or a feature that was not accepted. The error is the
+//!   answer to that operation ([`Batch::ops`]): earlier operations are done, and later operations do not start.
 
 use crate::abi::{Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, Status, feature, op, share};
 use crate::operation::{Fault, Op};
@@ -14,7 +12,7 @@ use crate::raw::{Problem, RawOp};
 use std::fmt;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A batch with a valid structure.
+/// A structurally valid batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
     count: u32,
@@ -22,8 +20,8 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Parses `data`, the contents of the part of a chain that the device reads. The caller must have copied these
-    /// contents from shared memory exactly once.
+    /// Parses `data`, the device-readable part of a chain. The caller must have copied it from shared memory exactly
+    /// once.
     ///
     /// # Errors
     /// Returns the structural error and its position if the batch is malformed.
@@ -56,17 +54,17 @@ impl<'a> Batch<'a> {
         self.count
     }
 
-    /// Iterates over the operations; `features` are the supported features ([`feature`]). Each item is an operation, or
-    /// the status that answers it.
+    /// Iterates over the operations, given the supported features ([`feature`]). Each item is an operation, or the
+    /// status that answers it.
     pub fn ops(&self, features: u32) -> impl Iterator<Item = Result<Op<'a>, Status>> + use<'a> {
         let mut left = self.bytes;
         (0..self.count).map(move |_| next(&mut left, features))
     }
 }
 
-/// Removes the first operation from bytes with a valid structure.
+/// Removes the first operation from structurally valid bytes.
 fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
-    // The batch has been checked, so it cannot be malformed.
+    // The batch has been validated, so it cannot be malformed.
     let raw = RawOp::split(left).map_err(|_| Status::Malformed)?;
     if needs(raw) & !features != 0 {
         return Err(Status::Unsupported);
@@ -77,8 +75,7 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     })
 }
 
-/// A batch in progress: its bytes and the position in them. A batch can be suspended between two operations and
-/// resumed.
+/// A batch in progress: its bytes and the current position. It can be suspended between two operations and resumed.
 #[derive(Clone, Debug)]
 pub struct Begun {
     bytes: Vec<u8>,
@@ -88,10 +85,10 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// Parses `bytes` as [`Batch::parse`] does.
+    /// Parses `bytes` like [`Batch::parse`].
     ///
     /// # Errors
-    /// As for [`Batch::parse`].
+    /// See [`Batch::parse`].
     pub fn new(bytes: Vec<u8>) -> Result<Self, Malformed> {
         let answers = Answers::new(Batch::parse(&bytes)?.count);
         Ok(Self { bytes, at: size_of::<BatchHeader>(), answers })
@@ -123,7 +120,7 @@ impl Begun {
     }
 }
 
-/// Returns the feature that operations with this code need; `None` for a code that version 1 does not define.
+/// Returns the feature required by an operation code; `None` for a code that version 1 does not define.
 #[must_use]
 pub const fn feature_of(code: u16) -> Option<u32> {
     match code {
@@ -149,7 +146,7 @@ pub const fn feature_of(code: u16) -> Option<u32> {
     }
 }
 
-/// Returns all features that an operation needs.
+/// Returns all features required by an operation.
 fn needs(raw: RawOp<'_>) -> u32 {
     let abroad = raw.code == op::SHARE_GET
         && crate::abi::ShareGet::read_from_prefix(raw.body).is_ok_and(|(body, _)| body.flags & share::ABROAD != 0);
@@ -161,7 +158,7 @@ fn needs(raw: RawOp<'_>) -> u32 {
 pub struct Malformed {
     /// Index of the malformed operation; `None` if the batch itself is malformed.
     pub op: Option<u32>,
-    /// The problem.
+    /// Structural problem.
     pub problem: Problem,
 }
 
@@ -176,11 +173,11 @@ impl fmt::Display for Malformed {
 
 const ANSWER_BYTES: usize = size_of::<Answer>();
 
-/// The answers to the operations of a batch that have been executed so far.
+/// Answers to the operations of a batch that have been executed.
 #[derive(Clone, Debug)]
 pub struct Answers {
     status: Status,
-    /// Number of operations that are done.
+    /// Number of completed operations.
     done: u32,
     count: u32,
     /// Answers to the operations that were started.
@@ -200,8 +197,8 @@ impl Answers {
         Self { status: Status::Malformed, done: 0, count: 0, answers: Vec::new() }
     }
 
-    /// Records that the next operation is done with a value (0 if it has no value), or that it failed. Returns true if
-    /// the operation after it may start.
+    /// Records that the next operation is done with a value (0 if it has none), or that it failed. Returns true if the
+    /// following operation may start.
     pub fn push(&mut self, result: Result<u64, Status>) -> bool {
         if self.status != Status::Done || self.done >= self.count {
             return false;
@@ -226,14 +223,14 @@ impl Answers {
         self.status
     }
 
-    /// Returns the number of operations that are done.
+    /// Returns the number of completed operations.
     #[must_use]
     pub const fn done(&self) -> u32 {
         self.done
     }
 
-    /// Returns the answers for the part of a chain that the device writes, in at most `room` bytes: the header, and as
-    /// many whole answers as fit. Returns no bytes if the header does not fit.
+    /// Encodes the answers for the device-writable part of a chain, in at most `room` bytes: the header, and as many
+    /// whole answers as fit. Returns no bytes if the header does not fit.
     #[must_use]
     pub fn bytes(&self, room: usize) -> Vec<u8> {
         let mut bytes = Vec::new();

@@ -1,8 +1,8 @@
-//! Interprets bytes as batches of a guest, and checks their execution against the model.
+//! Interprets bytes as a guest's batches, and checks their execution against the model.
 
 use crate::model::machine::Machine;
 
-/// Runs the steps in `data`. Panics if an invariant does not hold. The first byte selects the limit of tables and the
+/// Runs the steps in `data`. Panics if an invariant does not hold. The first byte selects the table limit and the
 /// accepted features; each step then takes eight bytes.
 pub fn fuzz(data: &[u8]) {
     let Some((first, steps)) = data.split_first() else { return };

@@ -1,4 +1,4 @@
-//! The guest driver's side of the interface: finds the capability, builds batches one operation at a time, and reads
+//! The guest driver's side of the interface: finds the capability, builds batches operation by operation, and parses
 //! their answers.
 
 use crate::abi::{
@@ -8,19 +8,19 @@ use crate::abi::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Offset of the pointer to the first capability in configuration space. Source: PCI Local Bus 3.0, 6.7.
+/// Offset in configuration space of the pointer to the first capability. Source: PCI Local Bus 3.0, 6.7.
 const CAPABILITIES: usize = 0x34;
-/// Lowest offset of a capability.
+/// Lowest capability offset.
 const FIRST_CAPABILITY: usize = 0x40;
 /// Maximum number of capabilities.
 const MOST_CAPABILITIES: usize = 48;
 
-/// Finds the interface's capability in the configuration space of a function, if the function has this capability.
+/// Finds the interface's capability in a function's configuration space.
 #[must_use]
 pub fn capability(config: &[u8]) -> Option<Capability> {
     let mut at = usize::from(*config.get(CAPABILITIES)?);
     for _ in 0..MOST_CAPABILITIES {
-        // The two lowest bits are reserved.
+        // The lowest two bits are reserved.
         at &= !3;
         if at < FIRST_CAPABILITY {
             return None;
@@ -64,7 +64,7 @@ impl Ops {
         self.raw(code, handle, body.as_bytes())
     }
 
-    /// Creates a table of one of the kinds in [`crate::abi::kind`].
+    /// Creates a table of a kind in [`crate::abi::kind`].
     #[must_use]
     pub fn create(self, table: u32, kind: u32) -> Self {
         self.with(op::TABLE_CREATE, table, &TableCreate { kind, reserved: 0 })
@@ -108,13 +108,13 @@ impl Ops {
         self.with(op::DIRECTORY_BIND, directory, &Instance { instance })
     }
 
-    /// Flushes the translations of a directory, or all translations with 0.
+    /// Flushes the translations of a directory, or all translations if it is 0.
     #[must_use]
     pub fn flush(self, directory: u32) -> Self {
         self.raw(op::FLUSH, directory, &[])
     }
 
-    /// Adds any channel operation that takes no arguments.
+    /// Adds a channel operation without arguments.
     #[must_use]
     pub fn channel(self, code: u16, channel: u32) -> Self {
         self.raw(code, channel, &[])
@@ -126,7 +126,7 @@ impl Ops {
         self.with(op::CHANNEL_BIND, channel, &Instance { instance })
     }
 
-    /// Sets the channels that may run.
+    /// Sets the runnable channels.
     #[must_use]
     pub fn runlist(self, channels: &[u32]) -> Self {
         let mut body = Runlist { count: count(channels), reserved: 0 }.as_bytes().to_vec();
@@ -146,7 +146,7 @@ impl Ops {
         self.with(op::MEMORY_COPY, 0, &MemoryCopy { to, from, bytes })
     }
 
-    /// Sets the priority of a range of guest VRAM.
+    /// Sets the priority of a guest VRAM range.
     #[must_use]
     pub fn priority(self, address: u64, bytes: u64, priority: i32) -> Self {
         self.with(op::BUFFER_PRIORITY, 0, &BufferPriority { address, bytes, priority, reserved: 0 })
@@ -182,7 +182,7 @@ impl Ops {
         self.raw(op::QUERY, question, &[])
     }
 
-    /// Returns the bytes of the batch.
+    /// Returns the batch's bytes.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = BatchHeader { ops: self.count, bytes: count(&self.bytes) }.as_bytes().to_vec();
@@ -191,8 +191,7 @@ impl Ops {
     }
 }
 
-/// Returns the length of a list. An operation that is too long for a batch gets a wrong size, and is therefore
-/// malformed.
+/// Returns the length of a list. An operation that is too long for a batch gets a wrong size, which makes it malformed.
 fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
@@ -200,16 +199,16 @@ fn count<T>(list: &[T]) -> u32 {
 /// Result of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Status of the batch; all ones if the batch has no answer.
+    /// Status of the batch; all ones if there is no answer.
     pub status: u32,
-    /// Number of operations that are done.
+    /// Number of completed operations.
     pub done: u32,
     /// Status and value of each operation.
     pub answers: Vec<(u32, u64)>,
 }
 
 impl Reply {
-    /// Parses the answers that the device has written.
+    /// Parses the answers written by the device.
     #[must_use]
     pub fn read(bytes: &[u8]) -> Self {
         let Ok((header, mut rest)) = AnswerHeader::read_from_prefix(bytes) else {
@@ -226,7 +225,7 @@ impl Reply {
     /// Returns the value of the last operation.
     ///
     /// # Panics
-    /// Panics if not all operations are done.
+    /// Panics unless all operations are done.
     #[must_use]
     pub fn value(&self) -> u64 {
         assert_eq!(self.status, 0, "{self:?}");
@@ -257,7 +256,7 @@ mod tests {
         config[0xf8..0xfc].copy_from_slice(&0x1000u32.to_le_bytes());
         let found = capability(&config).expect("a capability");
         assert_eq!((found.bar, found.offset), (3, 0x1000));
-        // Configuration space may be truncated, as in a read without privileges.
+        // Configuration space may be truncated, as in an unprivileged read.
         assert_eq!((capability(&config[..0xf8]), capability(&config[..64]), capability(&[])), (None, None, None));
     }
 

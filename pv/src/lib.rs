@@ -1,13 +1,13 @@
 //! The paravirtual interface through which a driver in a virtual machine communicates with the mediator.
 //!
-//! Parts:
-//! - [`abi`]: the binary format that guest and mediator share
-//! - [`Batch`]: decodes bytes into checked and typed operations ([`Op`]), and collects their [`Answers`]
-//! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine
-//! - [`guest`]: batches and answers as a guest's driver sees them
+//! Modules and types:
+//! - [`abi`]: the binary format shared by guest and mediator
+//! - [`Batch`]: decodes bytes into validated, typed operations ([`Op`]), and collects their [`Answers`]
+//! - [`Tables`]: the typed page tables that the mediator keeps for a virtual machine
+//! - [`guest`]: batches and answers from a guest driver's point of view
 //! - [`header()`]: generates a C header from [`abi`] for guest drivers
 //!
-//! The crate uses no I/O, no threads and no clock.
+//! The crate uses no I/O, threads or clocks.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

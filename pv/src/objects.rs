@@ -1,17 +1,16 @@
-//! The page tables that the mediator keeps for one virtual machine.
+//! The page tables that the mediator keeps for a virtual machine.
 //!
-//! Invariants, regardless of a guest's requests:
+//! Invariants, regardless of the guest's requests:
 //! - A directory entry is empty, or refers to a small-page table and a large-page table in the matching fields. Only
 //!   [`Tables::set`] writes such entries. A directory is never used as a table, so a chain of references has at most
 //!   two links.
 //! - A table exists exactly as long as its handle, a directory entry, or the address space of an instance block refers
-//!   to it. A new table is empty. A removed table cannot be read, and counts as written.
-//! - The total size of all existing tables does not exceed the limit. The total size does not depend on the contents of
-//!   the tables.
+//!   to it. A new table is empty. A removed table is unreadable, and is reported as written.
+//! - The total size of all existing tables, which does not depend on their contents, does not exceed the limit.
 //!
 //! Each table has an address in *table space*: guest VRAM addresses beyond the end of guest VRAM. A page table walker
-//! (`shadow-pt`) therefore reads and follows these tables as it does the tables that the guest keeps itself, and checks
-//! each of their entries. This crate only checks types, and does not translate anything.
+//! (`shadow-pt`) therefore reads and follows these tables like those kept by the guest itself, and validates each of
+//! their entries. This crate only checks types, and translates nothing.
 
 mod contents;
 mod saved;
@@ -30,37 +29,37 @@ use zerocopy::little_endian::U64;
 
 /// Distance in bytes between two tables in table space: the size of the largest table.
 pub const SLOT_BYTES: u64 = SPT_BYTES;
-/// Maximum number of instance blocks that may be bound to directories of these tables. The number exceeds the number of
-/// a card's channels, because blocks are bound before they are used.
+/// Maximum number of instance blocks bound to directories of these tables. It exceeds a card's number of channels,
+/// because blocks are bound before they are used.
 pub const MAX_BINDINGS: usize = 1024;
 
-/// No table exists at this address.
+/// There is no table at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no table at this address")]
 pub struct NoTable;
 
-/// Numbers of objects.
+/// Object counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of page directories.
     pub directories: u64,
-    /// Number of tables of 4 KiB pages.
+    /// Number of 4 KiB page tables.
     pub small: u64,
-    /// Number of tables of 128 KiB pages.
+    /// Number of 128 KiB page tables.
     pub large: u64,
     /// Total size of all tables in bytes, which counts towards the limit.
     pub bytes: u64,
-    /// Number of bytes of host memory that hold the contents of the tables.
+    /// Host memory for the contents of the tables, in bytes.
     pub resident_bytes: u64,
-    /// Number of instance blocks that are bound to a directory.
+    /// Number of instance blocks bound to a directory.
     pub bindings: u64,
 }
 
-/// The page tables of one virtual machine.
+/// The page tables of a virtual machine.
 #[derive(Debug)]
 pub struct Tables {
     limit: u64,
-    /// Size of all tables in bytes.
+    /// Total size of all tables in bytes.
     used: u64,
     slots: Slots,
     handles: HashMap<TableId, SlotId>,
@@ -68,7 +67,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Creates an empty set of tables. `base` is the end of guest VRAM; table space begins at the next multiple of
+    /// Creates an empty set of tables. `base` is the end of guest VRAM; table space starts at the next multiple of
     /// [`SLOT_BYTES`]. `limit` is the maximum total size of all tables in bytes.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {
@@ -76,7 +75,7 @@ impl Tables {
         Self { limit, used: 0, slots: Slots::new(base), handles: HashMap::new(), bindings: HashMap::new() }
     }
 
-    /// Returns true if `address` is in table space, even if no table exists at the address.
+    /// Returns true if `address` is in table space, even if there is no table at the address.
     #[must_use]
     pub fn contains(&self, address: GuestVramAddr) -> bool {
         address >= self.slots.base()
@@ -85,7 +84,7 @@ impl Tables {
     /// Creates an empty table.
     ///
     /// # Errors
-    /// [`Status::Exists`] if the handle is in use, or [`Status::Limit`] if the limit is reached.
+    /// Returns [`Status::Exists`] if the handle is in use, or [`Status::Limit`] if the limit is exceeded.
     pub fn create(&mut self, table: TableId, kind: Kind) -> Result<(), Status> {
         let Entry::Vacant(handle) = self.handles.entry(table) else { return Err(Status::Exists) };
         let used = self.used.checked_add(kind.bytes()).filter(|used| *used <= self.limit).ok_or(Status::Limit)?;
@@ -94,10 +93,10 @@ impl Tables {
         Ok(())
     }
 
-    /// Frees the handle. The table is freed when no other references to it exist.
+    /// Frees the handle. The table is freed once there are no other references to it.
     ///
     /// # Errors
-    /// [`Status::NoObject`] if the table does not exist.
+    /// Returns [`Status::NoObject`] if the table does not exist.
     pub fn destroy(&mut self, table: TableId) -> Result<(), Status> {
         let slot = self.handles.remove(&table).ok_or(Status::NoObject)?;
         self.release(slot);
@@ -107,8 +106,8 @@ impl Tables {
     /// Sets an entry of a directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. The entry has not
-    /// changed then.
+    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. In this
+    /// case, the entry is unchanged.
     pub fn set(
         &mut self,
         directory: TableId,
@@ -128,8 +127,7 @@ impl Tables {
         }
         let object = self.slots.get(directory).ok_or(Status::NoObject)?;
         let before = object.contents.entry(index).ok_or(Status::Range)?;
-        // Add new references before removing old references, so that a table in both the old and the new entry stays
-        // alive.
+        // Add new references before removing old ones, so that a table in both the old and the new entry stays alive.
         for slot in [small, large].into_iter().flatten() {
             self.slots.retain(slot);
         }
@@ -138,11 +136,11 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes `count` entries of a table. Each entry is greater than the previous entry by `step`, modulo 2^64.
+    /// Writes `count` entries of a table, each greater than the previous one by `step`, modulo 2^64.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. No entry has been
-    /// written then.
+    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. In this
+    /// case, no entry is written.
     pub fn run(&mut self, table: TableId, first: u32, count: u32, entry: u64, step: u64) -> Result<(), Status> {
         self.write(table, first, count, |nth| entry.wrapping_add(step.wrapping_mul(nth.into())))
     }
@@ -150,7 +148,7 @@ impl Tables {
     /// Writes entries of a table.
     ///
     /// # Errors
-    /// As for [`Self::run`].
+    /// See [`Self::run`].
     pub fn list(&mut self, table: TableId, first: u32, entries: &[U64]) -> Result<(), Status> {
         let count = u32::try_from(entries.len()).map_err(|_| Status::Range)?;
         self.write(table, first, count, |nth| entries.get(nth as usize).map_or(0, |entry| entry.get()))
@@ -159,15 +157,15 @@ impl Tables {
     /// Clears `count` entries of a table.
     ///
     /// # Errors
-    /// As for [`Self::run`].
+    /// See [`Self::run`].
     pub fn zero(&mut self, table: TableId, first: u32, count: u32) -> Result<(), Status> {
         self.write(table, first, count, |_| 0)
     }
 
-    /// Binds the address space of an instance block to the directory, in place of any other directory.
+    /// Binds the address space of an instance block to the directory, replacing any other directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`] or [`Status::WrongType`]; [`Status::Range`] for a block that is not in guest VRAM; or
+    /// Returns [`Status::NoObject`] or [`Status::WrongType`]; [`Status::Range`] for a block outside guest VRAM; or
     /// [`Status::Limit`] if [`MAX_BINDINGS`] other blocks are bound.
     pub fn bind(&mut self, directory: TableId, instance: GuestVramAddr) -> Result<(), Status> {
         let slot = self.of_kind(directory, |kind| kind == Kind::Directory)?;
@@ -184,8 +182,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Makes the address space of an instance block use the block's own directory. Returns true if another directory
-    /// was bound.
+    /// Restores the own directory of an instance block's address space. Returns true if another directory was bound.
     pub fn unbind(&mut self, instance: GuestVramAddr) -> bool {
         let before = self.bindings.remove(&instance);
         if let Some(slot) = before {
@@ -194,16 +191,16 @@ impl Tables {
         before.is_some()
     }
 
-    /// Returns the address in table space of the directory that an instance block is bound to, if any.
+    /// Returns the table space address of the directory to which an instance block is bound, if any.
     #[must_use]
     pub fn directory_of(&self, instance: GuestVramAddr) -> Option<GuestVramAddr> {
         self.bindings.get(&instance).map(|slot| self.slots.address(*slot))
     }
 
-    /// Returns the address of a directory in table space.
+    /// Returns the table space address of a directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`] or [`Status::WrongType`] if no such directory exists.
+    /// Returns [`Status::NoObject`] or [`Status::WrongType`] if there is no such directory.
     pub fn address(&self, directory: TableId) -> Result<GuestVramAddr, Status> {
         Ok(self.slots.address(self.of_kind(directory, |kind| kind == Kind::Directory)?))
     }
@@ -211,13 +208,13 @@ impl Tables {
     /// Reads from table space.
     ///
     /// # Errors
-    /// Returns an error if the range is not within one table. `data` has not changed then.
+    /// Returns an error if the range is not within one table. In this case, `data` is unchanged.
     pub fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
         self.slots.read(address, data)
     }
 
-    /// Calls `each` with the address and the size of each range of table space that may have changed since the last
-    /// call: maximal runs of contiguous 4 KiB pages, in order.
+    /// Calls `each` with the address and size of each range of table space that may have changed since the last call:
+    /// maximal runs of contiguous 4 KiB pages, in order.
     pub fn take_written(&mut self, each: impl FnMut(GuestVramAddr, u64)) {
         self.slots.take_written(each);
     }
@@ -236,7 +233,7 @@ impl Tables {
         self.used = 0;
     }
 
-    /// Returns the numbers of objects.
+    /// Returns the object counts.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let mut counts = Counts { bytes: self.used, bindings: self.bindings.len() as u64, ..Counts::default() };
@@ -259,7 +256,7 @@ impl Tables {
         if wanted(object.kind) { Ok(slot) } else { Err(Status::WrongType) }
     }
 
-    /// Returns the address of a table as a directory entry contains it.
+    /// Returns a table's address in the format of directory entries.
     fn frame(&self, slot: SlotId) -> Result<u32, Status> {
         u32::try_from(self.slots.address(slot).0 / SMALL_PAGE).map_err(|_| Status::Limit)
     }
@@ -286,7 +283,7 @@ impl Tables {
         }
     }
 
-    /// Removes the references of a directory entry. The tables that it refers to contain no references themselves.
+    /// Removes the references of a directory entry, whose tables contain no references themselves.
     fn forget_entry(&mut self, pde: Pde) {
         let small = (pde.small_target() == TableTarget::Vram).then(|| pde.small_address());
         let large = (pde.large_target() == TableTarget::Vram).then(|| pde.large_address());

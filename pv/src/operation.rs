@@ -1,6 +1,6 @@
 //! Operations with typed arguments.
 //!
-//! This module makes the checks that depend on the operation alone. The executor makes the checks that depend on the
+//! This module performs the checks that depend on the operation alone. The executor performs those that depend on the
 //! virtual machine: its handles, its channels, and the end of its VRAM.
 
 use crate::abi::{
@@ -13,7 +13,7 @@ use nvspec::mmu::{LPT_BYTES, LPT_ENTRIES, PD_BYTES, PD_ENTRIES, SPT_BYTES, SPT_E
 use std::num::NonZeroU32;
 use zerocopy::little_endian::{U32, U64};
 
-/// A guest's handle of a page table.
+/// A guest's page table handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableId(pub NonZeroU32);
 
@@ -33,9 +33,9 @@ impl TableId {
 pub enum Kind {
     /// A page directory.
     Directory,
-    /// A table of 4 KiB pages.
+    /// A 4 KiB page table.
     Small,
-    /// A table of 128 KiB pages.
+    /// A 128 KiB page table.
     Large,
 }
 
@@ -43,7 +43,7 @@ impl Kind {
     /// All types.
     pub const ALL: [Self; 3] = [Self::Directory, Self::Small, Self::Large];
 
-    /// Returns the number of entries of a table.
+    /// Returns the number of entries in a table.
     #[must_use]
     pub const fn entries(self) -> u32 {
         match self {
@@ -108,20 +108,20 @@ impl Question {
 /// Query or change of a segment, a value in [`share::control`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// Returns the segment's size in bytes.
+    /// Query the segment's size in bytes.
     Size,
-    /// Returns the number of address spaces to which the segment is attached.
+    /// Query the number of address spaces to which the segment is attached.
     Attached,
-    /// Returns the segment's mode.
+    /// Query the segment's mode.
     Mode,
-    /// Sets the segment's mode to a combination of [`share::mode`].
+    /// Set the segment's mode to a combination of [`share::mode`].
     SetMode(u32),
-    /// Removes the segment's key.
+    /// Remove the segment's key.
     Remove,
 }
 
-/// An operation; [`op`] describes each code. Channel numbers are the guest's. The existence of channels, and addresses
-/// in guest VRAM, have not been checked yet.
+/// An operation; [`op`] describes each code. Channel numbers are the guest's. The existence of channels, and guest VRAM
+/// addresses, have not been checked yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "as the structures of the same names, which follow the operations' headers")]
 pub enum Op<'a> {
@@ -154,7 +154,7 @@ pub enum Op<'a> {
 pub(crate) enum Fault {
     /// The whole batch is malformed.
     Structure(Problem),
-    /// A value is wrong. The status is the answer to the operation.
+    /// A value is invalid. The status is the answer to the operation.
     Value(Status),
 }
 
@@ -303,7 +303,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// Converts the handle of the table that the operation acts on.
+/// Converts the handle of the operation's table.
 fn table(handle: u32) -> Result<TableId, Status> {
     TableId::new(handle).ok_or(Status::NoObject)
 }
@@ -313,12 +313,12 @@ fn zero(value: u32) -> Result<(), Status> {
     if value == 0 { Ok(()) } else { Err(Status::Invalid) }
 }
 
-/// Checks the address of an instance block.
+/// Validates an instance block address.
 fn block(address: u64) -> Result<GuestVramAddr, Status> {
     if address.is_multiple_of(SMALL_PAGE) { Ok(GuestVramAddr(address)) } else { Err(Status::Invalid) }
 }
 
-/// Checks that ranges consist of whole words, and that one operation may have this size.
+/// Checks that ranges consist of whole words, and that the size is permitted in a single operation.
 fn words(addresses: &[u64], bytes: u64) -> Result<(), Status> {
     if bytes > MAX_MEMORY_BYTES {
         return Err(Status::Range);
@@ -327,7 +327,7 @@ fn words(addresses: &[u64], bytes: u64) -> Result<(), Status> {
     if whole { Ok(()) } else { Err(Status::Invalid) }
 }
 
-/// Checks a segment's mode.
+/// Validates a segment's mode.
 fn rights(mode: u32) -> Result<u32, Status> {
     zero(mode & !(share::mode::READ | share::mode::WRITE))?;
     Ok(mode)

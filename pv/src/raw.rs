@@ -1,9 +1,9 @@
-//! An operation in its binary format, and the structural problems of batches.
+//! Operations in binary format, and structural problems of batches.
 
 use crate::abi::{MAX_BATCH_OPS, OpHeader, UNIT};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-/// An operation in the form that it has in a batch.
+/// An operation as encoded in a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawOp<'a> {
     pub(crate) code: u16,
@@ -22,13 +22,13 @@ impl<'a> RawOp<'a> {
         Ok(Self { code: header.code, handle: header.handle, body })
     }
 
-    /// Returns the body if it is exactly one `T`.
+    /// Returns the body if it consists of exactly one `T`.
     pub(crate) fn exact<T: FromBytes>(&self) -> Result<T, Problem> {
         T::read_from_bytes(self.body).map_err(|_| self.size())
     }
 
-    /// Returns the body: a `T`, followed by elements, rounded up to whole units. `count` returns the number of elements
-    /// for the `T`.
+    /// Returns the body: a `T` followed by elements, padded to whole units. `count` returns the number of elements,
+    /// given the `T`.
     pub(crate) fn list<T: FromBytes, E: FromBytes + Immutable + KnownLayout>(
         &self,
         count: impl FnOnce(&T) -> u32,
@@ -45,22 +45,22 @@ impl<'a> RawOp<'a> {
     }
 }
 
-/// Problems of a batch.
+/// Structural problems of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The batch is shorter than a [`BatchHeader`](crate::abi::BatchHeader).
     #[error("has no header")]
     Short,
-    /// The number of operations is 0 or above [`MAX_BATCH_OPS`].
+    /// The number of operations is 0 or exceeds [`MAX_BATCH_OPS`].
     #[error("declares {0} operations; must be from 1 to {MAX_BATCH_OPS}")]
     Ops(u32),
-    /// The size exceeds the available bytes, or the limit [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES).
+    /// The size exceeds the available bytes, or [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES).
     #[error("declares {0} bytes of operations, more than it contains or than the maximum")]
     Bytes(u32),
     /// Bytes remain after the last operation.
     #[error("has {0} bytes after its last operation")]
     Rest(usize),
-    /// The batch ends before the header of an operation.
+    /// The batch ends before an operation's header.
     #[error("has no header")]
     Missing,
     /// The operation is shorter than its header, or extends beyond the batch.
@@ -74,7 +74,7 @@ pub enum Problem {
     Size {
         /// Code of the operation.
         code: u16,
-        /// Size of the operation in bytes, without its header.
+        /// Size of the operation's body in bytes.
         bytes: usize,
     },
 }

@@ -1,6 +1,6 @@
 //! Descriptions of the interface's constants and structures, for its C header.
 
-/// A constant.
+/// Description of a constant.
 pub(crate) struct Constant {
     pub(crate) name: &'static str,
     pub(crate) value: u64,
@@ -16,7 +16,7 @@ pub(crate) struct Section {
     pub(crate) constants: &'static [Constant],
 }
 
-/// A structure.
+/// Description of a structure.
 pub(crate) struct Structure {
     pub(crate) name: &'static str,
     pub(crate) bytes: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Structure {
     pub(crate) fields: &'static [Field],
 }
 
-/// A field of a structure.
+/// Description of a structure's field.
 pub(crate) struct Field {
     pub(crate) name: &'static str,
     pub(crate) ty: &'static str,

@@ -1,5 +1,5 @@
-//! Tests that `shadow-pt` reads the tables of a paravirtual guest in the same way as the tables of any other guest.
-//! Some of the entries reach the card, and others are rejected.
+//! Tests that `shadow-pt` reads a paravirtual guest's tables like those of any other guest. Some of the entries reach
+//! the card, and others are rejected.
 
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use pv::{Kind, TableId, Tables};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 const PAGE: u64 = 4096;
 const VRAM: u64 = 4 << 20;
-/// Card address of the guest's VRAM.
+/// Card address of guest VRAM.
 const ON_CARD: u64 = 0x1000_0000;
 const SHADOWS: u64 = 0x8000_0000;
 const INSTANCE: GuestVramAddr = GuestVramAddr(0x1000);
@@ -18,7 +18,7 @@ const DIRECTORY: u32 = 1;
 const SMALL_TABLE: u32 = 2;
 const LARGE_TABLE: u32 = 3;
 
-/// Grants for a guest whose VRAM is contiguous and that has no RAM.
+/// Grants for a guest without RAM whose VRAM is contiguous.
 struct Grants;
 
 impl Frames for Grants {
@@ -102,7 +102,7 @@ impl Rig {
         [Denial::Vram, Denial::Table, Denial::Ram].map(|reason| report.denied.count_of(reason))
     }
 
-    /// Translates an address in the address space to a card address.
+    /// Translates a GPU virtual address to a card address.
     fn walk(&self, address: GpuVa) -> Option<u64> {
         let directory = self.spaces.directory(self.space)?;
         let pde = self.card.entry(directory.0, address.0 >> 27);
@@ -171,7 +171,7 @@ fn removed_table_maps_nothing_and_successor_only_its_entries() {
         rig.flush();
         rig.tables.destroy(id(SMALL_TABLE)).unwrap();
         rig.flush();
-        assert_eq!(rig.walk(at(1, PAGE)), Some(ON_CARD + 0x2000), "the directory still names it");
+        assert_eq!(rig.walk(at(1, PAGE)), Some(ON_CARD + 0x2000), "the directory still refers to it");
         rig.tables.set(id(DIRECTORY), 1, None, None).unwrap();
         rig.tables.create(id(SMALL_TABLE), Kind::Small).unwrap();
         rig.tables.set(id(DIRECTORY), 1, Some(id(SMALL_TABLE)), None).unwrap();

@@ -1,7 +1,7 @@
-//! Saved state: the parts of a vGPU or of a card, serialized so that the vGPU or the card can resume elsewhere.
+//! Saved state: the parts of a vGPU or card, serialized so that the vGPU or card can resume elsewhere.
 //!
 //! Each crate saves its own part, next to its state, as a [`Part`]: plain data with the crate's name and a version.
-//! This crate combines the parts into one file, and splits a file into its parts.
+//! This crate combines parts into a file, and splits a file into its parts.
 //!
 //! # The file
 //! All numbers are little-endian.
@@ -13,7 +13,7 @@
 //! | 16 | the file's identity, which is unique |
 //! | 4 | number of sections that follow, at most [`SECTIONS_MAX`] |
 //!
-//! The sections follow, one after another:
+//! The sections follow consecutively:
 //!
 //! | bytes | contents |
 //! |---|---|
@@ -24,23 +24,21 @@
 //! | 32 | SHA-256 of the file's identity, all of the above, and the contents |
 //! | n | the contents, in the encoding of `postcard` |
 //!
-//! No data follows the last section. The checksum of a section covers the file's identity, so that a section of another
+//! The file ends with the last section. A section's checksum covers the file's identity, so that a section of another
 //! file is rejected.
 //!
 //! # Versions
-//! A program reads and writes each part in its current and in the previous version: [`Part::Before`] is the part in the
-//! previous version. The newer of two consecutive programs therefore does all conversions, in both directions, and the
-//! older program does not need to know later versions. The older program announces the versions that it reads
-//! ([`Known`]).
+//! A program reads and writes each part in its current and previous versions: [`Part::Before`] is the previous version.
+//! The newer of two consecutive programs therefore performs all conversions, in both directions, and the older program
+//! need not know later versions. The older program announces the versions that it reads ([`Known`]).
 //!
 //! # Trust
-//! A file is untrusted input: checksums detect damage, not malice. This crate never allocates more memory than the
-//! length of the file. Each crate must check its part, value by value ([`Invalid`]), before it uses the part.
+//! A file is untrusted input: checksums detect corruption, not tampering. This crate never allocates more memory than
+//! the length of the file. Each crate must validate its part, value by value ([`Invalid`]), before using it.
 //!
-//! The memory of one VM can follow its state in a [`stream`].
+//! A VM's memory can follow its state in a [`stream`].
 //!
-//! The crate does not contain the contents of parts, card memory (which is passed by reference), guest RAM, or
-//! encryption.
+//! Not included: the contents of parts, card memory (which is passed by reference), guest RAM, and encryption.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -4,27 +4,27 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Plain data that a crate saves. The crate creates the data from its state with a pattern that names each field, so
-/// that no field is forgotten.
+/// Plain data saved by a crate. The crate creates it from its state with a pattern that names each field, so that no
+/// field is forgotten.
 pub trait Part: Serialize + DeserializeOwned {
-    /// Name of the crate. If the crate has several parts, a dot and the name of this part follow.
+    /// Name of the crate. If the crate has several parts, followed by a dot and the name of this part.
     const NAME: &'static str;
-    /// Version of the encoding. The version starts at 1 and increases with each change. Each element of a list must
-    /// need at least one byte; otherwise a short file could claim to contain a list of any length.
+    /// Version of the encoding, which starts at 1 and increases with each change. Each element of a list must need at
+    /// least one byte; otherwise a short file could claim to contain a list of arbitrary length.
     const VERSION: u32;
-    /// The part in its previous version; [`Unversioned`] if the reader does not accept a previous version.
+    /// The part's previous version; [`Unversioned`] if no previous version is accepted.
     type Before: Serialize + DeserializeOwned;
 
     /// Converts from the previous version.
     ///
     /// # Errors
-    /// Returns an error if the state can no longer be expressed.
+    /// Returns an error if the state can no longer be represented.
     fn from_before(before: Self::Before) -> Result<Self, Invalid>;
 
     /// Converts to the previous version, for an older program.
     ///
     /// # Errors
-    /// Returns an error if the previous version cannot express the state.
+    /// Returns an error if the previous version cannot represent the state.
     fn to_before(&self) -> Result<Self::Before, Invalid>;
 }
 
@@ -40,8 +40,8 @@ macro_rules! first_version {
     };
 }
 
-/// Declares a type as the only version of a part that is read and written. Its number must be higher than the numbers
-/// of all earlier encodings, because a program with an earlier encoding must not accept this part as its own.
+/// Declares a type as the only version of a part that is read and written. Its number must exceed that of all earlier
+/// encodings, because a program with an earlier encoding must not accept this part as its own.
 #[macro_export]
 macro_rules! only_version {
     ($part:ty, $name:literal, $version:literal) => {
@@ -61,17 +61,17 @@ macro_rules! only_version {
     };
 }
 
-/// A part that a program can read, in this version and in the previous version.
+/// A part that a program can read, in this version and the previous one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
-    /// The part's name.
+    /// Name of the part.
     pub name: String,
-    /// The newest supported version.
+    /// Newest supported version.
     pub version: u32,
 }
 
 impl Known {
-    /// Returns the part with the versions that this program supports.
+    /// Returns the part with the versions supported by this program.
     #[must_use]
     pub fn for_part<P: Part>() -> Self {
         Self { name: P::NAME.to_owned(), version: P::VERSION }
@@ -89,7 +89,7 @@ impl Invalid {
         Self(why.to_string())
     }
 
-    /// Returns `Ok` if `holds` is true, and otherwise an error that describes the violated condition.
+    /// Returns `Ok` if `holds` is true, otherwise an error that describes the violated condition.
     ///
     /// # Errors
     /// Returns an error if the condition is false.

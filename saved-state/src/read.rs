@@ -15,7 +15,7 @@ impl<'a> SavedState<'a> {
     /// Parses a file. `known` lists the supported parts.
     ///
     /// # Errors
-    /// See [`ReadError`] for all reasons. No section has been decoded then.
+    /// Returns a [`ReadError`]. In this case, no section is decoded.
     pub fn parse(file: &'a [u8], known: &[Known]) -> Result<Self, ReadError> {
         let mut bytes = Bytes { file, at: 0 };
         if file.get(..MAGIC.len()) != Some(MAGIC.as_slice()) {
@@ -49,12 +49,12 @@ impl<'a> SavedState<'a> {
     /// Decodes a part and removes it from the state.
     ///
     /// # Errors
-    /// See [`ReadError`] for all reasons.
+    /// Returns a [`ReadError`].
     pub fn take<P: Part>(&mut self, of: u32) -> Result<P, ReadError> {
         let name = P::NAME;
         let (version, contents) = self.sections.remove(&(name, of)).ok_or(ReadError::Missing { name, of })?;
         let encoding = ReadError::Encoding { name, of };
-        // Other versions were refused earlier.
+        // Other versions have been rejected earlier.
         if version == P::VERSION {
             return decode(contents).ok_or(encoding);
         }
@@ -62,16 +62,16 @@ impl<'a> SavedState<'a> {
         P::from_before(before).map_err(|why| ReadError::Invalid { name, of, why })
     }
 
-    /// Same as [`Self::take`], and also converts the part to its crate's type.
+    /// Same as [`Self::take`], but also converts the part to its crate's type.
     ///
     /// # Errors
-    /// See [`ReadError`] for all reasons.
+    /// Returns a [`ReadError`].
     pub fn restore<P: Part, T: TryFrom<P, Error = Invalid>>(&mut self, of: u32) -> Result<T, ReadError> {
         let part: P = self.take(of)?;
         T::try_from(part).map_err(|why| ReadError::Invalid { name: P::NAME, of, why })
     }
 
-    /// Returns the owners of the unread parts with this name, in order.
+    /// Returns the owners of unread parts with this name, in order.
     #[must_use]
     pub fn owners<P: Part>(&self) -> Vec<u32> {
         self.sections.range((P::NAME, 0)..=(P::NAME, u32::MAX)).map(|((_, of), _)| *of).collect()
@@ -80,7 +80,7 @@ impl<'a> SavedState<'a> {
     /// Checks that every section has been read.
     ///
     /// # Errors
-    /// [`ReadError::Left`] if sections are left.
+    /// Returns [`ReadError::Left`] if any sections are unread.
     pub fn finish(self) -> Result<(), ReadError> {
         match self.sections.into_keys().next() {
             None => Ok(()),
@@ -89,13 +89,13 @@ impl<'a> SavedState<'a> {
     }
 }
 
-/// Decodes the whole of `contents`.
+/// Decodes all of `contents`.
 fn decode<T: serde::de::DeserializeOwned>(contents: &[u8]) -> Option<T> {
     let (value, rest) = postcard::take_from_bytes(contents).ok()?;
     rest.is_empty().then_some(value)
 }
 
-/// A section in the form in which the file contains it.
+/// A section as stored in the file.
 struct Section<'a> {
     name: &'a str,
     of: u32,
@@ -110,7 +110,7 @@ impl Section<'_> {
         let Some(known) = known.iter().find(|known| known.name == name) else {
             return Err(ReadError::Unknown { name: name.to_owned(), of });
         };
-        // Version 0 is not valid.
+        // Version 0 is invalid.
         if version == 0 || (version != known.version && version.checked_add(1) != Some(known.version)) {
             return Err(ReadError::Version { name: name.to_owned(), of, version, known: known.version });
         }
@@ -121,7 +121,7 @@ impl Section<'_> {
     }
 }
 
-/// The bytes of a file, and the position of the next byte to read.
+/// The bytes of a file, and the current read position.
 struct Bytes<'a> {
     file: &'a [u8],
     at: usize,

@@ -10,8 +10,8 @@
 //! | n | the head |
 //! | 32 | SHA-256 of all of the above |
 //!
-//! The nonzero pieces of memory follow the head, ordered by address, and then an end marker, which is a piece without
-//! bytes at the highest address:
+//! The head is followed by the nonzero pieces of memory, in address order, and an end marker, which is an empty piece
+//! at the highest address:
 //!
 //! | bytes | contents |
 //! |---|---|
@@ -21,32 +21,32 @@
 //! | 32 | SHA-256 of the previous checksum, and all of the above |
 //!
 //! Each checksum covers the previous one, so that a missing, swapped or foreign piece is detected where it occurs. As
-//! in [files](crate), this detects damage, but not tampering.
+//! in [files](crate), this detects corruption, not tampering.
 
 use sha2::{Digest, Sha256};
 
 /// Magic bytes at the start of each stream.
 pub const MAGIC: [u8; 8] = *b"GPUMVMST";
-/// Version of the stream's format.
+/// Version of the stream format.
 pub const FORMAT: u32 = 1;
-/// Maximum size of a head in bytes. A head contains the contexts of all channels on a card, and the page tables that
-/// are kept for a guest.
+/// Maximum size of a head in bytes. A head contains the contexts of all channels on a card, and the page tables kept
+/// for a guest.
 pub const HEAD_MAX: usize = 64 << 20;
 /// Maximum size of a piece in bytes.
 pub const PIECE_MAX: usize = 256 << 10;
 
 /// Size of a checksum in bytes.
 const SUM: usize = 32;
-/// Number of bytes that precede a head.
+/// Number of bytes before the head.
 const START: usize = 20;
-/// Number of bytes that precede the data of a piece.
+/// Number of bytes before the data of a piece.
 const PIECE_HEAD: usize = 12;
 /// Address of the end marker.
 const END: u64 = u64::MAX;
 
 type Sum = [u8; SUM];
 
-/// Reason for refusing a stream.
+/// Reason for rejecting a stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The magic bytes do not match.
@@ -61,10 +61,10 @@ pub enum StreamError {
     /// A checksum is wrong.
     #[error("the saved VM is damaged, or combined from two files: the checksum at byte {0} is wrong")]
     Sum(u64),
-    /// A piece is too long, or has no bytes.
+    /// A piece is too long or empty.
     #[error("the saved VM claims a piece of {0} bytes of memory; must be from 1 to {PIECE_MAX}")]
     Piece(u32),
-    /// The address of a piece is not above that of the previous piece.
+    /// A piece's address is not above the end of the previous piece.
     #[error("the saved VM has memory at {0:#x} after memory at a higher address")]
     Order(u64),
     /// Bytes follow the end marker.
@@ -94,7 +94,7 @@ impl StreamWriter {
         (Self { sum }, bytes)
     }
 
-    /// Encodes a piece. The piece must have 1 to [`PIECE_MAX`] bytes, and an address above those of all earlier pieces.
+    /// Encodes a piece of 1 to [`PIECE_MAX`] bytes, whose address must be above those of all earlier pieces.
     pub fn piece(&mut self, at: u64, data: &[u8]) -> Vec<u8> {
         debug_assert!((1..=PIECE_MAX).contains(&data.len()), "a piece of {} bytes", data.len());
         let mut bytes = at.to_le_bytes().to_vec();
@@ -125,21 +125,21 @@ fn next(before: &Sum, bytes: &[u8]) -> Sum {
 pub enum Item<'a> {
     /// The head, which occurs once, at the start.
     Head(&'a [u8]),
-    /// A piece of memory: its address and its bytes.
+    /// A piece of memory: its address and contents.
     Piece(u64, &'a [u8]),
 }
 
-/// Reads a stream. The reader accepts the stream in portions of any length.
+/// Reads a stream in portions of any length.
 #[derive(Debug, Default)]
 pub struct StreamReader {
-    /// Bytes of a unit that is not complete yet.
+    /// Bytes of an incomplete unit.
     rest: Vec<u8>,
-    /// Number of bytes of the stream that precede `rest`.
+    /// Number of stream bytes before `rest`.
     before: u64,
     at: Expects,
 }
 
-/// The unit of a stream that must come next.
+/// The unit that must come next in a stream.
 #[derive(Clone, Copy, Debug, Default)]
 enum Expects {
     #[default]
@@ -150,11 +150,11 @@ enum Expects {
 }
 
 impl StreamReader {
-    /// Accepts the next bytes. Checks the checksum of each complete unit, and then passes the unit to `sink`.
+    /// Accepts the next bytes. Verifies the checksum of each complete unit before passing it to `sink`.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not a valid stream, or if `sink` fails. After an error, the caller must not
-    /// feed further data.
+    /// Returns an error if the bytes are not a valid stream, or if `sink` fails. After an error, no further data may be
+    /// fed.
     pub fn feed<E: From<StreamError>>(
         &mut self,
         mut bytes: &[u8],
@@ -185,7 +185,7 @@ impl StreamReader {
         self.before.saturating_add(self.rest.len() as u64)
     }
 
-    /// Returns the number of bytes that the next unit needs, as far as it is known.
+    /// Returns the size of the next unit in bytes, as far as it is known.
     fn wanted(&self) -> Result<usize, StreamError> {
         let long = |start: usize, length: usize| start.saturating_add(length).saturating_add(SUM);
         match self.at {
@@ -201,7 +201,7 @@ impl StreamReader {
         }
     }
 
-    /// Returns the length of the head, if it is known.
+    /// Returns the length of the head, if known.
     fn head_length(&self) -> Result<Option<usize>, StreamError> {
         let Some((magic, rest)) = self.rest.split_at_checked(MAGIC.len()) else { return Ok(None) };
         if magic != MAGIC {
@@ -218,7 +218,7 @@ impl StreamReader {
         within.map(Some).ok_or(StreamError::Head(length))
     }
 
-    /// Returns the address and the length of the next piece, if they are known.
+    /// Returns the address and length of the next piece, if known.
     fn piece_head(&self, least: u64) -> Result<Option<(u64, usize)>, StreamError> {
         let Some((at, rest)) = self.rest.split_first_chunk() else { return Ok(None) };
         let Some(length) = rest.first_chunk() else { return Ok(None) };

@@ -16,8 +16,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates a file for a program of this version. `identity` must be unique, because sections of files with the same
-    /// identity could be exchanged undetected.
+    /// Creates a file for a program of this version. `identity` must be unique, because sections could be exchanged
+    /// undetected between files with the same identity.
     #[must_use]
     pub fn new(identity: [u8; IDENTITY]) -> Self {
         Self { identity, reader: None, written: BTreeSet::new(), sections: Vec::new() }
@@ -29,10 +29,10 @@ impl Writer {
         Self { reader: Some(reader), ..Self::new(identity) }
     }
 
-    /// Appends a part that belongs to `of`.
+    /// Appends a part owned by `of`.
     ///
     /// # Errors
-    /// See [`WriteError`] for all reasons. The file is then unchanged.
+    /// Returns a [`WriteError`]. In this case, the file is unchanged.
     pub fn put<P: Part>(&mut self, of: u32, part: &P) -> Result<(), WriteError> {
         let name = P::NAME;
         debug_assert!(is_name(name), "`{name}` is not a name of a part");
@@ -50,7 +50,7 @@ impl Writer {
             postcard::to_allocvec(&before)
         };
         let contents = encoded.map_err(|_| WriteError::Encoding { name, of })?;
-        // A name has at most 64 bytes, so its length fits into one byte.
+        // A name has at most 64 bytes, so its length fits one byte.
         self.sections.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
         self.sections.extend(name.as_bytes());
         self.sections.extend(of.to_le_bytes());
@@ -80,7 +80,7 @@ impl Writer {
         let reads = reader.iter().find(|known| known.name == P::NAME).map(|known| known.version);
         let before = P::VERSION.saturating_sub(1);
         match reads {
-            // The reader supports its own version and the previous version.
+            // The reader supports its own version and the previous one.
             Some(newest) if newest == P::VERSION || newest.checked_sub(1) == Some(P::VERSION) => Ok(P::VERSION),
             Some(newest) if newest == before && before > 0 => Ok(before),
             _ => Err(WriteError::Version { name: P::NAME, version: P::VERSION, reads }),

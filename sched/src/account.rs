@@ -1,4 +1,4 @@
-//! Accounts of a vGPU's submissions, and of the engine time that it has used.
+//! Accounts of a vGPU: its submissions and its engine time.
 
 mod saved;
 
@@ -15,7 +15,7 @@ const STEPS_LOG2: u32 = 3;
 /// Number of buckets of a histogram.
 const BUCKETS: usize = (BUCKETS_PER_OCTAVE * (u64::BITS - STEPS_LOG2 + 1)) as usize;
 
-/// A histogram of durations with a fixed number of buckets.
+/// Histogram of durations with a fixed number of buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -35,7 +35,7 @@ fn bucket(ns: u64) -> usize {
     ((shift * BUCKETS_PER_OCTAVE) as usize) + (ns >> shift) as usize
 }
 
-/// Returns the maximum duration, in ns, that is counted in a bucket.
+/// Returns the maximum duration of a bucket, in ns.
 fn upper(bucket: usize) -> u64 {
     let (step, index) = (BUCKETS_PER_OCTAVE as usize, bucket as u64);
     if bucket < 2 * step {
@@ -47,7 +47,7 @@ fn upper(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// Counts a duration.
+    /// Adds a duration.
     pub fn add(&mut self, ns: u64) {
         self.counts[bucket(ns)] += 1;
         self.count += 1;
@@ -55,7 +55,7 @@ impl Histogram {
         self.max = self.max.max(ns);
     }
 
-    /// Returns the number of counted durations.
+    /// Returns the number of durations.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
@@ -67,8 +67,8 @@ impl Histogram {
         self.sum
     }
 
-    /// Returns the number of counted durations that are at most `ns`. The result may omit durations that are up to an
-    /// eighth below `ns`.
+    /// Returns the number of durations that are at most `ns`. The result may omit durations that are less than `ns` by
+    /// up to an eighth.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
@@ -86,8 +86,8 @@ impl Histogram {
         self.max
     }
 
-    /// Returns a quantile in ns: the duration that `permille` of all durations do not exceed, or 0 without samples. The
-    /// result is at most an eighth too long.
+    /// Returns a quantile in ns: the duration that is not exceeded by `permille` of all durations, or 0 without
+    /// samples. The error is at most +1/8.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> u64 {
         let wanted = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);
@@ -101,7 +101,7 @@ impl Histogram {
         self.max
     }
 
-    /// Adds the counts of another histogram.
+    /// Adds another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (to, from) in self.counts.iter_mut().zip(&other.counts) {
             *to += from;
@@ -116,26 +116,26 @@ impl Histogram {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "SavedAccount", try_from = "SavedAccount")]
 pub struct Account {
-    /// Number of submissions that arrived.
+    /// Number of submissions.
     pub arrived: u64,
-    /// Number of submissions that were started.
+    /// Number of started submissions.
     pub started: u64,
-    /// Number of submissions that ended.
+    /// Number of completed submissions.
     pub completed: u64,
-    /// Number of submissions that were withdrawn, or removed with their channel.
+    /// Number of submissions that were withdrawn or removed with their channel.
     pub dropped: u64,
-    /// Number of submissions whose channel the scheduler requested to kill.
+    /// Number of submissions whose channel was to be killed, according to the scheduler's decisions.
     pub killed: u64,
-    /// Engine time used, in ns.
+    /// Used engine time, in ns.
     pub used: u64,
-    /// Engine time used by the longest submission, in ns.
+    /// Engine time of the longest submission, in ns.
     pub longest: u64,
     /// Waiting times from arrival to start.
     pub waits: Histogram,
 }
 
 impl Account {
-    /// Adds the counts of another account.
+    /// Adds another account.
     pub(crate) fn add(&mut self, other: &Self) {
         let Self { arrived, started, completed, dropped, killed, used, longest, waits } = other;
         self.arrived += arrived;
@@ -149,16 +149,16 @@ impl Account {
     }
 }
 
-/// A vGPU's use in one interval of its [`History`].
+/// Use of a vGPU in one interval of its [`History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Start of the interval.
     pub from: Nanos,
-    /// Time charged in the interval, in ns, by engine. A submission is charged when it ends.
+    /// Time charged in the interval, in ns, by engine. Submissions are charged at their end.
     pub used: [u64; Engine::COUNT],
 }
 
-/// Recent use of a vGPU, in intervals. Only intervals with a charge are kept, up to a fixed number.
+/// Recent use of a vGPU in intervals. Contains only intervals with charges, up to a fixed number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     samples: VecDeque<Sample>,
@@ -167,7 +167,7 @@ pub struct History {
 impl History {
     /// Length of an interval, in ns.
     pub const INTERVAL_NS: u64 = 100_000_000;
-    /// Number of intervals that are kept.
+    /// Maximum number of stored intervals.
     pub const MAX_INTERVALS: usize = 600;
 
     pub(crate) fn add(&mut self, at: Nanos, engine: Engine, used: u64) {
@@ -183,7 +183,7 @@ impl History {
         }
     }
 
-    /// Returns the intervals that begin at `since` or later, in order.
+    /// Returns the intervals that start at `since` or later, in order.
     pub fn since(&self, since: Nanos) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(move |sample| sample.from >= since)
     }

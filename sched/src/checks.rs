@@ -1,20 +1,20 @@
-//! Validity checks that several parts of a saved scheduler share.
+//! Validity checks for several parts of a saved scheduler.
 
 use crate::types::TenantId;
 use saved_state::{Invalid, ascend};
 
-/// Upper bound of event counts, so that sums over many vGPUs fit into 64 bits.
+/// Maximum event count. It ensures that sums over many vGPUs fit into 64 bits.
 pub(crate) const COUNT_MAX: u64 = 1 << 48;
 
-/// Returns true if each map has exactly the vGPUs in `members` as keys.
+/// Returns true if the keys of each map are exactly the vGPUs in `members`.
 pub(crate) fn of_members<'a>(
     keys: impl IntoIterator<Item = &'a TenantId>,
     members: impl IntoIterator<Item = &'a TenantId>,
 ) -> Result<(), Invalid> {
-    Invalid::unless(keys.into_iter().eq(members), || "a policy knows other vGPUs than its lane".into())
+    Invalid::unless(keys.into_iter().eq(members), || "the vGPUs of a policy differ from those of its lane".into())
 }
 
-/// Returns true if `order` contains each of `members` exactly once.
+/// Returns true if `order` contains all of `members` exactly once.
 pub(crate) fn is_order_of<'a>(
     order: impl IntoIterator<Item = &'a TenantId>,
     members: impl IntoIterator<Item = &'a TenantId>,

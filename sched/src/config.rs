@@ -1,34 +1,34 @@
-//! Operator settings for a card and for a vGPU.
+//! Operator settings of a card and of a vGPU.
 
 use serde::{Deserialize, Serialize};
 
 /// Number of nanoseconds in a millisecond.
 pub(crate) const MS: u64 = 1_000_000;
-/// Denominator of guarantees and caps, which are in thousandths.
+/// Denominator of guarantees and caps, which are in permille.
 pub const PERMILLE: u32 = 1000;
 
 /// A scheduling policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyKind {
-    /// Each submission starts when it arrives.
+    /// Each submission starts immediately.
     Direct,
-    /// One vGPU at a time, in the order of arrival.
+    /// Only one vGPU's work runs at a time, in order of arrival.
     Fifo,
-    /// GPUvm's CREDIT: budgets are refilled each period; a vGPU that has spent its budget runs after the others.
+    /// GPUvm's CREDIT: budgets are refilled in each period. A vGPU whose budget is used up runs after the others.
     Credit,
-    /// Gdev's bandwidth-aware non-preemptive device scheduler, as GPUvm uses it.
+    /// Gdev's bandwidth-aware non-preemptive device scheduler, as used in GPUvm.
     #[default]
     Band,
-    /// Measures use for a short time, then lets all vGPUs run freely, except those above their share.
+    /// Measures use for a short time, then runs all vGPUs without restrictions, except those above their share.
     Disengaged,
 }
 
 impl PolicyKind {
-    /// All.
+    /// All policies.
     pub const ALL: [Self; 5] = [Self::Direct, Self::Fifo, Self::Credit, Self::Band, Self::Disengaged];
 
-    /// Returns the policy's name in the configuration.
+    /// Returns the name in the configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -45,11 +45,11 @@ impl PolicyKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Queues {
-    /// One set per engine: Gdev's multiple resource queues, MRQ.
+    /// One set per engine: Gdev's multiple resource queues (MRQ).
     #[default]
     #[doc(alias = "MRQ")]
     Separate,
-    /// One set for all engines: Gdev's single device queue, SDQ. For comparison.
+    /// One set for all engines: Gdev's single device queue (SDQ). For comparison.
     #[doc(alias = "SDQ")]
     Single,
 }
@@ -60,16 +60,15 @@ pub enum Queues {
 pub struct BandParams {
     /// Interval at which budgets are refilled, in ns.
     pub period_ns: u64,
-    /// Maximum time that BAND waits for the next submission of a vGPU below its share, in ns.
+    /// Maximum wait of BAND for the next submission of a vGPU below its share, in ns.
     pub wait_ns: u64,
-    /// Carry over the surplus or deficit of a vGPU instead of forgetting it at the end of the period, and measure it
-    /// against the vGPUs that compete; wait only for vGPUs that are due. Off is BAND as published.
+    /// Keep the surplus or deficit of a vGPU at the end of a period instead of clearing it, compute it relative to the
+    /// competing vGPUs, and wait only for vGPUs that are due. BAND as published does not do this.
     pub correct: bool,
-    /// Charge the scheduler's own time, and the time for which the engine waited, as GPU time (GPUvm, section 3.5).
+    /// Charge the scheduler's own time and the engine's waiting time as GPU time (GPUvm, section 3.5).
     pub own_time: bool,
-    /// With `correct`: time that the engine waits for a vGPU's next submission without a charge, in permille of the GPU
-    /// time that the vGPU has used since it got the engine. Longer waits are charged, because they make other vGPUs
-    /// wait.
+    /// With `correct`: free waiting time for a vGPU's next submission, in permille of the GPU time that the vGPU has
+    /// used since it got the engine. Longer waits are charged because they delay other vGPUs.
     pub free_wait_permille: u32,
 }
 
@@ -81,7 +80,7 @@ impl Default for BandParams {
 }
 
 impl BandParams {
-    /// Returns the parameters of BAND as published, with GPUvm's accounting.
+    /// Returns the parameters of BAND as published with GPUvm's accounting.
     #[must_use]
     pub fn published() -> Self {
         Self { correct: false, ..Self::default() }
@@ -92,9 +91,9 @@ impl BandParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DisengagedParams {
-    /// Time for which vGPUs run one at a time to be measured, in ns.
+    /// Time in ns in which vGPUs run one at a time for measurements.
     pub engaged_ns: u64,
-    /// Time between measurements, for which vGPUs run freely, in ns.
+    /// Time in ns between measurements, in which vGPUs run without restrictions.
     pub free_ns: u64,
 }
 
@@ -104,16 +103,16 @@ impl Default for DisengagedParams {
     }
 }
 
-/// Maximum number of submissions on an engine, all of one vGPU, for policies with a gate.
+/// Maximum number of submissions in flight on an engine, all of the same vGPU, for policies with a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pipeline {
     /// Limit while vGPUs compete.
     pub contended: u32,
-    /// Limit while only one vGPU has work.
+    /// Limit if only one vGPU has work.
     pub alone: u32,
-    /// Maximum expected duration of the work on an engine, in ns: no more work is started above it, because others may
-    /// have to wait. A vGPU without competitors may have two submissions of any length.
+    /// Maximum expected duration of the work on an engine, in ns. No more work is started above this limit, because it
+    /// would delay others. A vGPU without competitors may have two submissions of any length.
     pub ahead_ns: u64,
 }
 
@@ -132,7 +131,7 @@ impl Pipeline {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Order of submissions.
+    /// Policy for the order of submissions.
     pub policy: PolicyKind,
     /// Engines that share a queue.
     pub queues: Queues,
@@ -142,12 +141,12 @@ pub struct Config {
     pub disengaged: DisengagedParams,
     /// Run-ahead of the card.
     pub pipeline: Pipeline,
-    /// Maximum age of a completion time from the card when the completion is observed, in ns. Guests can forge the
-    /// time; an earlier time is clamped to this bound.
+    /// Maximum difference between the observation of a completion and the card's completion time, in ns. Guests can
+    /// forge the completion time, so an earlier time is clamped to this bound.
     pub stamp_slack_ns: u64,
-    /// Number of submissions over their time limit after which a vGPU is quarantined; 0 means never.
+    /// Number of submissions that exceed their time limit before a vGPU is quarantined; 0 means never.
     pub strikes: u32,
-    /// Length of a quarantine, in ns; 0 means until the operator ends it.
+    /// Length of a quarantine, in ns; 0 means until release by the operator.
     pub quarantine_ns: u64,
 }
 
@@ -166,9 +165,9 @@ impl Default for Config {
     }
 }
 
-/// Shortest period and engaged interval, in ns.
+/// Minimum period and engaged interval, in ns.
 const MIN_INTERVAL_NS: u64 = 100_000;
-/// Longest period, wait, and interval, in ns.
+/// Maximum period, wait, and interval, in ns.
 const MAX_INTERVAL_NS: u64 = 10_000 * MS;
 /// Maximum number of submissions in flight on an engine.
 const MAX_PIPELINE_DEPTH: u32 = 1024;
@@ -195,7 +194,7 @@ impl Config {
     /// Checks the settings against their bounds.
     ///
     /// # Errors
-    /// Returns the first setting that is out of bounds.
+    /// Returns the first setting that is out of bounds as an error.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Self { policy: _, queues: _, band, disengaged, pipeline, stamp_slack_ns: _, strikes: _, quarantine_ns: _ } =
             self;
@@ -209,8 +208,8 @@ impl Config {
     }
 }
 
-/// Order among the vGPUs that are due. It shifts waits, not shares: a vGPU above its share runs after those that are
-/// not, whatever its class.
+/// Order of the vGPUs that are due. It affects waits but not shares: a vGPU above its share runs after the others,
+/// regardless of its class.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]

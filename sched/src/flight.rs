@@ -1,4 +1,4 @@
-//! The submissions on an engine, and the time for which they kept the engine busy.
+//! Submissions on an engine, and the engine's busy time.
 
 use crate::types::{Channel, Nanos, TenantId, Ticket};
 use serde::{Deserialize, Serialize};
@@ -12,26 +12,26 @@ pub(crate) struct Flight {
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
     /// Start of the submission's run time limit: the time at which it became the first in flight, according to the
-    /// accounts. The end of a later submission does not change this time; otherwise, a vGPU could interleave short work
-    /// with a long submission, and never reach its limit.
+    /// accounts. The end of a later submission does not change this time. Otherwise, a vGPU could submit short work
+    /// during a long submission to never reach its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
-    /// True if a kill of the submission's channel was requested.
+    /// True if the submission's channel is to be killed.
     pub(crate) killed: bool,
 }
 
-/// One engine.
+/// State of one engine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct EngineState {
-    /// Submissions in the order in which they were started, which is also the order of their execution.
+    /// Submissions in the order of their starts, which is also the order of execution.
     flights: VecDeque<Flight>,
     /// Submissions that wait for something other than the engine.
     aside: Vec<Flight>,
     /// Latest known time up to which the engine was busy.
     last_end: Nanos,
-    /// Time for which the engine was busy, in ns.
+    /// Busy time of the engine, in ns.
     pub(crate) busy: u64,
-    /// Part of `busy` that was used by vGPUs that have been removed.
+    /// Part of `busy` that was used by removed vGPUs.
     pub(crate) departed: u64,
 }
 
@@ -41,7 +41,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Starts the time limit of the first submission if the submission has just become the first.
+    /// Starts the time limit of the first submission if it has just become the first.
     fn promote(&mut self) {
         let last_end = self.last_end;
         if let Some(first) = self.flights.front_mut() {
@@ -57,7 +57,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Moves a channel's submission to the front, because the card reports that the engine works on it now. Returns
+    /// Moves a channel's submission to the front, because the card reports that the engine now executes it. Returns
     /// `false` if the channel has no submission on this engine.
     pub(crate) fn bring_forward(&mut self, of: impl Fn(&Flight) -> bool) -> bool {
         let Some(at) = self.flights.iter().position(of) else { return false };
@@ -71,22 +71,22 @@ impl EngineState {
         true
     }
 
-    /// Restarts the time limit of the first submission if the submission did not have the engine before `since`.
+    /// Restarts the time limit of the first submission if it did not have the engine before `since`.
     pub(crate) fn begin_anew(&mut self, since: Nanos) {
         if let Some(first) = self.flights.front_mut() {
             (first.began, first.killed) = (Some(since), false);
         }
     }
 
-    /// Charges a deferred submission for the time from `since`, or from the last end on this engine if that is later.
-    /// Returns the submission and the charged time in ns.
+    /// Charges a deferred submission for the time from `since`, or from the last end on this engine, whichever is
+    /// later. Returns the submission and the charged time in ns.
     pub(crate) fn charge_aside(&mut self, ticket: Ticket, since: Nanos, now: Nanos) -> Option<(Flight, u64)> {
         let flight = *self.aside.iter().find(|flight| flight.ticket == ticket)?;
         Some((flight, self.charge_until(since, now)))
     }
 
-    /// Charges the running submission for the time up to `now`, from `since` or the end of the previous submission.
-    /// Returns the charged time in ns.
+    /// Charges the running submission for the time from `since` or the end of the previous submission, whichever is
+    /// later, to `now`. Returns the charged time in ns.
     pub(crate) fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = now.since(since.max(self.last_end));
         self.last_end = self.last_end.max(now);
@@ -94,8 +94,8 @@ impl EngineState {
         used
     }
 
-    /// Skips the time from `since`, or from the last end, up to `now`, because no submission could use the engine in
-    /// it. Returns the skipped time in ns.
+    /// Skips the time from `since` or from the last end to `now`, because no submission could use the engine. Returns
+    /// the skipped time in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
         self.begin_anew(now);
@@ -111,7 +111,7 @@ impl EngineState {
         self.aside.iter()
     }
 
-    /// Returns the submission that the engine works on, and its start time.
+    /// Returns the running submission and its start time.
     pub(crate) fn running(&self) -> Option<(&Flight, Nanos)> {
         let first = self.flights.front()?;
         Some((first, first.began.unwrap_or(first.started.max(self.last_end))))
@@ -123,8 +123,8 @@ impl EngineState {
         }
     }
 
-    /// Ends a submission. Returns the submission and the time in ns that it used, measured from its start or from the
-    /// end of the previous submission. Clamps an earlier `ended` to that time.
+    /// Ends a submission. Returns it and its used time in ns, from its start or from the end of the previous
+    /// submission. An `ended` before this start is clamped to it.
     pub(crate) fn end(&mut self, ticket: Ticket, ended: Nanos) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
         let flight = self.flights.remove(at)?;
@@ -135,8 +135,8 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Defers a submission from `now` on, because it does not wait for the engine. Returns the submission and the time
-    /// in ns that it has already used.
+    /// Defers a submission from `now` on, because it waits for something other than the engine. Returns it and its used
+    /// time in ns.
     pub(crate) fn set_aside(&mut self, ticket: Ticket, now: Nanos) -> Option<(Flight, u64)> {
         let first = self.flights.front()?.ticket == ticket;
         let (flight, used) = if first { self.end(ticket, now)? } else { (self.withdraw(ticket)?, 0) };
@@ -144,7 +144,7 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Adds a deferred submission that began on another engine or card.
+    /// Adds a deferred submission that started on another engine or card.
     pub(crate) fn adopt(&mut self, flight: Flight) {
         self.aside.push(flight);
     }
@@ -155,12 +155,12 @@ impl EngineState {
         Some(self.aside.remove(at))
     }
 
-    /// Removes deferred submissions for which `gone` is true.
+    /// Removes the deferred submissions for which `gone` is true.
     pub(crate) fn drop_aside(&mut self, gone: impl Fn(&Flight) -> bool) -> Vec<Flight> {
         self.aside.extract_if(.., |flight| gone(flight)).collect()
     }
 
-    /// Removes a submission that never used the engine.
+    /// Removes a submission that has not used the engine.
     pub(crate) fn withdraw(&mut self, ticket: Ticket) -> Option<Flight> {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
         let flight = self.flights.remove(at);
@@ -168,8 +168,8 @@ impl EngineState {
         flight
     }
 
-    /// Removes the first submission for which `gone` is true, at `now`, and returns it with the time in ns that it
-    /// used. Only the submission that the engine works on has used time.
+    /// Removes the first submission for which `gone` is true, at `now`. Returns it and its used time in ns. Only the
+    /// running submission has used time.
     pub(crate) fn drop_first(&mut self, now: Nanos, gone: impl Fn(&Flight) -> bool) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(gone)?;
         if at == 0 {

@@ -1,5 +1,5 @@
-//! Schedules groups of tenants. The tenants of a group use the card at the same time, and the group takes turns with
-//! other parties.
+//! Schedules groups of tenants. Tenants of a group use the card at the same time, and the group takes turns with other
+//! parties.
 //!
 //! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*: the members
 //! of a share group whose programs can run concurrently. A group competes with the sum of its active members' weights
@@ -15,7 +15,7 @@
 //!
 //! With [`Sharing::Auto`], `trial` compares the members' progress in both modes.
 //!
-//! The module does no I/O, like [`Turns`]: its inputs are events and the time, and its outputs are [`Order`]s.
+//! The module has no I/O, like [`Turns`]: its inputs are events and the time, and its outputs are [`Order`]s.
 
 mod balance;
 mod trial;
@@ -260,7 +260,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Removes a tenant, with its work.
+    /// Removes a tenant and its work.
     pub fn remove(&mut self, tenant: TenantId, now: Nanos) {
         self.members.remove(&tenant);
         self.turns.remove(tenant, now);
@@ -276,7 +276,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Makes a tenant compete with other parameters than its own, or with `None` with its own parameters again.
+    /// Makes a tenant compete with `params`, or with its own parameters again if `params` is `None`.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.competes = params;
@@ -400,7 +400,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Records that a tenant has given the card back, like [`Turns::ended`].
+    /// Records that a tenant has returned the card, like [`Turns::ended`].
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         member.last_work = Some(now);
@@ -457,7 +457,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Advances time. Call this at [`Self::next_wakeup`].
+    /// Advances time. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.turns.tick(now);
         self.report_overdue(now);
@@ -493,7 +493,7 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the time at which [`Self::tick`] is due if no other event comes first.
+    /// Returns the time at which [`Self::tick`] is due if there is no earlier event.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let closing = self.members.values().filter_map(|member| match member.gate {
@@ -665,7 +665,7 @@ impl GroupTurns {
         }
     }
 
-    /// Takes the orders since the last call, in order.
+    /// Returns and clears the orders since the last call, in order.
     pub fn take_orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }

@@ -1,4 +1,4 @@
-//! A lane contains the queues of all vGPUs for one engine or for all engines, and has one policy.
+//! A lane contains one policy, and the queues of all vGPUs for one engine or for all engines.
 
 use crate::config::{Config, PERMILLE};
 use crate::flight::Flight;
@@ -10,11 +10,11 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Upper bound of a bucket's level and debt, in thousandths of a nanosecond, which ensures that sums with any time fit
-/// into 128 bits.
+/// Maximum level and debt of a bucket, in thousandths of a nanosecond. It ensures that sums with any time fit into 128
+/// bits.
 const LEVEL_MAX: u128 = 1 << 100;
 
-/// The queues of one engine or of all engines.
+/// Queues of one engine or of all engines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Lane {
     members: BTreeMap<TenantId, Member>,
@@ -23,13 +23,13 @@ pub(crate) struct Lane {
     queued: usize,
     /// Number of submissions on the card.
     in_flight: u32,
-    /// True if an event has arrived since the last attempt to start work.
+    /// True if there was an event since the last attempt to start work.
     changed: bool,
-    /// The vGPU whose submission started last.
+    /// vGPU whose submission started last.
     last: Option<TenantId>,
-    /// Time since which the lane could have started work but had no running work.
+    /// Time since which the lane could start work but has had no running work.
     waiting: Option<Nanos>,
-    /// Time at which a cap next permits work to start.
+    /// Time at which a cap next permits the start of work.
     opens: Option<Nanos>,
 }
 
@@ -53,7 +53,7 @@ impl Lane {
         self.policy.joined(vgpu);
     }
 
-    /// Removes a vGPU and returns its queued submissions. The vGPU's work in flight counts until its end.
+    /// Removes a vGPU and returns its queued submissions. The vGPU's work in flight is counted until its end.
     pub(crate) fn leave(&mut self, vgpu: TenantId) -> Vec<Queued> {
         self.policy.left(vgpu);
         self.changed = true;
@@ -66,7 +66,7 @@ impl Lane {
         self.changed = true;
         if let Some(member) = self.members.get_mut(&vgpu) {
             if member.params.cap_permille != params.cap_permille {
-                // Use before the change does not count against the new cap.
+                // Use before the change is not subtracted from the new cap.
                 member.bucket = Bucket { level: 0, at: now };
             }
             member.params = params;
@@ -88,7 +88,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Queues a deferred submission again, before its vGPU's other submissions, which may depend on it.
+    /// Requeues a deferred submission before its vGPU's other submissions, because they may depend on it.
     pub(crate) fn requeue(&mut self, config: &Config, vgpu: TenantId, queued: Queued, now: Nanos) {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.queue.push_front(queued);
@@ -115,7 +115,7 @@ impl Lane {
         }
     }
 
-    /// Adopts a submission in flight when a lane is rebuilt.
+    /// Adopts a submission in flight when a lane is recreated.
     pub(crate) fn adopt_flight(&mut self, vgpu: TenantId) {
         self.in_flight += 1;
         if let Some(member) = self.members.get_mut(&vgpu) {
@@ -124,7 +124,7 @@ impl Lane {
         }
     }
 
-    /// Removes and returns the queued submissions for which `gone` is true.
+    /// Removes the queued submissions for which `gone` is true, and returns them.
     pub(crate) fn drop_queued(&mut self, vgpu: TenantId, gone: impl Fn(&Queued) -> bool) -> Vec<Queued> {
         let Some(member) = self.members.get_mut(&vgpu) else { return Vec::new() };
         let (dropped, kept): (Vec<_>, Vec<_>) = member.queue.drain(..).partition(&gone);
@@ -133,8 +133,8 @@ impl Lane {
         dropped
     }
 
-    /// Checks a deserialized lane: it has the vGPUs of `known` with their settings and quarantines, and its counts
-    /// match the submissions queued for `engines` and its `flights`.
+    /// Checks a deserialized lane: its vGPUs, their settings, and their quarantines must match `known`, and its counts
+    /// must match the submissions queued for `engines` and its `flights`.
     pub(crate) fn check(
         &self,
         config: &Config,
@@ -144,33 +144,35 @@ impl Lane {
         order: u64,
     ) -> Result<(), Invalid> {
         let Self { members, policy, queued, in_flight, changed: _, last: _, waiting: _, opens: _ } = self;
-        Invalid::unless(self.is_of(config), || "a lane has another policy than the settings".into())?;
+        Invalid::unless(self.is_of(config), || "the policy of a lane differs from the settings".into())?;
         let own = members.iter().map(|(vgpu, member)| (*vgpu, member.params, member.held));
-        Invalid::unless(own.eq(known), || "a lane has a vGPU not as the scheduler has it".into())?;
-        Invalid::unless(*queued == self.queued(), || format!("a lane counts {queued} submissions that wait"))?;
-        Invalid::unless(*in_flight as usize == flights.len(), || format!("a lane counts {in_flight} in flight"))?;
+        Invalid::unless(own.eq(known), || "a vGPU of a lane differs from that of the scheduler".into())?;
+        Invalid::unless(*queued == self.queued(), || format!("a lane counts {queued} queued submissions"))?;
+        Invalid::unless(*in_flight as usize == flights.len(), || {
+            format!("a lane counts {in_flight} submissions in flight")
+        })?;
         for (vgpu, member) in members {
             let count = flights.iter().filter(|flight| flight.vgpu == *vgpu).count();
             Invalid::unless(member.in_flight as usize == count, || {
-                format!("vGPU {vgpu} counts {} in flight, and has {count}", member.in_flight)
+                format!("vGPU {vgpu} counts {} submissions in flight, but has {count}", member.in_flight)
             })?;
             let mut waiting = member.queue.iter();
             Invalid::unless(waiting.all(|queued| queued.order < order && engines.contains(&queued.engine)), || {
-                format!("something of vGPU {vgpu} arrived later than the last, or for another engine")
+                format!("a submission of vGPU {vgpu} is not in order, or is for another engine")
             })?;
             Invalid::unless(member.bucket.level.unsigned_abs() <= LEVEL_MAX, || {
-                format!("the cap of vGPU {vgpu} allows more than there is")
+                format!("the allowance of the cap of vGPU {vgpu} is too large")
             })?;
         }
         policy.check(members.keys())
     }
 
-    /// Returns true if the lane has the policy that the settings select.
+    /// Returns true if the lane has the policy in the settings.
     pub(crate) fn is_of(&self, config: &Config) -> bool {
         self.policy.kind() == config.policy
     }
 
-    /// Returns the queued submissions, sorted by vGPU.
+    /// Returns the queued submissions by vGPU.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (TenantId, &Queued)> {
         self.members.iter().flat_map(|(vgpu, member)| member.queue.iter().map(|queued| (*vgpu, queued)))
     }
@@ -180,21 +182,20 @@ impl Lane {
         self.members.values().map(|member| member.queue.len()).sum()
     }
 
-    /// Returns the vGPU whose queue contains a ticket.
+    /// Returns the vGPU with this queued ticket.
     pub(crate) fn holder(&self, ticket: Ticket) -> Option<TenantId> {
         let holds = |member: &Member| member.queue.iter().any(|queued| queued.ticket == ticket);
         self.members.iter().find(|(_, member)| holds(member)).map(|(vgpu, _)| *vgpu)
     }
 
-    /// Records that a submission in flight has ended. The submission has used the engine for `used` ns. The end was
-    /// observed `late` ns after it happened.
+    /// Records the end of a submission in flight that used the engine for `used` ns. The end was observed after `late`
+    /// ns.
     pub(crate) fn ended(&mut self, config: &Config, vgpu: TenantId, used: u64, late: u64, now: Nanos) {
         (self.in_flight, self.changed) = (self.in_flight.saturating_sub(1), true);
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.in_flight = member.in_flight.saturating_sub(1);
         member.last_seen = Some(now);
-        // Use the recent maximum, because a vGPU that has sent a long submission after many short ones will probably
-        // send another long one.
+        // Use the recent maximum, because after a long submission among many short ones, another long one is likely.
         member.expected = used.max(member.expected - member.expected / 8);
         member.bucket.fill(member.params.cap_permille, now);
         member.bucket.take(used);
@@ -208,19 +209,19 @@ impl Lane {
         self.policy.idled(vgpu, ns, &view);
     }
 
-    /// Returns true if a vGPU has had the lane to itself for `ns`, has no queued submissions, and sends submissions of
-    /// at most `most` ns.
+    /// Returns true if a vGPU has been the only user of the lane for `ns`, has no queued submissions, and is expected
+    /// to send submissions of at most `most` ns.
     pub(crate) fn is_brief_and_alone(&self, vgpu: TenantId, now: Nanos, ns: u64, most: u64) -> bool {
         let own = |member: &Member| member.queue.is_empty() && member.expected <= most;
         self.members.iter().all(|(id, member)| if *id == vgpu { own(member) } else { !member.active(now, ns) })
     }
 
-    /// Marks the lane as changed, because time has passed or the settings have changed.
+    /// Marks the lane as changed because time has passed or the settings have changed.
     pub(crate) fn touch(&mut self) {
         self.changed = true;
     }
 
-    /// Returns the next submission to start, if one may start now.
+    /// Returns the next submission to start now, if any.
     pub(crate) fn next(&mut self, config: &Config, now: Nanos) -> Option<(TenantId, Queued)> {
         if !self.changed {
             return None;
@@ -252,7 +253,7 @@ impl Lane {
     }
 
     fn next_open(&self) -> Option<Nanos> {
-        // A vGPU with work in flight needs no wakeup: the end of that work comes early enough.
+        // A vGPU with work in flight needs no wakeup, because the end of that work is early enough.
         let capped = self.members.values().filter(|m| !m.queue.is_empty() && !m.held && m.in_flight == 0 && !m.ready());
         capped.map(|member| member.bucket.opens(member.params.cap_permille)).min()
     }
@@ -279,7 +280,7 @@ impl Lane {
         let contended = self.members.iter().any(|(vgpu, other)| *vgpu != last && other.active(now, idle));
         let ahead = member.expected.saturating_mul(self.in_flight.into());
         let full = if contended {
-            // The next vGPU must wait for the end of all work in flight.
+            // The next vGPU must wait until all work in flight has ended.
             self.in_flight >= pipeline.contended || ahead > pipeline.ahead_ns
         } else {
             let much = ahead.saturating_add(member.expected) > pipeline.ahead_ns;

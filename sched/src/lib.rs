@@ -1,29 +1,30 @@
-//! The GPU scheduler: a state machine without I/O that maps events and the time to decisions.
+//! GPU scheduler. It is a state machine without I/O that maps events and the time to decisions.
 //!
-//! [`Scheduler`] uses no hardware, threads or clock: a feeder sends it events and executes its decisions. So a test can
-//! simulate hours of many vGPUs in seconds, and [`sim`] shows how a policy behaves before real guests use it.
+//! [`Scheduler`] uses no hardware, threads, or clock: a feeder sends events to it and executes its decisions.
+//! Therefore, a test can simulate hours of many vGPUs in seconds, and [`sim`] can evaluate a policy before real guests
+//! use it.
 //!
 //! Parts:
-//! - [`Event`], [`Decision`]: the interface; [`trace`]: a record of events and decisions that can be replayed;
-//! - [`Config`], [`VgpuParams`]: operator settings for a card and for a vGPU, which may change at any time;
+//! - [`Event`] and [`Decision`] are the interface; [`trace`] is a record of events and decisions that can be replayed;
+//! - [`Config`], [`VgpuParams`]: operator settings of a card and of a vGPU, which may change at any time;
 //! - [`Scheduler`]: queues of submissions in lanes (one for each engine, or one for all), work on the card, accounts,
-//!   caps, run time limits, strikes and quarantine; these are the same for every policy;
-//! - `policy`: the choice of the next vGPU, with one file per policy: `direct`, `fifo`, `credit`, `band`, `disengaged`;
+//!   caps, run time limits, strikes, and quarantine. These do not depend on the policy;
+//! - `policy`: selection of the next vGPU, with one file per policy: `direct`, `fifo`, `credit`, `band`, `disengaged`;
 //! - [`shares`](shares()): each vGPU's share of the time;
 //! - [`Account`], [`History`], [`Histogram`]: accounts of use;
-//! - [`turns`]: grants of a whole card to one tenant at a time, for cards whose submissions cannot be delayed
-//!   individually; the crate `gang` coordinates the turns of several cards;
+//! - [`turns`]: grants of a whole card to one tenant at a time, for cards on which single submissions cannot be
+//!   delayed; the crate `gang` coordinates the turns of several cards;
 //! - [`groups`]: sets of tenants that use such a card at the same time, and take turns as one party;
-//! - [`sim`]: a simulated card with guests whose workloads are described by data, deterministic for a given seed.
+//! - [`sim`]: a deterministic simulation of a card with guests whose workloads are described by data.
 //!
-//! A feeder uses the crate as follows. For each doorbell, it sends an [`Event::Arrival`] with a ticket. On
-//! [`Decision::Start`], it submits the channel's new work to the card. For each completion record, it sends an
-//! [`Event::Completed`] with the card's time. At [`Scheduler::next_wakeup`], it sends an [`Event::Tick`]. The feeder
-//! must limit the number of queued tickets of each vGPU.
+//! Procedure for a feeder: For each doorbell, it sends an [`Event::Arrival`] with a ticket. After [`Decision::Start`],
+//! it submits the channel's new work to the card. For each completion record, it sends an [`Event::Completed`] with the
+//! card's time. At [`Scheduler::next_wakeup`], it sends an [`Event::Tick`]. The feeder must limit the number of queued
+//! tickets of each vGPU.
 //!
-//! An engine runs its work in order. A submission is therefore charged for the time up to its end, from its start or
-//! from the previous end, whichever is later. The sum of all charges is the time for which the engine was busy. The
-//! feeder reports the end of a submission. The feeder must not derive the end only from memory that a guest can write.
+//! An engine executes its work in order. Therefore, a submission is charged for the time to its end from its start or
+//! from the previous end, whichever is later. The sum of all charges is the engine's busy time. The feeder reports the
+//! end of a submission, and must not derive it only from guest-writable memory.
 //!
 //! This crate does not preempt running work. Its memory use is bounded by the numbers of vGPUs and queued submissions.
 //!

@@ -1,4 +1,4 @@
-//! A vGPU in a lane: its queue, its work in flight, and the allowance of its cap.
+//! State of a vGPU in a lane: its queue, its work in flight, and the allowance of its cap.
 
 use crate::config::{MS, PERMILLE};
 use crate::params::VgpuParams;
@@ -6,10 +6,10 @@ use crate::types::{Channel, Engine, Nanos, Ticket};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Time in ns in which a cap's bucket fills; caps are enforced over this time.
+/// Time in ns in which a cap's bucket is filled. Caps are enforced over this time.
 const CAP_NS: u64 = 30 * MS;
 
-/// Expected length of a vGPU's first submission, in ns. The value is conservative.
+/// Expected length of a vGPU's first submission, in ns; a conservative value.
 const UNKNOWN_NS: u64 = MS;
 
 /// A waiting submission.
@@ -19,9 +19,9 @@ pub(crate) struct Queued {
     pub(crate) channel: Channel,
     pub(crate) engine: Engine,
     pub(crate) arrived: Nanos,
-    /// The submission's sequence number among all arrivals.
+    /// Sequence number of the submission.
     pub(crate) order: u64,
-    /// True if the submission was already started once.
+    /// True if the submission has already been started.
     #[serde(default)]
     pub(crate) again: bool,
 }
@@ -35,9 +35,9 @@ pub(crate) struct Member {
     pub(crate) in_flight: u32,
     /// Time at which the end of the vGPU's last submission was observed.
     pub(crate) last_seen: Option<Nanos>,
-    /// Expected length of the vGPU's next submission, in ns, which is the recent maximum.
+    /// Expected length of the vGPU's next submission, in ns: the recent maximum.
     pub(crate) expected: u64,
-    /// True if the vGPU is in quarantine: its work must not be started.
+    /// True if the vGPU is in quarantine. Its work must not be started.
     pub(crate) held: bool,
     pub(crate) bucket: Bucket,
 }
@@ -55,12 +55,12 @@ impl Member {
             && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
     }
 
-    /// Returns the expected use by submissions in flight that has not been charged to the bucket yet.
+    /// Returns the expected use of submissions in flight that is not charged to the bucket yet.
     pub(crate) fn ahead(&self) -> i128 {
         i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
     }
 
-    /// Returns true if the vGPU has work, or had work within `ns`.
+    /// Returns true if the vGPU has work or had work in the last `ns`.
     pub(crate) fn active(&self, now: Nanos, ns: u64) -> bool {
         !self.held
             && (!self.queue.is_empty()
@@ -69,7 +69,7 @@ impl Member {
     }
 }
 
-/// Allowance of a cap: a token bucket that fills at the cap's rate and is drained by use.
+/// Allowance of a cap: a token bucket that is filled at the cap's rate and emptied by use.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Bucket {
     /// Level in thousandths of a nanosecond.

@@ -1,4 +1,4 @@
-//! Operator settings for a vGPU.
+//! Operator settings of a vGPU.
 
 use crate::config::{ConfigError, LatencyClass, MS, PERMILLE, within};
 use crate::engine::Engine;
@@ -8,34 +8,34 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VgpuParams {
-    /// Weight for the time, relative to the weights of all competitors.
+    /// Weight in the division of time, relative to the weights of all competitors.
     pub weight: u32,
     /// Guaranteed share of the time while the vGPU has work, in permille.
     pub guarantee_permille: u32,
-    /// Maximum share of the time, in permille, even if the rest stays unused.
+    /// Maximum share of the time in permille, even if time stays unused.
     pub cap_permille: u32,
-    /// Latency class: among vGPUs that are due, the better class runs first.
+    /// Latency class. Among vGPUs that are due, better classes run first.
     pub class: LatencyClass,
     /// Maximum run time of one submission, in ns; `None` for no limit.
     pub max_run_ns: Option<u64>,
-    /// Share of the copy engines, if it differs. If one queue serves all engines, only one share exists.
+    /// Share of the copy engines if it differs. With one queue for all engines, there is only one share.
     pub copies: CopyShare,
 }
 
-/// A vGPU's share of each copy engine. Absent settings have the value of compute.
+/// Share of each copy engine for a vGPU. Absent settings are the same as for the compute engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CopyShare {
-    /// Weight for the time, relative to the weights of all competitors.
+    /// Weight in the division of time, relative to the weights of all competitors.
     pub weight: Option<u32>,
-    /// Guaranteed share of the time while work exists, in thousandths.
+    /// Guaranteed share of the time while the vGPU has work, in permille.
     pub guarantee_permille: Option<u32>,
-    /// Maximum share of the time in thousandths, even if the rest stays unused.
+    /// Maximum share of the time in permille, even if time stays unused.
     pub cap_permille: Option<u32>,
 }
 
 impl CopyShare {
-    /// All settings are the same as for the compute engine.
+    /// The same settings as for the compute engine.
     pub const AS_COMPUTE: Self = Self { weight: None, guarantee_permille: None, cap_permille: None };
 
     /// Returns true if all settings are the same as for the compute engine.
@@ -62,7 +62,7 @@ impl Default for VgpuParams {
 pub const WEIGHT_MAX: u32 = 10_000;
 
 impl VgpuParams {
-    /// Returns the default settings with this weight.
+    /// Returns the default settings with a weight.
     #[must_use]
     pub fn weight(weight: u32) -> Self {
         Self { weight, ..Self::default() }
@@ -71,7 +71,7 @@ impl VgpuParams {
     /// Checks the settings against their bounds.
     ///
     /// # Errors
-    /// Returns the first setting that is out of bounds.
+    /// Returns the first setting that is out of bounds as an error.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Self { weight, guarantee_permille, cap_permille, class: _, max_run_ns, copies } = *self;
         within("weight", weight.into(), 1, WEIGHT_MAX.into())?;
@@ -87,10 +87,10 @@ impl VgpuParams {
         within("copies.cap_permille", cap_permille.into(), guarantee_permille.max(1).into(), PERMILLE.into())
     }
 
-    /// Returns the settings of a vGPU that uses the time of several `members`, including itself, while the other
-    /// members wait for their memory. The vGPU competes with vGPUs outside this group with the total weight and
-    /// guarantee of all members. Its cap is scaled by the same factor as its weight, because it runs only for its part
-    /// of the time.
+    /// Returns the settings of a vGPU that uses the time of several `members` (including itself) while the other
+    /// members wait for their memory. The vGPU competes against vGPUs outside this group with the total weight and
+    /// guarantee of all members. Its cap is scaled by the same factor as its weight, because the vGPU runs only for its
+    /// part of the time.
     #[must_use]
     pub fn on_behalf_of(&self, members: impl IntoIterator<Item = Self>) -> Self {
         let (mut weights, mut guarantees) = (0u64, 0u64);
@@ -106,7 +106,7 @@ impl VgpuParams {
     }
 
     /// Returns the settings of two vGPUs that use the engine at the same time: the sums of their weights and
-    /// guarantees, the better class, and the longer limit. The result has no cap, because each vGPU has its own cap.
+    /// guarantees, the better class, and the longer limit. There is no cap because each vGPU has its own cap.
     pub(crate) fn together_with(&self, other: &Self) -> Self {
         Self {
             weight: self.weight.saturating_add(other.weight).min(WEIGHT_MAX),
@@ -118,7 +118,7 @@ impl VgpuParams {
         }
     }
 
-    /// Returns the settings for one engine. For a copy engine, the settings in `copies` take precedence.
+    /// Returns the settings for one engine. For a copy engine, settings in `copies` take precedence.
     #[must_use]
     pub fn for_engine(&self, engine: Engine) -> Self {
         let plain = Self { copies: CopyShare::AS_COMPUTE, ..*self };
@@ -135,8 +135,8 @@ impl VgpuParams {
     }
 }
 
-/// The settings without [`VgpuParams::copies`]. A saved scheduler stores the copy shares
-/// [separately](crate::SavedScheduler), so that settings saved before copy shares existed can still be read.
+/// Settings without [`VgpuParams::copies`]. A saved scheduler stores copy shares [separately](crate::SavedScheduler),
+/// so that settings from before copy shares existed can still be read.
 #[derive(Serialize, Deserialize)]
 struct Saved {
     weight: u32,
@@ -146,7 +146,7 @@ struct Saved {
     max_run_ns: Option<u64>,
 }
 
-/// The settings in a form that users and programs can read.
+/// Settings in a form for users and programs.
 #[derive(Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename = "VgpuParams")]
 struct Told {

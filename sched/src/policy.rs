@@ -1,7 +1,7 @@
-//! The interface of a scheduling policy, which receives the events of its lane and picks the next vGPU.
+//! Interface of scheduling policies. A policy receives the events of its lane and selects the next vGPU.
 //!
-//! A policy has only the state that it needs for its choice. Queues, work in flight, caps, quarantines, limits and
-//! accounts belong to the lane and the scheduler, which treat all policies alike.
+//! A policy contains only the state for its selection. Queues, work in flight, caps, quarantines, limits, and accounts
+//! are in the lane and the scheduler, and do not depend on the policy.
 
 mod band;
 mod credit;
@@ -19,23 +19,23 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-/// Decision whether work may start in addition to the work in flight.
+/// Determines whether work may start in addition to the work in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Any vGPU may start work, because no work is in flight.
+    /// Any vGPU may start work because no work is in flight.
     Free,
-    /// Only the vGPU that has work in flight may start further work.
+    /// Only the vGPU with work in flight may start more work.
     Behind {
-        /// The vGPU.
+        /// vGPU.
         vgpu: TenantId,
         /// Length of the vGPU's work in flight, in ns.
         ahead: u64,
     },
-    /// No vGPU may start work.
+    /// No work may start.
     Full,
 }
 
-/// A policy's view of a lane.
+/// State of a lane for its policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     pub(crate) now: Nanos,
@@ -45,39 +45,38 @@ pub(crate) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Returns the vGPUs that have a submission ready to start.
+    /// Returns the vGPUs with a submission that is ready to start.
     pub(crate) fn ready(&self) -> impl Iterator<Item = (TenantId, &'a Member)> + use<'a> {
         self.members.iter().filter(|(_, member)| member.ready()).map(|(vgpu, member)| (*vgpu, member))
     }
 
-    /// Returns true if a vGPU has a submission ready to start.
+    /// Returns true if a vGPU has a submission that is ready to start.
     pub(crate) fn is_ready(&self, vgpu: TenantId) -> bool {
         self.members.get(&vgpu).is_some_and(Member::ready)
     }
 
-    /// Returns true if another vGPU has a submission ready to start.
+    /// Returns true if another vGPU has a submission that is ready to start.
     pub(crate) fn others_ready(&self, than: TenantId) -> bool {
         self.ready().any(|(vgpu, _)| vgpu != than)
     }
 
-    /// Returns the vGPU whose first submission has waited longest, among the vGPUs that `among` accepts.
+    /// Returns the vGPU whose first submission has waited longest, among the vGPUs accepted by `among`.
     pub(crate) fn oldest(&self, among: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         let ready = self.ready().filter(|(vgpu, _)| among(*vgpu));
         ready.min_by_key(|(_, member)| member.queue.front().map(|first| first.order)).map(|(vgpu, _)| vgpu)
     }
 }
 
-/// A policy's account of a vGPU, in ns.
+/// Account of a vGPU in a policy, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     /// Remaining budget; negative if overdrawn, and 0 for policies without budgets.
     pub credit: i64,
-    /// Use in excess of the vGPU's share; negative if the vGPU used less than its share, and 0 for policies that do not
-    /// measure this.
+    /// Use in excess of the vGPU's share; negative for a use below the share, and 0 for policies without this value.
     pub beyond: i64,
 }
 
-/// A strategy for choosing the next vGPU. A policy implements only the handlers of the events that it needs.
+/// Strategy for selecting the next vGPU. A policy implements only the handlers of the events that it uses.
 pub(crate) trait Policy: Debug + Send {
     /// Adds a vGPU.
     fn joined(&mut self, vgpu: TenantId);
@@ -85,44 +84,45 @@ pub(crate) trait Policy: Debug + Send {
     /// Removes a vGPU.
     fn left(&mut self, vgpu: TenantId);
 
-    /// Records that a submission of a vGPU has been queued.
+    /// Records that a submission of a vGPU was queued.
     fn arrived(&mut self, _vgpu: TenantId, _view: &View<'_>) {}
 
-    /// Records that a submission of a vGPU starts now. Before that, the engine was idle for `gap` ns although work was
+    /// Records that a submission of a vGPU starts now. Before, the engine was idle for `gap` ns although work was
     /// available.
     fn started(&mut self, _vgpu: TenantId, _gap: u64, _view: &View<'_>) {}
 
-    /// Charges `used` ns to a vGPU, in addition to the use that is reported to [`Self::ended`].
+    /// Charges `used` ns to a vGPU, in addition to the use reported to [`Self::ended`].
     fn charged(&mut self, _vgpu: TenantId, _used: u64, _view: &View<'_>) {}
 
-    /// Records that the engine was idle for `ns` between the choice of a vGPU and the card's receipt of its work.
+    /// Records that the engine was idle for `ns` between the selection of a vGPU and the receipt of its work by the
+    /// card.
     fn idled(&mut self, _vgpu: TenantId, _ns: u64, _view: &View<'_>) {}
 
-    /// Records that a submission of a vGPU has ended after using the engine for `used` ns. `late` is the time in ns
-    /// since this end, excluding the time for which the engine has worked since.
+    /// Records the end of a vGPU's submission that used the engine for `used` ns. `late` is the time in ns since this
+    /// end, except the time in which the engine has been busy since.
     fn ended(&mut self, _vgpu: TenantId, _used: u64, _late: u64, _view: &View<'_>) {}
 
-    /// Returns the vGPU whose first submission starts now; it must be [ready](View::ready). The lane calls this after
-    /// each event and after each start.
+    /// Returns the vGPU whose first submission starts now. The vGPU must be [ready](View::ready). The lane calls this
+    /// after each event and each start.
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId>;
 
-    /// Returns the time at which to call [`Self::pick`] if no event arrives earlier.
+    /// Returns the time of the next call of [`Self::pick`] if there is no earlier event.
     fn wakeup(&self) -> Option<Nanos> {
         None
     }
 
-    /// Returns the policy's standing of a vGPU.
+    /// Returns a vGPU's standing.
     fn standing(&self, _vgpu: TenantId) -> Standing {
         Standing::default()
     }
 
-    /// Checks that a deserialized policy has exactly the vGPUs in `members`, which are in ascending order.
+    /// Checks that the vGPUs of a deserialized policy are exactly `members`, which are in ascending order.
     fn check(&self, _members: &[&TenantId]) -> Result<(), Invalid> {
         Ok(())
     }
 }
 
-/// A policy of any kind, with its state, in a form that can be copied and serialized.
+/// A policy of any kind with its state, in a form that can be copied and serialized.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum AnyPolicy {
     Direct(direct::Direct),
@@ -143,7 +143,7 @@ impl AnyPolicy {
         }
     }
 
-    /// Checks that a deserialized policy has exactly the vGPUs in `members`, which are in ascending order.
+    /// Checks that the vGPUs of a deserialized policy are exactly `members`, which are in ascending order.
     pub(crate) fn check<'a>(&self, members: impl Iterator<Item = &'a TenantId>) -> Result<(), Invalid> {
         (**self).check(&members.collect::<Vec<_>>())
     }

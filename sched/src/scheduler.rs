@@ -1,4 +1,4 @@
-//! The scheduler's state machine, which maps events and the time to decisions.
+//! State machine of the scheduler. It maps events and the time to decisions.
 
 mod saved;
 
@@ -29,10 +29,10 @@ pub enum Quarantine {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Vgpu {
     params: VgpuParams,
-    /// Settings with which the vGPU competes instead of its own. The caller must set them again after a restart.
+    /// Settings for competition instead of the vGPU's own. The caller must set them again after a restart.
     #[serde(skip)]
     competing: Option<VgpuParams>,
-    /// Decisions do not depend on accounts, so a record omits the accounts.
+    /// Accounts do not affect decisions, so records omit them.
     #[serde(skip)]
     accounts: [Account; Engine::COUNT],
     #[serde(skip)]
@@ -42,20 +42,19 @@ struct Vgpu {
 }
 
 impl Vgpu {
-    /// Returns the settings with which the vGPU competes.
+    /// Returns the settings for competition.
     fn effective(&self) -> VgpuParams {
         self.competing.unwrap_or(self.params)
     }
 }
 
-/// The scheduler of a card. The serialized form contains all state that affects its next decisions, but not the
-/// accounts.
+/// Scheduler of a card. The serialized form contains all state that affects decisions, but not the accounts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Scheduler {
     config: Config,
     vgpus: BTreeMap<TenantId, Vgpu>,
     engines: [EngineState; Engine::COUNT],
-    /// One lane for each engine, by index; or a single lane for all engines, at the index of the compute engine.
+    /// Lanes of the engines by index, or a single lane for all engines at the index of the compute engine.
     lanes: Vec<Lane>,
     /// Sequence number of the next arrival.
     order: u64,
@@ -83,8 +82,8 @@ impl Scheduler {
             && self.lanes.iter().all(|lane| lane.is_of(&self.config))
     }
 
-    /// Handles one event and appends its decisions, in order. If `now` is before the previous time, the previous time
-    /// is used.
+    /// Handles one event and appends its decisions, in order. If `now` is earlier than the previous time, the previous
+    /// time is used.
     pub fn event(&mut self, now: Nanos, event: Event, decisions: &mut Vec<Decision>) {
         self.now = self.now.max(now);
         let known = match event {
@@ -125,8 +124,8 @@ impl Scheduler {
         self.start_what_may(decisions);
     }
 
-    /// Returns the time at which an [`Event::Tick`] is due if no other event arrives earlier. Returns `None` if no work
-    /// is queued or in flight, and no quarantine will end.
+    /// Returns the time at which an [`Event::Tick`] is due if there is no earlier event. Returns `None` if no work is
+    /// queued or in flight, and no quarantine expires.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let lanes = self.lanes.iter().filter_map(Lane::wakeup);
@@ -155,8 +154,7 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.params)
     }
 
-    /// Returns the settings with which a vGPU competes instead of its own, or `None` if it competes with its own
-    /// settings.
+    /// Returns the settings with which a vGPU competes, or `None` if they are its own settings.
     #[must_use]
     pub fn competing(&self, vgpu: TenantId) -> Option<&VgpuParams> {
         self.vgpus.get(&vgpu)?.competing.as_ref()
@@ -174,32 +172,32 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.history)
     }
 
-    /// Returns the vGPU's quarantine state, and the number of submissions that have exceeded their limit since the vGPU
-    /// was added or last released.
+    /// Returns the vGPU's quarantine state, and the number of submissions that exceeded their limit since the vGPU was
+    /// added or last released.
     #[must_use]
     pub fn strikes(&self, vgpu: TenantId) -> Option<(u32, Quarantine)> {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
     }
 
-    /// Returns the policy's account of a vGPU on an engine.
+    /// Returns a vGPU's account in the policy, for an engine.
     #[must_use]
     pub fn standing(&self, vgpu: TenantId, engine: Engine) -> Standing {
         self.lanes[self.lane_of(engine)].standing(vgpu)
     }
 
-    /// Returns the time in ns for which an engine has been busy, for both present and removed vGPUs.
+    /// Returns the busy time of an engine in ns, including removed vGPUs.
     #[must_use]
     pub fn busy(&self, engine: Engine) -> u64 {
         self.engines[engine.index()].busy
     }
 
-    /// Returns the part of [`Self::busy`] that removed vGPUs used.
+    /// Returns the part of [`Self::busy`] for removed vGPUs.
     #[must_use]
     pub fn departed(&self, engine: Engine) -> u64 {
         self.engines[engine.index()].departed
     }
 
-    /// Returns the number of submissions on the card, on all engines.
+    /// Returns the number of submissions on the card for all engines.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.engines.iter().map(|engine| engine.flights().count()).sum()
@@ -211,7 +209,7 @@ impl Scheduler {
         self.lanes.iter().map(Lane::queued).sum()
     }
 
-    /// Returns the queued submissions, followed by the submissions on the card.
+    /// Returns the queued submissions and then the submissions on the card.
     pub(crate) fn pending(&self) -> impl Iterator<Item = (TenantId, Channel, Engine, Ticket)> {
         let queued = self.lanes.iter().flat_map(Lane::waiting);
         let queued = queued.map(|(vgpu, queued)| (vgpu, queued.channel, queued.engine, queued.ticket));
@@ -228,19 +226,19 @@ impl Scheduler {
         self.engines[engine.index()].running().is_some()
     }
 
-    /// Returns the time from which the submission that has the engine will be charged next.
+    /// Returns the start of the next charge of the submission that has the engine.
     pub(crate) fn charged_from(&self, engine: Engine) -> Option<Nanos> {
         self.engines[engine.index()].running().map(|(_, since)| since)
     }
 
-    /// Returns true if a vGPU has had an engine to itself for a period, has no queued submissions, and is expected to
-    /// send submissions of at most `most` ns. In this case, no other vGPU waits for the next end.
+    /// Returns true if a vGPU has been the only user of an engine for a period, has no queued submissions, and is
+    /// expected to send submissions of at most `most` ns. In this case, no other vGPU waits for the next end.
     #[must_use]
     pub fn is_brief_and_alone(&self, vgpu: TenantId, engine: Engine, now: Nanos, most: u64) -> bool {
         self.lanes[self.lane_of(engine)].is_brief_and_alone(vgpu, now, self.config.band.period_ns, most)
     }
 
-    /// Returns the place of a submission, or `None` if the submission is unknown.
+    /// Returns the state of a submission, or `None` if it is unknown.
     #[must_use]
     pub fn place(&self, ticket: Ticket) -> Option<Place> {
         if self.engine_of(ticket).is_some() {
@@ -252,8 +250,7 @@ impl Scheduler {
         self.lanes.iter().any(|lane| lane.holder(ticket).is_some()).then_some(Place::Queued)
     }
 
-    /// Returns the number of ignored events: events that named unknown vGPUs or submissions, or had settings out of
-    /// bounds.
+    /// Returns the number of ignored events: events with unknown vGPUs or submissions, or with invalid settings.
     #[must_use]
     pub const fn ignored(&self) -> u64 {
         self.ignored
@@ -311,7 +308,7 @@ impl Scheduler {
     fn started(&mut self, ticket: Ticket) -> bool {
         let Some(engine) = self.engine_of(ticket) else { return false };
         let first = self.engines[engine.index()].running().filter(|(flight, _)| flight.ticket == ticket);
-        // The engine has been idle since the last end.
+        // The engine has been idle since the last end of a submission.
         let idle = first.map(|(flight, since)| (flight.vgpu, self.now.since(since)));
         self.engines[engine.index()].given(ticket, self.now);
         if let Some((vgpu, ns)) = idle {
@@ -382,7 +379,7 @@ impl Scheduler {
         true
     }
 
-    /// Charges a vGPU for blocking an engine. Submissions that the engine received in the meantime are not charged.
+    /// Charges a vGPU for blocking an engine. Submissions received by the engine in the meantime are not charged.
     fn kept(&mut self, engine: Engine, vgpu: TenantId, since: Nanos) -> bool {
         let now = self.now;
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
@@ -395,8 +392,8 @@ impl Scheduler {
         true
     }
 
-    /// Corrects the accounts according to the card's answer, so that the channel that has the engine on the card also
-    /// has it in the accounts. The submission that had the engine according to the accounts did not use it.
+    /// Corrects the accounts according to the card's answer: the channel that has the engine on the card then also has
+    /// it in the accounts. The previous submission in the accounts did not use the engine.
     fn occupied(&mut self, engine: Engine, vgpu: TenantId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {
@@ -431,7 +428,7 @@ impl Scheduler {
 
     fn complete(&mut self, ticket: Ticket, ended: Option<Nanos>) -> bool {
         if let Some((engine, flight)) = self.take_aside(ticket) {
-            // The submission's use since it began to wait is unknown.
+            // The use of the submission since it started to wait is unknown.
             if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
                 vgpu.accounts[engine.index()].completed += 1;
             }
@@ -441,14 +438,14 @@ impl Scheduler {
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
-        // Later submissions on the engine are charged from this end on. Only the time in which the engine had no work
-        // is not charged.
+        // Later submissions on the engine are charged from this end on. Time in which the engine had no work is not
+        // charged.
         let idle_until = self.engines[engine.index()].running().map_or(self.now, |(_, since)| since.min(self.now));
         self.leave_engine(engine, &flight, used, idle_until.since(ended), true);
         true
     }
 
-    /// Completes a queued submission that ended before it was taken off the card.
+    /// Completes a queued submission that ended before it was removed from the card.
     fn complete_queued(&mut self, ticket: Ticket) -> bool {
         let holds = |lane: &Lane| lane.holder(ticket);
         let Some((lane, vgpu)) = self.lanes.iter().enumerate().find_map(|(at, lane)| Some((at, holds(lane)?))) else {
@@ -511,7 +508,7 @@ impl Scheduler {
         true
     }
 
-    /// Passes a vGPU's effective settings to the lanes.
+    /// Sets a vGPU's effective settings in the lanes.
     fn renew_lanes(&mut self, vgpu: TenantId) {
         let Some(params) = self.vgpus.get(&vgpu).map(Vgpu::effective) else { return };
         for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
@@ -532,8 +529,8 @@ impl Scheduler {
         true
     }
 
-    /// Rebuilds the lanes, with all queued and in-flight submissions, for another policy or another division of the
-    /// engines into lanes.
+    /// Recreates the lanes with all queued and in-flight submissions, for another policy or another assignment of
+    /// engines to lanes.
     fn remake_lanes(&mut self) {
         let mut old = std::mem::replace(&mut self.lanes, lanes(&self.config, self.now));
         for (vgpu, known) in &self.vgpus {
@@ -568,7 +565,7 @@ impl Scheduler {
         true
     }
 
-    /// Returns the engine that holds a submission, according to the accounts.
+    /// Returns the engine of a submission, according to the accounts.
     #[must_use]
     pub fn engine_of(&self, ticket: Ticket) -> Option<Engine> {
         Engine::ALL.into_iter().find(|engine| self.engines[engine.index()].flights().any(|f| f.ticket == ticket))

@@ -1,4 +1,4 @@
-//! Divides an engine's time into shares.
+//! Division of an engine's time into shares.
 
 use crate::config::PERMILLE;
 use crate::params::VgpuParams;
@@ -6,13 +6,13 @@ use crate::params::VgpuParams;
 /// Value of a share of 100 %.
 pub const WHOLE_SHARE_PPM: u64 = 1_000_000;
 
-/// Bounds of one claimant's part in a division.
+/// Bounds of one claimant in a division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) weight: u32,
-    /// Minimum part, even if the weight entitles the claimant to less.
+    /// Minimum part, regardless of the weight.
     pub(crate) least: u64,
-    /// Maximum share.
+    /// Maximum part.
     pub(crate) most: u64,
 }
 
@@ -27,26 +27,26 @@ impl Claim {
     }
 }
 
-/// Returns each competing vGPU's share, in parts of [`WHOLE_SHARE_PPM`]. Shares are proportional to the weights, but a
-/// share is never below the vGPU's guarantee or above its cap. The other vGPUs share the rest by weight. The sum is at
-/// most [`WHOLE_SHARE_PPM`], and is smaller only because of caps or rounding. If the sum of the guarantees exceeds the
-/// whole, they are reduced in proportion.
+/// Returns each competing vGPU's share, in parts of [`WHOLE_SHARE_PPM`]. Shares are proportional to the weights, but
+/// each is at least the vGPU's guarantee and at most its cap. The other vGPUs share the rest by weight. The sum is
+/// [`WHOLE_SHARE_PPM`], or less due to caps or rounding. If the sum of the guarantees exceeds the whole, they are
+/// reduced in proportion.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     let claims: Vec<_> = of.iter().map(|params| Claim::from_params(params, WHOLE_SHARE_PPM)).collect();
     divide(WHOLE_SHARE_PPM, &claims)
 }
 
-/// Divides `whole` among claims, by the same rule as [`shares`].
+/// Divides `whole` among claims by the same rules as [`shares`].
 pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     if of.iter().all(|claim| claim.least == 0 && claim.most >= whole) {
         let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();
         return of.iter().map(|claim| scale(whole, claim.weight.into(), weights)).collect();
     }
-    // A guarantee above the cap is limited to the cap.
+    // A guarantee above the cap is reduced to the cap.
     let promise = |claim: &Claim| claim.least.min(claim.most);
     let promised = of.iter().map(promise).fold(0u64, u64::saturating_add);
     let least = |claim: &Claim| if promised <= whole { promise(claim) } else { scale(whole, promise(claim), promised) };
-    // For each claim, the part if it is fixed at a bound.
+    // For each claim, its part if it is fixed at a bound.
     let mut fixed: Vec<Option<u64>> = vec![None; of.len()];
     loop {
         let taken: u64 = fixed.iter().flatten().sum();
@@ -54,8 +54,8 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
         let loose = || of.iter().zip(&fixed).filter(|(_, fixed)| fixed.is_none());
         let weights: u64 = loose().map(|(claim, _)| u64::from(claim.weight)).sum();
         let share = |claim: &Claim| scale(rest, claim.weight.into(), weights);
-        // Find the claims outside their minimum and maximum, and the total violation on each side. Fix the side with
-        // the larger violation first, because this can bring the other side's claims within their bounds.
+        // Compute the total violation of the lower bounds and of the upper bounds. First fix the claims on the side
+        // with the larger violation, because the other claims may then be within their bounds.
         let below: u64 = loose().map(|(claim, _)| least(claim).saturating_sub(share(claim))).sum();
         let above: u64 = loose().map(|(claim, _)| share(claim).saturating_sub(claim.most)).sum();
         if below == 0 && above == 0 {
@@ -76,7 +76,7 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     }
 }
 
-/// Returns `of` times `part` divided by `whole`. `whole` is 0 only if nothing is left to divide.
+/// Returns `of * part / whole`. `whole` is 0 only if nothing is left to divide.
 pub(crate) fn scale(of: u64, part: u64, whole: u64) -> u64 {
     let scaled = (u128::from(of) * u128::from(part)).checked_div(whole.into()).unwrap_or(0);
     u64::try_from(scaled).unwrap_or(u64::MAX)
@@ -134,7 +134,7 @@ mod tests {
             for (params, share) in of.iter().zip(&shares) {
                 prop_assert!(*share <= part(WHOLE_SHARE_PPM, params.cap_permille));
                 if promised <= WHOLE_SHARE_PPM {
-                    prop_assert!(*share >= part(WHOLE_SHARE_PPM, params.guarantee_permille), "{params:?} has {share}");
+                    prop_assert!(*share >= part(WHOLE_SHARE_PPM, params.guarantee_permille), "{params:?}: {share}");
                 }
             }
             if shares.iter().zip(&of).any(|(share, params)| *share < part(WHOLE_SHARE_PPM, params.cap_permille)) {

@@ -1,13 +1,13 @@
-//! Simulates a card, guests and their workloads, to test a scheduler before real guests use it.
+//! Simulates a card, guests, and their workloads for testing a scheduler before real guests use it.
 //!
-//! The simulation runs the real scheduler. The module simulates engines that run work in order and without preemption,
-//! the latency of interrupts and doorbells, and guests that submit, wait for the end, think, and submit again. The same
-//! seed produces exactly the same events.
+//! The simulation uses the real scheduler. It simulates engines that execute work in order and without preemption, the
+//! latency of interrupts and doorbells, and guests that submit, wait for the end, think, and submit again. The same
+//! seed results in exactly the same events.
 //!
-//! [`Scenario`] describes workloads as data, [`run`] executes a scenario, [`Outcome`] is the result, and [`Uses`]
-//! contains the engine use by VM and time.
+//! [`Scenario`] describes workloads as data, [`run`] executes a scenario, [`Outcome`] is the result, and [`Uses`] is
+//! the engine use by VM and time.
 //!
-//! The module does not simulate memory, page tables, or the reasons for the length of a kernel.
+//! Memory, page tables, and the causes of kernel lengths are not simulated.
 
 mod outcome;
 mod random;

@@ -1,9 +1,8 @@
-//! A record of a scheduler's events and decisions: one line of JSON for each event. A record of a real run is replayed
-//! through the same state machine, which must make the same decisions.
+//! Records of a scheduler's events and decisions, with one line of JSON per event. A record of a real run can be
+//! replayed with the same state machine, which must make the same decisions.
 //!
-//! The first line contains the format, and the scheduler at the start of the record without its accounts. Each further
-//! line contains a time and either an event with its decisions, or a move of memory. A record can therefore begin at
-//! any time.
+//! The first line contains the format and the initial state of the scheduler without its accounts, so that a record can
+//! start at any time. Each further line contains a time and either an event with its decisions, or a move of memory.
 //!
 //! [`Trace::replay`] checks that the decisions are the same; [`Trace::under`] computes the decisions with other
 //! settings.
@@ -18,12 +17,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 
-/// Number of the format.
+/// Format number.
 const FORMAT: u32 = 4;
-/// Oldest supported format, which has no moves of memory.
+/// Oldest supported format, without moves of memory.
 const OLDEST_FORMAT: u32 = 3;
 
-/// Format in a record's first line, checked before the rest of the line is parsed.
+/// Format in a record's first line, which is checked before parsing the rest of the line.
 #[derive(Debug, Deserialize)]
 struct Format {
     sched_trace: u32,
@@ -48,22 +47,22 @@ struct Start {
     scheduler: Scheduler,
 }
 
-/// A move of memory between a card and host memory.
+/// A move of memory between the card and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryMove {
-    /// Start of the move.
+    /// Start time.
     pub from: Nanos,
-    /// End of the move.
+    /// End time.
     pub until: Nanos,
-    /// The vGPU that owns the memory.
+    /// vGPU that owns the memory.
     pub vgpu: TenantId,
-    /// Bytes moved.
+    /// Number of moved bytes.
     pub bytes: u64,
-    /// True if the memory has moved to the card; false if it has moved to host memory.
+    /// True for a move to the card, false for a move to host memory.
     pub to_card: bool,
 }
 
-/// A line after the first.
+/// Any line after the first.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
@@ -95,7 +94,7 @@ pub struct Recorder<W> {
 }
 
 impl<W: Write> Recorder<W> {
-    /// Starts a record of `scheduler` at time `at`; `names` are the operators' names of its vGPUs.
+    /// Starts a record of `scheduler` at time `at`. `names` are the operators' names of its vGPUs.
     ///
     /// # Errors
     /// Returns an error if `to` fails.
@@ -103,7 +102,7 @@ impl<W: Write> Recorder<W> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: false, scheduler })
     }
 
-    /// Starts a record of a scheduler that grants the whole card in turns (`Turns`).
+    /// Starts a record of a scheduler that grants the whole card in turns.
     ///
     /// # Errors
     /// Returns an error if `to` fails.
@@ -115,7 +114,7 @@ impl<W: Write> Recorder<W> {
         line(&mut to, header)?;
         let mut recorder = Self { to };
         for vgpu in header.scheduler.vgpus() {
-            // The serialized scheduler omits these settings.
+            // The serialized scheduler does not contain these settings.
             if let Some(&params) = header.scheduler.competing(vgpu) {
                 recorder.record(header.at, Event::Competes { vgpu, params: Some(params) }, &[])?;
             }
@@ -123,7 +122,7 @@ impl<W: Write> Recorder<W> {
         Ok(recorder)
     }
 
-    /// Records a move of memory that has ended.
+    /// Records a completed move of memory.
     ///
     /// # Errors
     /// Returns an error if the writer fails.
@@ -139,7 +138,7 @@ impl<W: Write> Recorder<W> {
         line(&mut self.to, &Entry { at, event, decisions: decisions.to_vec() })
     }
 
-    /// Returns the writer, which then contains the whole record.
+    /// Returns the writer with the whole record.
     ///
     /// # Errors
     /// Returns an error if the writer fails.
@@ -161,7 +160,7 @@ pub enum TraceError {
     #[error("the record cannot be read")]
     Io(#[from] io::Error),
     /// A line is malformed.
-    #[error("line {line} of the record is not of a scheduler's")]
+    #[error("line {line} of the record is malformed")]
     Line {
         /// Number of the line, starting at 1.
         line: usize,
@@ -174,36 +173,36 @@ pub enum TraceError {
     /// The record is empty.
     #[error("the record has no first line")]
     Empty,
-    /// The initial state is not a valid scheduler.
-    #[error("the record begins with what cannot be a scheduler")]
+    /// The initial state is invalid.
+    #[error("the initial state in the record is invalid")]
     State,
 }
 
 /// A parsed record.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// The scheduler at the start of the record, with empty accounts.
+    /// Scheduler at the start of the record, with empty accounts.
     pub scheduler: Scheduler,
     /// Time at which the record starts.
     pub at: Nanos,
-    /// Operators' names of the vGPUs that existed at the start.
+    /// Operators' names of the initial vGPUs.
     pub names: BTreeMap<TenantId, String>,
     /// True if the scheduler grants the whole card in turns.
     pub turns: bool,
     /// All events, in order.
     pub entries: Vec<Entry>,
-    /// Numbers of the events' lines, from 1.
+    /// Line numbers of the events, from 1.
     pub lines: Vec<usize>,
-    /// Moves of memory, in the order of their ends.
+    /// Moves of memory, ordered by their ends.
     pub moves: Vec<MemoryMove>,
 }
 
-/// Outcome of replaying a record.
+/// Result of replaying a record.
 #[derive(Debug)]
 pub struct Replay {
-    /// The scheduler after the last event.
+    /// Scheduler after the last event.
     pub scheduler: Scheduler,
-    /// Indices of the events whose decisions differ from the recorded ones, with the new decisions.
+    /// Indices of the events with decisions that differ from the recorded ones, and the new decisions.
     pub other: Vec<(usize, Vec<Decision>)>,
 }
 
@@ -211,7 +210,7 @@ impl Trace {
     /// Reads a record.
     ///
     /// # Errors
-    /// See [`TraceError`].
+    /// Returns a [`TraceError`].
     pub fn read(from: impl BufRead) -> Result<Self, TraceError> {
         let mut lines = from.lines().zip(1..);
         let (first, _) = lines.next().ok_or(TraceError::Empty)?;
@@ -237,20 +236,20 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Returns the time in the record's last line.
+    /// Returns the time of the record's last line.
     #[must_use]
     pub fn end(&self) -> Nanos {
         let moved = self.moves.last().map_or(self.at, |moved| moved.until);
         self.entries.last().map_or(moved, |entry| entry.at.max(moved))
     }
 
-    /// Returns the record's length, in ns.
+    /// Returns the duration of the record, in ns.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.end().since(self.at)
     }
 
-    /// Feeds the events to a scheduler with the original settings.
+    /// Replays the events with the original settings.
     #[must_use]
     pub fn replay(&self) -> Replay {
         let mut scheduler = self.scheduler.clone();

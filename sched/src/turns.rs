@@ -1,25 +1,25 @@
-//! Turns: a turn grants the whole card to one tenant at a time, and is recalled when another tenant is due.
+//! Turns grant the whole card to one tenant at a time. A turn is recalled when another tenant is due.
 //!
-//! A tenant that has a *turn* submits freely, and its shim limits its run-ahead. The other tenants wait. A turn is a
-//! sequence of *slices*. Each slice is one submission for a [`Scheduler`], which picks the next slice and keeps the
-//! accounts. At the end of a slice, a copy of the scheduler selects the next tenant. If it selects the same tenant, the
-//! copy becomes the scheduler, and the tenant gets no message. Otherwise, the turn is recalled, and the slice is
-//! charged up to the end of its last work, even if that work ends after the slice. So a drain is needed only when the
-//! turn changes hands. A tenant without competitors gets no message after its grant. The policy's own accounts
-//! compensate for overruns.
+//! A tenant with a *turn* submits freely; its shim limits its run-ahead. The other tenants
+//! wait. A turn is a sequence of *slices*. Each slice is one submission for a [`Scheduler`], which selects the next
+//! slice and keeps the accounts. At the end of a slice, a copy of the scheduler selects the next tenant. If this is the
+//! same tenant, the copy replaces the scheduler, and no message is sent to the tenant. Otherwise, the turn is recalled,
+//! and the slice is charged until the end of its last work, even if that work ends after the slice. Therefore, a drain
+//! is only needed for a change to another tenant, and a tenant without competitors gets no message after its grant. The
+//! policy's own accounts compensate for overruns.
 //!
 //! If another tenant is due, a turn that has lasted [`TurnsConfig::yield_ns`] ends when its program waits for a result
-//! ([`Order::Yield`]). Such a program has nothing queued, so its next submission can wait for its next turn. A program
-//! that always has more work queued never waits, so it keeps its slices.
+//! ([`Order::Yield`]). Such a program has no queued work, so its next submission can wait for its next turn. A program
+//! that always has queued work does not wait, so it keeps its slices.
 //!
-//! A recalled turn that has not ended within [`TurnsConfig::overrun_ns`] *overruns*: a kernel is long, or its program
-//! is stopped. The other tenants do not wait for its end. The other tenants get their turns in the meantime, and the
-//! card switches between the work of all these tenants. Each tenant is charged an equal part of that time.
+//! A recalled turn that has not ended within [`TurnsConfig::overrun_ns`] *overruns*, for example because of a long
+//! kernel or a stopped program. The other tenants do not wait for its end. They get their turns in the meantime, and
+//! the card switches between the work of all these tenants. Each tenant is charged for an equal part of that time.
 //!
-//! The turns of a tenant with several cards are *offered* and *reserved* (`reserved`): a single card does not begin
-//! them.
+//! Turns of a tenant with several cards are *offered* and *reserved* (`reserved`), and are not started by a single
+//! card.
 //!
-//! The module has no I/O and no threads, and takes the time as an argument.
+//! The module has no I/O and no threads, and the time is an argument.
 
 mod reserved;
 
@@ -36,25 +36,26 @@ const ENGINE: Engine = Engine::Compute;
 /// Number of the only channel of each tenant.
 const CHANNEL: Channel = Channel(0);
 
-/// Number of checks within [`TurnsConfig::yield_ns`] for whether another tenant is due.
+/// Number of checks within [`TurnsConfig::yield_ns`] whether another tenant is due.
 const COMPARISONS_PER_YIELD: u64 = 4;
 
-/// Lengths of turns.
+/// Settings for turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnsConfig {
-    /// Length of a slice, in ns: the interval between decisions about the next turn.
+    /// Length of a slice, in ns, which is the interval between decisions about the next turn.
     pub slice_ns: u64,
-    /// Minimum duration of a turn, in ns, before it can be cut short for a tenant of a better latency class.
+    /// Minimum duration of a turn before it can be cut short for a tenant of a better latency class, in ns.
     pub least_ns: u64,
-    /// Time in ns for which other tenants wait for the end of a recalled turn.
+    /// Maximum wait of other tenants for the end of a recalled turn, in ns.
     pub overrun_ns: u64,
-    /// Duration in ns after which a turn ends when its tenant waits for a result, if another tenant is due.
+    /// Duration of a turn after which the turn ends as soon as its tenant waits for a result, if another tenant is due,
+    /// in ns.
     pub yield_ns: u64,
 }
 
 impl Default for TurnsConfig {
-    /// Sets slices of 15 ms that can be cut short after 1 ms, and a wait of two slices for a recalled turn. A turn ends
-    /// after 4 ms if its tenant waits for a result. A change of turns takes 0.2 ms.
+    /// Returns slices of 15 ms that can be cut short after 1 ms, and a wait of two slices for a recalled turn. A turn
+    /// ends after 4 ms if its tenant waits for a result. These values are based on 0.2 ms for a change of turns.
     fn default() -> Self {
         Self { slice_ns: 15_000_000, least_ns: 1_000_000, overrun_ns: 30_000_000, yield_ns: 4_000_000 }
     }
@@ -66,28 +67,27 @@ pub fn scheduler_defaults() -> Config {
     Config { pipeline: crate::Pipeline::ONE, ..Config::default() }
 }
 
-/// A message to send to a tenant, or an action to take on it.
+/// A message to a tenant, or an action on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The tenant may submit until it is recalled.
+    /// The tenant may submit until its turn is recalled.
     Grant(TenantId),
     /// The tenant must stop submitting, and report the end of its submitted work.
     Recall(TenantId),
-    /// Another tenant is due: the tenant gives its turn back when its program waits for a result.
+    /// Another tenant is due. The tenant must return its turn when its program waits for a result.
     Yield(TenantId),
-    /// The tenant exceeds its limit, measured from its recall or from the start of its slice, so its work blocks the
-    /// card.
+    /// The tenant exceeds its limit since its recall or since the start of its slice, and its work blocks the card.
     Overdue {
-        /// The tenant.
+        /// Tenant.
         tenant: TenantId,
         /// Duration of the tenant's slice so far, in ns.
         ran_ns: u64,
     },
-    /// The tenant has been overdue too often: it gets no turn until it is released.
+    /// The tenant was overdue too often, and gets no turn until it is released.
     Quarantined(TenantId),
 }
 
-/// A tenant's slice in progress.
+/// A slice in progress.
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     ticket: Ticket,
@@ -96,15 +96,15 @@ struct Slice {
     turn_since: Nanos,
     /// Time at which the turn was recalled.
     recalled: Option<Nanos>,
-    /// True if the slice has reached its minimum length, and the check whether to cut it short was made.
+    /// True if the check at the minimum length, whether to cut the slice short, was made.
     weighed: bool,
-    /// True if the turn was reserved and its gate is not open yet. A turn in this state is not cut short.
+    /// True if the turn was reserved and its gate is not open yet. Such a turn is not cut short.
     waits: bool,
     /// State of an overrun, during which other tenants get their turns.
     overrun: Option<Overrun>,
-    /// Time of the last check for whether another tenant is due.
+    /// Time of the last check whether another tenant is due.
     compared: Option<Nanos>,
-    /// True if the tenant was asked to give the turn back when its program waits for a result.
+    /// True if the tenant was asked to return the turn when its program waits for a result.
     yields: bool,
     /// True if a strike was counted for the slice.
     struck: bool,
@@ -137,25 +137,25 @@ impl Slice {
     }
 }
 
-/// A turn for whose end other tenants no longer wait.
+/// A turn whose end other tenants no longer wait for.
 #[derive(Clone, Copy, Debug)]
 struct Overrun {
     since: Nanos,
-    /// True if the turn has reached the tenant's limit, which was then reported.
+    /// True if the turn was reported because it reached the tenant's limit.
     overdue: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
-    /// True if the tenant has work that waits for a turn, or will wait for its next turn.
+    /// True if the tenant has work that waits for a turn or will wait for its next turn.
     wants: bool,
-    /// True if the tenant gets no turns for now, because its memory moves or it waits for its quantum.
+    /// True if the tenant currently gets no turns because its memory is moving or it waits for its quantum.
     paused: bool,
-    /// True if the tenant's turns are offered, and only begin when they are reserved.
+    /// True if the tenant's turns are offered, and start only when they are reserved.
     offers: bool,
-    /// Time of the last offer, until the tenant accepts the offer or its state changes for another reason.
+    /// Time of the last offer. Reset when the offer is accepted or the tenant's state changes.
     offered: Option<Nanos>,
-    /// Time of the last offer since the tenant's last turn that prevented offers of the next turn to others.
+    /// Time of the last offer since the tenant's last turn that prevents offers to others.
     promised: Option<Nanos>,
     /// Queued ticket.
     queued: Option<Ticket>,
@@ -171,12 +171,12 @@ pub struct Turns {
     next_ticket: u64,
     /// Number of granted turns.
     switches: u64,
-    /// Time up to which overrunning turns are charged.
+    /// Time until which overrunning turns are charged.
     charged_until: Nanos,
     orders: Vec<Order>,
     /// Tenants that have become due since the last call of `take_offers`.
     offers: Vec<TenantId>,
-    /// Tenants removed from the queue during the choice of the next slice.
+    /// Tenants removed from the queue during the selection of the next slice.
     postponed: Vec<TenantId>,
     /// Tenant that gets the next turn as soon as all other turns have ended.
     reserved: Option<TenantId>,
@@ -206,7 +206,7 @@ impl Turns {
         })
     }
 
-    /// Begins a record of at most `limit` bytes; `names` are the tenants' names. Returns false if a record is already
+    /// Starts a record of at most `limit` bytes. `names` are the tenants' names. Returns false if a record is already
     /// in progress, or if the scheduler's state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize, now: Nanos) -> bool {
         if self.recording.is_some() {
@@ -228,13 +228,13 @@ impl Turns {
         }
     }
 
-    /// Returns the scheduler, to read its accounts and settings.
+    /// Returns the scheduler for reading its accounts and settings.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// Returns the number of turns granted.
+    /// Returns the number of granted turns.
     #[must_use]
     pub fn switches(&self) -> u64 {
         self.switches
@@ -252,8 +252,8 @@ impl Turns {
         self.scheduler.account(tenant, ENGINE)
     }
 
-    /// Returns the tenants that have a turn now: the tenants whose turns overrun, and at most one other tenant if the
-    /// policy has a gate.
+    /// Returns the tenants with a turn: all tenants whose turns overrun, and at most one other tenant if the policy has
+    /// a gate.
     pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }
@@ -264,13 +264,13 @@ impl Turns {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some())
     }
 
-    /// Returns true if a tenant has a turn that it must give back.
+    /// Returns true if a tenant has a recalled turn.
     #[must_use]
     pub fn is_recalled(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.is_recalled())
     }
 
-    /// Returns true if a tenant was asked to give its turn back when its program waits for a result.
+    /// Returns true if a tenant was asked to return its turn when its program waits for a result.
     #[must_use]
     pub fn yields(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.yields)
@@ -282,20 +282,20 @@ impl Turns {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.overrun.is_some())
     }
 
-    /// Returns the time for which a tenant's turn has overrun, in ns; 0 if the turn does not overrun.
+    /// Returns the time since a tenant's turn overran in ns, or 0 if it does not overrun.
     #[must_use]
     pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
         let overrun = self.members.get(&tenant).and_then(|member| member.slice?.overrun);
         overrun.map_or(0, |overrun| now.since(overrun.since))
     }
 
-    /// Returns true if a tenant has work, waiting or running.
+    /// Returns true if a tenant has waiting or running work.
     #[must_use]
     pub fn is_busy(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some() || member.wants)
     }
 
-    /// Takes the orders since the last call, in order.
+    /// Returns and clears the orders since the last call, in order.
     pub fn take_orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }
@@ -309,7 +309,7 @@ impl Turns {
         self.event(now, Event::Added { vgpu: tenant, params });
     }
 
-    /// Removes a tenant, with its work.
+    /// Removes a tenant and its work.
     pub fn remove(&mut self, tenant: TenantId, now: Nanos) {
         self.unreserve(tenant);
         if self.members.contains_key(&tenant) {
@@ -324,14 +324,14 @@ impl Turns {
         self.event(now, Event::Changed { vgpu: tenant, params });
     }
 
-    /// Makes a tenant compete with other parameters than its own, or with `None` with its own parameters again.
+    /// Makes a tenant compete with `params`, or with its own parameters again if `params` is `None`.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if self.scheduler.competing(tenant) != params.as_ref() {
             self.event(now, Event::Competes { vgpu: tenant, params });
         }
     }
 
-    /// Applies changed settings of the card.
+    /// Changes the settings of the card.
     ///
     /// # Errors
     /// Returns an error if a setting is out of bounds. In this case, no setting changes.
@@ -343,8 +343,8 @@ impl Turns {
         Ok(())
     }
 
-    /// Counts a strike: a program of the tenant was abandoned because its work exceeded the limit. Several programs in
-    /// one slice count as one strike.
+    /// Counts a strike against a tenant. A program of the tenant was abandoned because its work exceeded the limit.
+    /// Several programs in one slice are one strike.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut())
             && std::mem::replace(&mut slice.struck, true)
@@ -366,15 +366,15 @@ impl Turns {
         if member.paused || member.queued.is_some() || member.slice.is_some() {
             return;
         }
-        // Charge the use for which no tenant competed before this tenant starts to compete.
+        // Charge the use in which this tenant did not compete before it starts to compete.
         self.roll_all(now);
         self.queue(tenant, now);
         self.cut_short(tenant, now);
         self.let_overrun(now);
     }
 
-    /// Records that a tenant has given its turn back because its work has ended. According to the tenant, the last work
-    /// ended at `ended`, which is clamped to now. `more` is true if the tenant has more waiting work. If the tenant has
+    /// Records that a tenant has returned its turn because its work has ended. `ended` is the end of the last work
+    /// according to the tenant, clamped to `now`. `more` is true if the tenant has more waiting work. If the tenant has
     /// no turn, only `more` is recorded.
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         self.charge_overruns(now);
@@ -399,8 +399,8 @@ impl Turns {
         }
     }
 
-    /// Pauses a tenant's turns, or resumes them. A pause recalls the tenant's turn, and removes its slice from the
-    /// queue. The scheduler still records that the tenant has work.
+    /// Pauses or resumes a tenant's turns. A pause recalls the tenant's turn and removes its slice from the queue. The
+    /// tenant is still recorded as having work.
     pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant).filter(|member| member.paused != paused) else { return };
         member.paused = paused;
@@ -417,7 +417,7 @@ impl Turns {
         self.recall(tenant, now);
     }
 
-    /// Returns the tenant that would get the card if a recalled tenant gave its turn back now.
+    /// Returns the next tenant that would get the card if a recalled tenant returned its turn now.
     #[must_use]
     pub fn next_after(&self, tenant: TenantId, now: Nanos) -> Option<TenantId> {
         let slice = self.members.get(&tenant)?.slice.filter(|slice| slice.is_recalled() && slice.overrun.is_none())?;
@@ -432,7 +432,7 @@ impl Turns {
         queued.find(|(_, ticket)| started(ticket)).map(|(tenant, _)| tenant)
     }
 
-    /// Advances time. Call this at [`Self::next_wakeup`].
+    /// Advances time. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.charge_overruns(now);
         let over = |slice: &Slice| slice.continues() && now.since(slice.since) >= self.config.slice_ns;
@@ -454,9 +454,9 @@ impl Turns {
         self.report_overdue(now);
     }
 
-    /// If another tenant is due, requests that the holder of the turn returns it when the holder's program waits for a
-    /// result. As a result, a program with short submissions gets short turns, and a program that always has work
-    /// queued keeps its slices.
+    /// If another tenant is due, requests that the holder returns its turn when its program waits for a result.
+    /// Therefore, a program with short submissions gets short turns, and a program that always has queued work keeps
+    /// its slices.
     fn ask_to_yield(&mut self, now: Nanos) {
         let due: Vec<(TenantId, Slice)> = self
             .members
@@ -470,7 +470,7 @@ impl Turns {
             let (decisions, again) =
                 (after_slice(&mut after, tenant, slice.ticket, ticket, now), Decision::Start(ticket));
             let next = decisions.iter().flat_map(|(_, decisions)| decisions);
-            // If the next tenant's turns are offered, its turn does not begin now.
+            // An offered turn of the next tenant would not start now.
             let yields = !next.clone().eq([&again]) && self.first_offer(next).is_none();
             if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut()) {
                 (slice.compared, slice.yields) = (Some(now), yields);
@@ -481,7 +481,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time of the next check for whether another tenant is due, or `None` if no tenant waits.
+    /// Returns the time of the next check whether another tenant is due, or `None` if no tenant waits.
     fn comparison(&self, slice: &Slice) -> Option<Nanos> {
         let may_yield = slice.continues() && !slice.yields && self.scheduler.queued() > 0;
         let TurnsConfig { yield_ns, .. } = self.config;
@@ -489,7 +489,7 @@ impl Turns {
         may_yield.then(|| slice.turn_since.after(yield_ns).max(again.unwrap_or_default()))
     }
 
-    /// Lets other tenants have their turns if one of them waits for a turn that was recalled too long ago.
+    /// Ends the wait for a turn that was recalled too long ago if other tenants wait for the card.
     fn let_overrun(&mut self, now: Nanos) {
         if self.scheduler.queued() == 0 && self.reserved.is_none() {
             return;
@@ -509,7 +509,7 @@ impl Turns {
         }
     }
 
-    /// Charges the overrunning turns, and the turn that shares the card with them.
+    /// Charges the overrunning turns and the turn that shares the card with them.
     fn charge_overruns(&mut self, now: Nanos) {
         let since = std::mem::replace(&mut self.charged_until, now);
         let mut overruns = self.members.values().filter_map(|member| member.slice?.overrun);
@@ -518,7 +518,7 @@ impl Turns {
         }
     }
 
-    /// Reports the overrunning turns that exceed their tenants' limits.
+    /// Reports the overrunning turns that exceed their limits.
     fn report_overdue(&mut self, now: Nanos) {
         let late: Vec<TenantId> =
             self.deadlines().filter(|(_, deadline)| *deadline <= now).map(|(tenant, _)| tenant).collect();
@@ -531,7 +531,7 @@ impl Turns {
         }
     }
 
-    /// Returns the times at which overrunning turns reach their tenants' limits.
+    /// Returns the times at which overrunning turns reach their limits.
     fn deadlines(&self) -> impl Iterator<Item = (TenantId, Nanos)> + '_ {
         self.members.iter().filter_map(|(&tenant, member)| {
             let slice = member.slice.filter(|slice| slice.overrun.is_some_and(|overrun| !overrun.overdue))?;
@@ -540,8 +540,7 @@ impl Turns {
         })
     }
 
-    /// Returns the time of the next charge for overrunning turns, or the time at which the wait for a recalled turn
-    /// ends.
+    /// Returns the time of the next charge for overrunning turns, or the end of the wait for a recalled turn.
     fn next_overrun(&self) -> Option<Nanos> {
         let waits = self.scheduler.queued() > 0 || self.reserved.is_some();
         let slices = self.members.values().filter_map(|member| member.slice);
@@ -552,7 +551,7 @@ impl Turns {
         times.chain(self.deadlines().map(|(_, deadline)| deadline)).min()
     }
 
-    /// Cuts turns short that had not reached their minimum length when a tenant of a better latency class queued work.
+    /// Cuts short turns that had not reached their minimum length when a tenant of a better latency class queued work.
     fn weigh(&mut self, now: Nanos) {
         let least = self.config.least_ns;
         let mut any = false;
@@ -569,7 +568,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time at which a turn reaches its minimum length while a tenant of a better class waits.
+    /// Returns the time at which a turn reaches its minimum length while a tenant of a better class is waiting.
     fn next_weighing(&self) -> Option<Nanos> {
         let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min()?;
         let worse = self.members.iter().filter(|&(&tenant, _)| self.class(tenant) > best);
@@ -577,7 +576,7 @@ impl Turns {
         slices.map(|slice| slice.turn_since.after(self.config.least_ns)).min()
     }
 
-    /// Returns the time at which [`Self::tick`] is due if no other event comes first.
+    /// Returns the time at which [`Self::tick`] is due if there is no earlier event.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let slices = self.members.values().filter_map(|member| member.slice).filter(Slice::continues);
@@ -604,7 +603,7 @@ impl Turns {
         self.event(now, Event::Arrival { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket });
     }
 
-    /// Ends the slices of all tenants without competitors, and begins new ones.
+    /// Ends the slices of all tenants without competitors and starts new ones.
     fn roll_all(&mut self, now: Nanos) {
         if self.scheduler.queued() > 0 {
             return;
@@ -615,8 +614,8 @@ impl Turns {
         }
     }
 
-    /// Begins the next slice of a tenant immediately if the scheduler would choose this tenant again. Returns true if
-    /// the slice began.
+    /// Immediately starts the next slice of a tenant if the scheduler would select this tenant again. Returns true if
+    /// the slice was started.
     fn roll(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let Some(slice) = self.members.get(&tenant).and_then(|member| member.slice).filter(Slice::continues) else {
             return false;
@@ -636,8 +635,8 @@ impl Turns {
         true
     }
 
-    /// Handles new work of a tenant. Takes the turn from its holder immediately if the tenant's latency class is better
-    /// and the scheduler would choose the tenant.
+    /// Handles new work of a tenant. Immediately recalls the holder's turn if the tenant's latency class is better and
+    /// the scheduler would select the tenant.
     fn cut_short(&mut self, newcomer: TenantId, now: Nanos) {
         if self.members.get(&newcomer).is_none_or(|member| member.queued.is_none()) {
             return;
@@ -695,8 +694,8 @@ impl Turns {
     }
 }
 
-/// Ends the first of a tenant's two slices in `scheduler`, while the second one is queued. Returns the events with
-/// their decisions.
+/// Ends the first of a tenant's two slices in `scheduler` while the second one is queued. Returns the events and their
+/// decisions.
 fn after_slice(
     scheduler: &mut Scheduler,
     tenant: TenantId,

@@ -1,19 +1,18 @@
-//! Translates the guest's accesses through BAR1 and BAR3 with a software page walk.
+//! Translates guest accesses through BAR1 and BAR3 with a software page walk.
 
 use crate::{GuestMemory, Place};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, Target};
 use nvspec::instance::vm;
 use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
 
-/// Number of cached translations per aperture; a power of two. The translations cover 2 MiB of pages, which is more
-/// than a driver uses at the same time.
+/// Number of cached translations per aperture; a power of two. They cover 2 MiB, more than a driver uses at a time.
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
-/// The memory at an offset of an aperture.
+/// The memory at an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Guest address of the byte. The address is not checked against the guest's memory.
+    /// Guest address of the byte, not validated against the guest's memory.
     pub place: Place,
     /// Number of bytes from this address to the end of the 4 KiB page.
     pub bytes: u64,
@@ -21,18 +20,18 @@ pub struct Mapping {
     pub writable: bool,
 }
 
-/// Reasons why an aperture access faults. The numbers are the hardware's fault reasons (`nvspec::mmu::fault`).
+/// Reasons why an aperture access faults, with the numbers of the hardware's fault reasons (`nvspec::mmu::fault`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkFault {
-    /// The aperture has no instance block, or the block cannot be read.
+    /// The aperture has no instance block, or the block is unreadable.
     Unbound,
     /// The offset is beyond the instance block's limit.
     Limit,
-    /// The directory entry does not refer to a table, or the table cannot be read.
+    /// The directory entry does not refer to a table, or the table is unreadable.
     Pde,
     /// The offset is beyond the end of a shortened table.
     PdeSize,
-    /// The entry is invalid, or refers to memory of another card.
+    /// The entry is invalid, or refers to peer memory.
     Pte,
 }
 
@@ -44,7 +43,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns the mapping of byte `offset` of the aperture. The byte must be in the page of this cache entry.
+    /// Returns the mapping of aperture byte `offset`, which must be in the page of this cache entry.
     fn mapping(&self, offset: u64) -> Option<Mapping> {
         let within = offset & SMALL_PAGE.wrapping_sub(1);
         let place = self.place.checked_add(within)?;
@@ -57,18 +56,18 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset >> PAGE_SHIFT).unwrap_or(usize::MAX) & SLOTS.wrapping_sub(1)
 }
 
-/// The address space that an instance block describes.
+/// The address space described by an instance block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Space {
     directory: Place,
     limit: u64,
 }
 
-/// Translates one aperture, with a direct-mapped cache of fixed size.
+/// Translates one aperture, using a direct-mapped cache of fixed size.
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
-    /// Directory that overrides the directory in the instance block.
+    /// Directory that overrides the one in the instance block.
     named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
@@ -87,7 +86,7 @@ impl ApertureTlb {
         Self { instance: None, named: None, space: None, slots: vec![None; SLOTS].into() }
     }
 
-    /// Sets or removes the guest's instance block. If `directory` is given, it overrides the directory in the block.
+    /// Sets or removes the guest's instance block. `directory`, if given, overrides the directory in the block.
     pub fn bind(&mut self, instance: Option<Place>, directory: Option<Place>) {
         (self.instance, self.named) = (instance, directory);
         self.flush();
@@ -105,12 +104,12 @@ impl ApertureTlb {
         self.slots.fill(None);
     }
 
-    /// Returns the guest's directory for this aperture, if the instance block can be read.
+    /// Returns the guest's directory for this aperture, if the instance block is readable.
     pub fn directory(&mut self, guest: &mut impl GuestMemory) -> Option<Place> {
         self.space(guest).ok().map(|space| space.directory)
     }
 
-    /// Translates byte `offset` of the aperture.
+    /// Translates aperture byte `offset`.
     ///
     /// # Errors
     /// Returns the fault that the hardware would raise. Faults are not cached.
@@ -128,14 +127,14 @@ impl ApertureTlb {
         slot.mapping(offset).ok_or(WalkFault::Pte)
     }
 
-    /// Returns the cached translation of byte `offset` of the aperture, if any.
+    /// Returns the cached translation of aperture byte `offset`, if any.
     #[must_use]
     pub fn cached(&self, offset: u64) -> Option<Mapping> {
         let page = offset >> PAGE_SHIFT;
         self.slots.get(index(offset)).copied().flatten().filter(|slot| slot.page == page)?.mapping(offset)
     }
 
-    /// Visits `pages` pages of the aperture in order, starting at byte `start`. For each page, passes its address in
+    /// Visits `pages` pages of the aperture in order, starting at byte `start`. Passes each page's address according to
     /// the guest's current tables, or `None` if an access would fault. `start` must be a multiple of 2 MiB. Reads the
     /// tables in two parts of up to 4 KiB per 2 MiB, and bypasses the cache.
     pub fn survey(
@@ -175,10 +174,10 @@ const BLOCK_PAGES: u64 = BLOCK_SMALLS as u64;
 const BLOCK_SMALLS: usize = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
 /// Number of large entries that cover the same range.
 const BLOCK_LARGES: usize = BLOCK_SMALLS >> LARGE_SHIFT;
-/// log2 of the number of small pages in a large page.
+/// Log2 of the number of small pages in a large page.
 const LARGE_SHIFT: u32 = LARGE_PAGE.trailing_zeros() - PAGE_SHIFT;
 
-/// The entries for 2 MiB of an aperture. The entries are 0 where no table exists.
+/// The entries for 2 MiB of an aperture; 0 where there is no table.
 struct Block {
     large: [[u8; 8]; BLOCK_LARGES],
     small: [[u8; 8]; BLOCK_SMALLS],
@@ -196,8 +195,8 @@ impl Block {
         let Some(space) = space.filter(|space| va.0 <= space.limit) else { return };
         let Ok(pde) = read_entry(space.directory, va.0 >> PDE_SHIFT, guest) else { return };
         let pde = Pde::from(pde);
-        // Tables are shortened by powers of two, so a block is either completely within the table or completely beyond
-        // its end.
+        // Tables are shortened by powers of two, so a block is either entirely within the table or entirely beyond its
+        // end.
         let within = va.0 & PDE_SPAN.wrapping_sub(1);
         let (large, small) = (within >> LARGE_PAGE.trailing_zeros(), within >> PAGE_SHIFT);
         if large >= u64::from(pde.large_entries()) {
@@ -213,7 +212,7 @@ impl Block {
         fill(table(pde.small_target(), pde.small_address()), small, self.small.as_flattened_mut());
     }
 
-    /// Returns the address of a page in the 2 MiB.
+    /// Returns the address of a page within the 2 MiB.
     fn page(&self, number: u64) -> Option<Place> {
         let at = usize::try_from(number % BLOCK_PAGES).ok()?;
         let entry =
@@ -241,8 +240,8 @@ fn read_space(instance: Place, named: Option<Place>, guest: &mut impl GuestMemor
     Some(Space { directory, limit: limit & 0xff_ffff_ffff })
 }
 
-/// Returns the address and the write permission of the guest's page at `va`. Walks the tables as the hardware does: a
-/// valid entry in the large-page table takes precedence; otherwise, the small-page table decides.
+/// Returns the address and write permission of the guest page at `va`. Walks the tables like the hardware: a valid
+/// entry in the large-page table takes precedence over the small-page table.
 fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place, bool), WalkFault> {
     if va.0 > space.limit {
         return Err(WalkFault::Limit);
@@ -255,10 +254,11 @@ fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place,
         if index >= u64::from(pde.large_entries()) {
             fault = WalkFault::PdeSize;
         } else {
-            // A table that cannot be read has no valid entries. Shadow tables treat such a table in the same way.
+            // An unreadable table has no valid entries, just as in shadow tables.
             let pte = Pte::from(read_entry(table, index, guest).unwrap_or(0));
             if pte.valid() {
-                // The page's address is a multiple of its size. The virtual address selects the 4 KiB within the page.
+                // A page's address is a multiple of its size. The virtual address selects the 4 KiB within a large
+                // page.
                 const WITHIN: u64 = 0x1_f000;
                 return page(pte, (pte.address() & !0x1_ffff) | (va.0 & WITHIN));
             }

@@ -6,12 +6,12 @@ pub(crate) const WORDS: usize = 8;
 /// One bit for each of 512 entries or pages.
 pub(crate) type Set512 = [u64; WORDS];
 
-/// Returns the set that contains only `index`, which must be below 64.
+/// Returns the set that contains only `index`, which must be less than 64.
 pub(crate) const fn bit(index: u32) -> u64 {
     1u64.wrapping_shl(index)
 }
 
-/// Returns the set of all numbers below `count`, which must be at most 64.
+/// Returns the set of all numbers less than `count`, which must be at most 64.
 pub(crate) const fn below(count: u32) -> u64 {
     if count >= u64::BITS { u64::MAX } else { bit(count).wrapping_sub(1) }
 }
@@ -49,7 +49,7 @@ pub(crate) fn remove(set: &mut Set512, index: u32) {
     }
 }
 
-/// Returns the set of all numbers below `count`, which must be at most 512.
+/// Returns the set of all numbers less than `count`, which must be at most 512.
 pub(crate) fn below512(count: usize) -> Set512 {
     let mut set = [0; WORDS];
     for (word, set) in set.iter_mut().enumerate() {

@@ -2,11 +2,9 @@
 
 use nvspec::addr::{Gpa, GuestVramAddr};
 
-/// Maximum number of address spaces of a VM at a time: one per channel of the chip, and one for each of the two
-/// apertures.
+/// Maximum number of address spaces per VM: one per channel of the chip, and one per aperture.
 pub const MAX_SPACES: usize = 130;
-/// Number of bits of a [`SpaceId`] that contain the index. The other bits distinguish a space from earlier spaces with
-/// the same index.
+/// Number of index bits in a [`SpaceId`]. The other bits distinguish a space from earlier spaces with the same index.
 const INDEX_BITS: u32 = 8;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
@@ -14,14 +12,14 @@ const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
 /// A range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestRange {
-    /// VRAM: the first byte, and the length in bytes.
+    /// VRAM: start address and length in bytes.
     Vram(GuestVramAddr, u64),
-    /// RAM: the first byte, and the length in bytes.
+    /// RAM: start address and length in bytes.
     Ram(Gpa, u64),
 }
 
 impl GuestRange {
-    /// Returns a flag that is true for RAM, the first byte, and the length in bytes.
+    /// Returns a flag that is true for RAM, the start address, and the length in bytes.
     pub(crate) const fn parts(self) -> (bool, u64, u64) {
         match self {
             Self::Vram(start, len) => (false, start.0, len),
@@ -30,12 +28,12 @@ impl GuestRange {
     }
 }
 
-/// Identifies an address space of a VM. Once the space is closed, the identifier is invalid.
+/// Identifies an address space of a VM. The identifier becomes invalid when the space is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(u32);
 
 impl SpaceId {
-    /// Creates the identifier of a space from its [generation](Self::generation_of) and its index, which must be below
+    /// Creates a space identifier from a [generation](Self::generation_of) and an index, which must be less than
     /// [`MAX_SPACES`].
     pub(crate) const fn new(generation: u32, index: u32) -> Self {
         Self(generation | index)

@@ -1,5 +1,4 @@
-//! Arrays of entries on the card. The process has a copy of the guest's entries and of the card's entries of each
-//! array.
+//! Arrays of entries on the card. The process keeps a copy of the guest's entries and of the card's entries.
 
 use crate::bits::{Set512, WORDS, below, bit};
 use crate::translate::{Pieces, Shadow};
@@ -9,16 +8,16 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Maximum distance between changed entries that are written in one run. The run includes the entries in between.
+/// Maximum distance between changed entries that are written in one run, including the entries in between.
 const GAP: usize = 8;
-/// Size of a page of entries in bytes. A page is the unit of reading.
+/// Size in bytes of a page of entries, the unit of reading.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
 /// Number of entries in a page.
 pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
-/// Number of entries that are compared at a time.
+/// Number of entries compared at a time.
 const GROUP: u32 = 8;
 
-/// An entry as it is in memory.
+/// An entry as stored in memory.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
 /// A run of changed entries. The flag is true if any entry has lost a permission.
@@ -53,7 +52,7 @@ impl Runs {
         self.0.iter().map(|run| run.range.clone())
     }
 
-    /// Writes from `entries` to the card's array at `card`: either the runs that lose permissions, or all other runs.
+    /// Writes `entries` to the card's array at `card`: either the runs that lose permissions, or all other runs.
     pub(crate) fn write(
         &self,
         losing: bool,
@@ -78,14 +77,14 @@ pub(crate) struct Mirror {
     pub(crate) card: VramAddr,
     /// The guest's entries as of the last read.
     pub(crate) guest: Box<[RawEntry]>,
-    /// The card's entries, as they will be after all runs have been written.
+    /// The card's entries once all runs have been written.
     pub(crate) shadow: Box<[u64]>,
     /// Pages that may differ from `guest`.
     pub(crate) dirty: u64,
-    /// Pages that may change without a trap at any time, because the GPU can write them or because they are in guest
+    /// Pages that may change at any time without a trap, because the GPU can write them or because they are in guest
     /// RAM.
     pub(crate) watched: u64,
-    /// Pages that could not be read. Their entries count as 0.
+    /// Pages that could not be read, whose entries count as 0.
     unreadable: u64,
     /// The small entries that replace each split large entry. The card's large entry is 0.
     pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
@@ -94,8 +93,7 @@ pub(crate) struct Mirror {
 }
 
 impl Mirror {
-    /// Creates a mirror of `entries` entries at `place`, with all pages pending. The array at `card` must contain only
-    /// zeros.
+    /// Creates a mirror of `entries` entries at `place`, with all pages pending. The array at `card` must be zeroed.
     pub(crate) fn new(place: Place, card: VramAddr, entries: u32) -> Self {
         let pages = entries.div_ceil(PAGE_ENTRIES);
         let all = below(pages);
@@ -129,13 +127,13 @@ impl Mirror {
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// Marks the pages that could not be read, so that they are read again. Returns true if there are any such pages.
+    /// Marks unreadable pages to be read again. Returns true if there are any.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0
     }
 
-    /// Returns true if no page could be read.
+    /// Returns true if no page was readable.
     pub(crate) fn is_lost(&self) -> bool {
         self.unreadable == self.all()
     }
@@ -152,14 +150,14 @@ impl Mirror {
         self.place.checked_add(u64::from(page).saturating_mul(SMALL_PAGE))
     }
 
-    /// Returns the indices of a page's entries.
+    /// Returns the index range of a page's entries.
     pub(crate) fn range(&self, page: u32) -> Range<usize> {
         let start = page.saturating_mul(PAGE_ENTRIES) as usize;
         start.min(self.guest.len())..start.saturating_add(PAGE_ENTRIES as usize).min(self.guest.len())
     }
 
-    /// Reads a page of the guest's array into `buffer`, as zeros if the memory cannot be read. Returns the entries of
-    /// the page that differ from the mirror, or `None` if all are equal. Does not change the mirror.
+    /// Reads a page of the guest's array into `buffer`, as zeros if the memory is unreadable. Returns the page's
+    /// entries that differ from the mirror, or `None` if there are none. Does not modify the mirror.
     pub(crate) fn read(
         &mut self,
         page: u32,
@@ -192,8 +190,8 @@ impl Mirror {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
-    /// Returns an entry through which the card reaches the memory of the guest's entry, or at least its first page.
-    /// Returns 0 if no such entry exists.
+    /// Returns an entry through which the card reaches the memory of the guest's entry, or at least its first page; 0
+    /// if there is none.
     pub(crate) fn effective(&self, index: usize) -> u64 {
         match self.entry(index) {
             0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
@@ -217,7 +215,7 @@ impl Mirror {
         }
     }
 
-    /// Sets the guest's entry and the card's entry, and updates the count of live entries.
+    /// Sets the guest's and the card's entry, and updates the count of live entries.
     pub(crate) fn set(&mut self, index: usize, raw: u64, shadow: Shadow) {
         if let Some(known) = self.guest.get_mut(index) {
             *known = raw.to_le_bytes();
@@ -270,7 +268,7 @@ pub(crate) fn write_range(
     report.entries_written = report.entries_written.saturating_add(entries.len() as u64);
 }
 
-/// Returns the entries that differ between two pages of the same length, or `None` if all are equal.
+/// Returns the entries that differ between two pages of the same length, or `None` if there are none.
 fn difference(old: &[u8], new: &[u8]) -> Option<Set512> {
     if old == new {
         return None;

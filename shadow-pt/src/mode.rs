@@ -1,4 +1,4 @@
-//! Decides which work a flush does and which work later calls do.
+//! Decides which work is done by a flush and which by later calls.
 
 use std::str::FromStr;
 
@@ -8,8 +8,7 @@ pub enum Mode {
     /// Each flush reads every table, and translates and writes every entry.
     Naive,
     /// A flush only marks the space, unless work of the space is running. Before the next work, everything is updated
-    /// as in [`Self::Naive`]. Permissions that the guest has removed stay until then, so this mode is only for
-    /// comparison.
+    /// as in [`Self::Naive`]. Permissions removed by the guest persist until then, so this mode is only for comparison.
     Lazy,
     /// Each flush reads only table pages that may have changed, and writes only changed entries.
     Incremental,
@@ -29,7 +28,7 @@ pub(crate) enum Scope {
     Everything,
 }
 
-/// No mode has this name.
+/// Error for a name that is not a mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a shadowing mode; the modes are naive, lazy, incremental and lazy-add")]
 pub struct UnknownMode(String);
@@ -38,7 +37,7 @@ impl Mode {
     /// All modes.
     pub const ALL: [Self; 4] = [Self::Naive, Self::Lazy, Self::Incremental, Self::LazyAdd];
 
-    /// Returns the mode's name as used in configurations and reports.
+    /// Returns the mode's name in configurations and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Updates entries when only the location of their VRAM has changed. This code determines the cost per page of moving a
+//! Updates entries if only the location of their VRAM has changed. This code determines the per-page cost of moving a
 //! chunk.
 
 use crate::translate::FRAME_BITS;
@@ -6,7 +6,7 @@ use crate::{Frame, Frames, GuestRange};
 use nvspec::addr::{GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{Pte, PteAperture};
 
-/// A block of guest VRAM with the size of a large page. Small entries often refer to its pages in order.
+/// A guest VRAM block with the size of a large page. Small entries often refer to its pages in order.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     start: u64,
@@ -14,7 +14,7 @@ struct Block {
     place: Option<Frame>,
 }
 
-/// The small entries that refer to a range of VRAM, and the current location of that VRAM.
+/// The small entries that refer to a VRAM range, and its current location.
 #[derive(Debug)]
 pub(crate) struct Moved {
     start: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// Creates the state for a range. Returns `None` for a range of RAM.
+    /// Creates the state for a range; `None` for a range of RAM.
     pub(crate) fn for_range(range: GuestRange) -> Option<Self> {
         let (system, start, len) = range.parts();
         (!system).then(|| Self { start, end: start.saturating_add(len), last: None })
@@ -35,8 +35,8 @@ impl Moved {
         raw.aperture() == PteAperture::Vram && (address >= self.end || address.saturating_add(SMALL_PAGE) <= self.start)
     }
 
-    /// Returns the card's entry for the small guest entry `raw`, which is the current entry `old` with the new
-    /// location. Returns `None` if the entry needs a full translation.
+    /// Returns the card's entry for the small guest entry `raw`: the current entry `old` with the new location. Returns
+    /// `None` if the entry needs a full translation.
     pub(crate) fn entry(&mut self, raw: Pte, old: Pte, frames: &mut impl Frames) -> Option<Pte> {
         if !old.valid() || !raw.valid() || raw.aperture() != PteAperture::Vram {
             return None;

@@ -1,4 +1,4 @@
-//! Tracks the pages of guest VRAM that contain tables, the users of these pages, and whether the GPU can write them.
+//! Tracks guest VRAM pages that contain tables, the users of these pages, and whether the GPU can write them.
 
 use crate::bits::{self, Set512, bit, members};
 use crate::reverse::BLOCK_PAGES_SHIFT;
@@ -9,19 +9,19 @@ use std::collections::HashMap;
 const PAGES: u32 = 1 << BLOCK_PAGES_SHIFT;
 /// Number of large pages in a block.
 const LARGES: usize = (PAGES / LARGE_PAGES) as usize;
-/// Number of bits of a page number in an entry.
+/// Number of page number bits in an entry.
 const FRAME_BITS: u32 = 28;
 
-/// A user that reads a page of guest VRAM as entries.
+/// A user that reads a guest VRAM page as entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
-    /// A page of a space's directory: the index of the space, and the number of the page in the directory.
+    /// A page of a space's directory: the space's index, and the page's number within the directory.
     Directory(u32, u32),
-    /// A page of a table: the number of the table in the VM, and of the page in the table.
+    /// A page of a table: the table's number within the VM, and the page's number within the table.
     Table(u32, u32),
 }
 
-/// A run of consecutive pages of guest VRAM that the GPU can write through shadow entries.
+/// A run of consecutive guest VRAM pages that the GPU can write through shadow entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameRun {
     first: u32,
@@ -30,7 +30,7 @@ pub(crate) struct FrameRun {
 }
 
 impl FrameRun {
-    /// Adds the page of an entry to a list of runs. A large page is aligned to its size.
+    /// Adds an entry's page to a list of runs. A large page is aligned to its size.
     pub(crate) fn push(runs: &mut Vec<Self>, frame: u32, large: bool) {
         let pages = if large { LARGE_PAGES } else { 1 };
         match runs.last_mut() {
@@ -45,16 +45,16 @@ impl FrameRun {
 /// State of a 2 MiB block of guest VRAM.
 #[derive(Debug, Default)]
 struct Block {
-    /// Pages that hold tables.
+    /// Pages that contain tables.
     tables: Set512,
     /// Pages whose change has been reported to all of their users.
     marked: Set512,
     /// Number of large entries that make each large page writable.
     large: [u32; LARGES],
-    /// Number of small entries that make each page writable. 32 bits are enough, because the limit on tables bounds the
-    /// number of entries.
+    /// Number of small entries that make each page writable. 32 bits suffice, because the table limit bounds the number
+    /// of entries.
     small: Option<Box<[u32; PAGES as usize]>>,
-    /// Number of counters that are not zero.
+    /// Number of nonzero counters.
     counted: u32,
 }
 
@@ -71,8 +71,8 @@ impl Block {
         self.large(page) != 0 || self.small(page) != 0
     }
 
-    /// Increments the counter of a page if `up` is true, and decrements it otherwise. Returns `true` if the counter
-    /// changes from or to zero.
+    /// Increments a page's counter if `up` is true, otherwise decrements it. Returns `true` if the counter changes from
+    /// or to zero.
     fn count(&mut self, page: u32, large: bool, up: bool) -> bool {
         let counter = if large {
             self.large.get_mut((page / LARGE_PAGES) as usize)
@@ -98,7 +98,7 @@ fn split(frame: u32) -> (usize, u32) {
     ((frame >> BLOCK_PAGES_SHIFT) as usize, frame & PAGES.wrapping_sub(1))
 }
 
-/// All pages of guest VRAM that contain tables of a VM.
+/// All guest VRAM pages that contain a VM's tables.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
     /// Indexed by block number. The index needs up to 4 MiB if a guest places a table at the highest address that an
@@ -155,12 +155,12 @@ impl PageIndex {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page))
     }
 
-    /// Returns true if the page contains a table, and its change has not been reported to all of its users yet.
+    /// Returns true if the page contains a table, and its change has not been reported to all of its users.
     pub(crate) fn news(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))
     }
 
-    /// Records that the change of the page was reported to all of its users.
+    /// Records that the page's change was reported to all of its users.
     pub(crate) fn set_marked(&mut self, frame: u32) {
         if let Some((block, page)) = self.block_mut(frame) {
             bits::insert(&mut block.marked, page);
@@ -220,8 +220,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Counts shadow entries that start to make the pages of `run` writable if `up` is true, and otherwise entries that
-    /// stop doing so. Adds the table pages whose writability for the GPU changes to `turned`.
+    /// If `up` is true, counts shadow entries that start making the pages of `run` writable, otherwise entries that
+    /// stop doing so. Adds the table pages that become writable or read-only for the GPU to `turned`.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);
@@ -247,13 +247,13 @@ impl PageIndex {
         }
     }
 
-    /// Returns the numbers of large and small entries that make a page writable. Used only by tests.
+    /// Returns the numbers of large and small entries that make a page writable. For tests only.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn counts(&self, frame: u32) -> (u32, u32) {
         self.block(frame).map_or((0, 0), |(block, page)| (block.large(page), block.small(page)))
     }
 
-    /// Returns true if the index is empty. Used only by tests.
+    /// Returns true if the index is empty. For tests only.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn is_empty(&self) -> bool {
         self.users.is_empty() && self.blocks.iter().all(Option::is_none)

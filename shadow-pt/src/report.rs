@@ -1,17 +1,17 @@
-//! Reports about a synchronisation: the work that it did, and the entries that it denied.
+//! Reports of a synchronisation: the work done, and the denied entries.
 
-/// Reasons why an entry of the guest has no counterpart in the shadow.
+/// Reasons why a guest entry has no counterpart in the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
-    /// A part of the page of VRAM does not belong to the VM.
+    /// Part of the VRAM page does not belong to the VM.
     Vram,
-    /// A part of the page of RAM is not registered.
+    /// Part of the RAM page is not registered.
     Ram,
-    /// The page is in another card's memory.
+    /// The page is in peer memory.
     Peer,
     /// The chip does not support the storage kind.
     Kind,
-    /// The address of the large page is not a multiple of 128 KiB, either for the guest or for the card.
+    /// The large page's address is not a multiple of 128 KiB, either for the guest or for the card.
     Unaligned,
     /// The directory or table is outside the guest's memory.
     Table,
@@ -44,20 +44,20 @@ impl Denial {
     }
 }
 
-/// Counts of denied entries by reason.
+/// Numbers of denied entries by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Denials {
     counts: [u64; Denial::COUNT],
 }
 
 impl Denials {
-    /// Returns the count for one reason.
+    /// Returns the number for one reason.
     #[must_use]
     pub fn count_of(&self, reason: Denial) -> u64 {
         self.counts.get(reason as usize).copied().unwrap_or(0)
     }
 
-    /// Returns the total count.
+    /// Returns the total number.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
@@ -69,7 +69,7 @@ impl Denials {
         }
     }
 
-    /// Adds the counts of `other`.
+    /// Adds the numbers of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
             *count = count.saturating_add(more);
@@ -80,27 +80,27 @@ impl Denials {
 /// Report of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
-    /// Number of guest tables of which at least a part was read. Includes the directory.
+    /// Number of guest tables that were read at least in part, including the directory.
     pub tables_scanned: u64,
-    /// Number of pages of guest tables that were read. A page is 4 KiB, or a whole table that is shorter than 4 KiB.
+    /// Number of guest table pages read. A page is 4 KiB, or a whole table that is shorter than 4 KiB.
     pub pages: u64,
-    /// Number of bytes of guest tables that were read.
+    /// Number of guest table bytes read.
     pub bytes_scanned: u64,
-    /// Number of entries of tables, not of directories, that were checked and translated.
+    /// Number of table entries (not directory entries) checked and translated.
     pub translated: u64,
-    /// Number of shadow entries written. Includes unchanged entries between changed ones.
+    /// Number of shadow entries written, including unchanged entries between changed ones.
     pub entries_written: u64,
     /// Number of write operations for these entries.
     pub writes: u64,
-    /// Number of pages of guest tables that may have changed and wait for [`crate::AddressSpaces::prepare`].
+    /// Number of guest table pages that may have changed and wait for [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
-    /// Number of tables that could not be created because card memory is short. Each call that may create tables tries
-    /// again. Until the tables exist, their pages are not mapped, and work that needs these pages must not start.
+    /// Number of tables that could not be created because card memory is short. Each call that may create tables
+    /// retries. Until the tables exist, their pages are not mapped, and work that needs these pages must not start.
     pub waiting: u64,
     /// Newly denied entries, by reason.
     pub denied: Denials,
-    /// True if an entry has lost a permission, or refers to a different frame than before. The card's TLBs must then be
-    /// flushed before the guest continues; otherwise the withdrawn memory remains accessible.
+    /// True if an entry has lost a permission or changed its frame. The card's TLBs must then be flushed before the
+    /// guest continues; otherwise the withdrawn memory remains accessible.
     pub lost_permission: bool,
 }
 

@@ -5,16 +5,16 @@ use crate::translate::Named;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// log2 of the size of a block of guest memory: 2 MiB.
+/// Log2 of the size of a guest memory block: 2 MiB.
 pub(crate) const BLOCK_SHIFT: u32 = 21;
-/// log2 of the number of 4 KiB pages in a block.
+/// Log2 of the number of 4 KiB pages per block.
 pub(crate) const BLOCK_PAGES_SHIFT: u32 = BLOCK_SHIFT - nvspec::addr::SMALL_PAGE.trailing_zeros();
 /// Number of the last block that an entry can refer to.
 const MAX_BLOCK: u64 = (1 << (nvspec::addr::BUS_BITS - BLOCK_SHIFT)) - 1;
-/// Flag of blocks of RAM.
+/// Flag of RAM blocks.
 const SYSTEM: u32 = 1 << 31;
 
-/// A page of a table: the number of the table in the VM times 64, plus the number of the page in the table.
+/// A page of a table: the table's number within the VM times 64, plus the page's number within the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Piece(u32);
 
@@ -40,28 +40,28 @@ fn key(block: u32, piece: u32) -> u64 {
     u64::from(block) << 32 | u64::from(piece)
 }
 
-/// Returns the blocks that overlap a range of RAM.
+/// Returns the blocks that overlap a RAM range.
 fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     let block = |at: u64| u32::try_from((at >> BLOCK_SHIFT).min(MAX_BLOCK)).unwrap_or(0);
     let first = block(range.start);
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// The table pages with entries that refer to memory in each block, granted or not. Uses host memory for at most one
-/// record per entry of all tables.
+/// The table pages with entries that refer to memory in each block, whether granted or not. Uses host memory for at
+/// most one record per entry of all tables.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
     /// Number of entries by block and table page.
     counts: BTreeMap<u64, u32>,
-    /// A count that is added later, because consecutive entries usually refer to the same block.
+    /// A deferred count, because consecutive entries usually refer to the same block.
     added: (u64, u32),
     removed: (u64, u32),
-    /// Blocks of RAM that entries have referred to since the last report, if the log is on.
+    /// RAM blocks that entries have referred to since the last report, if logging is enabled.
     log: Option<BTreeSet<u32>>,
 }
 
 impl ReverseMap {
-    /// Records that an entry of `piece` refers to `named` instead of `before`.
+    /// Records that an entry of `piece` now refers to `named` instead of `before`.
     pub(crate) fn change(&mut self, piece: Piece, before: Option<Named>, named: Option<Named>) {
         let (before, named) = (before.map(block), named.map(block));
         if before == named {
@@ -90,7 +90,7 @@ impl ReverseMap {
         }
     }
 
-    /// Starts or stops the log of RAM blocks that entries refer to. A new log starts with the blocks that entries
+    /// Starts or stops logging the RAM blocks that entries refer to. A new log starts with the blocks that entries
     /// currently refer to.
     pub(crate) fn log(&mut self, on: bool) {
         self.flush();
@@ -101,8 +101,8 @@ impl ReverseMap {
         }
     }
 
-    /// Returns the logged blocks of RAM that overlap `range`, and forgets those inside the range. If the memory stays
-    /// in use (`goes_on`), keeps the blocks that entries still refer to.
+    /// Returns the logged RAM blocks that overlap `range`, and removes those inside the range from the log. If the
+    /// memory stays in use (`goes_on`), keeps the blocks that entries still refer to.
     pub(crate) fn take_named(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.flush();
         let still: BTreeSet<u32> = if goes_on { self.named(range.clone()).collect() } else { BTreeSet::new() };
@@ -121,14 +121,14 @@ impl ReverseMap {
         touched.into_iter().map(bytes).collect()
     }
 
-    /// Returns the blocks of RAM that overlap `range` and that entries currently refer to.
+    /// Returns the RAM blocks that overlap `range` and that entries currently refer to.
     fn named(&self, range: Range<u64>) -> impl Iterator<Item = u32> + '_ {
         let (first, last) = blocks(&range).into_inner();
         let keys = key(first | SYSTEM, 0)..=key(last | SYSTEM, u32::MAX);
         self.counts.range(keys).map(|(key, _)| u32::try_from(key >> 32).unwrap_or(0) & !SYSTEM)
     }
 
-    /// Applies the deferred count. Call this after the last entry of a table page.
+    /// Applies the deferred count. Must be called after the last entry of a table page.
     pub(crate) fn flush(&mut self) {
         self.flush_added();
         self.flush_removed();
@@ -159,7 +159,7 @@ impl ReverseMap {
         }
     }
 
-    /// Returns the table pages that may refer to a byte of `range`, in ascending order.
+    /// Returns the table pages that may refer to any byte of `range`, in ascending order.
     pub(crate) fn pieces(&self, range: GuestRange) -> Vec<Piece> {
         let (system, start, len) = range.parts();
         let (first, last) = (start >> BLOCK_SHIFT, start.saturating_add(len.saturating_sub(1)) >> BLOCK_SHIFT);

@@ -1,4 +1,4 @@
-//! One guest address space: a directory, the tables that it refers to, and their shadows.
+//! A guest address space: a directory, the tables that it refers to, and their shadows.
 
 use crate::bits::{bit, members};
 use crate::host::{FIRST_ENTRY, HostTable, frame};
@@ -26,14 +26,13 @@ struct Reference {
 enum Made {
     /// The table has not been created yet.
     Wanted,
-    /// The table could not be created. The table either exceeds the limit and was counted as denied, or waits for card
-    /// memory.
+    /// The table could not be created: it exceeds the limit and was counted as denied, or it waits for card memory.
     Refused,
-    /// The table exists with this number.
+    /// The table exists, with this number.
     Yes(u32),
 }
 
-/// One guest address space and its shadow.
+/// A guest address space and its shadow.
 #[derive(Debug)]
 pub(crate) struct Space {
     /// Distinguishes the space from earlier spaces with the same index.
@@ -47,21 +46,21 @@ pub(crate) struct Space {
     rooms: u64,
     /// Tables with pending work. After a pass, the queue has no duplicates.
     pub(crate) queue: Vec<u32>,
-    /// The crate's own tables for split large pages.
+    /// This crate's own tables for split large pages.
     pub(crate) splits: Splits,
-    /// Shadow tables that are no longer linked, but that may still be in the card's TLBs.
+    /// Shadow tables that are no longer linked but may still be in the card's TLBs.
     unlinked: Vec<(VramAddr, u64)>,
-    /// Pages that stop being writable when the card's TLBs are flushed.
+    /// Pages that cease to be writable when the card's TLBs are flushed.
     pub(crate) released: Vec<FrameRun>,
     /// Value of [`Shared::writes`] at the guest's last flush.
     pub(crate) flushed_at: u64,
-    /// True if the guest has flushed and the flush was not processed yet.
+    /// True if the guest has flushed and the flush has not been processed.
     pub(crate) marked: bool,
     /// True if the guest has announced changes since all pending pages were last read.
     pub(crate) announced: bool,
     /// Tables of the mediator's own pages, one per span.
     pub(crate) host: [Option<HostTable>; 2],
-    /// Size in bytes of the space's tables in card memory.
+    /// Size of the space's tables in card memory, in bytes.
     table_bytes: u64,
 }
 
@@ -102,7 +101,8 @@ impl Space {
         PD_BYTES.saturating_add(self.table_bytes).saturating_add(unlinked).saturating_add(host)
     }
 
-    /// Returns the card memory of the tables that are no longer in [`Shared::tables`], as starts and sizes in bytes.
+    /// Returns the card memory of tables that are no longer in [`Shared::tables`], as start addresses and sizes in
+    /// bytes.
     pub(crate) fn old_tables(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
         self.splits.cards().chain(self.unlinked.iter().copied())
     }
@@ -112,7 +112,7 @@ impl Space {
         made(&self.references, key)
     }
 
-    /// Returns the number of pages of guest tables that are waiting to be read.
+    /// Returns the number of guest table pages that wait to be read.
     pub(crate) fn waiting(&self, tables: &Tables) -> u64 {
         let own = u64::from(self.directory.dirty.count_ones());
         let tables = self.queue.iter().filter_map(|number| tables.get(*number));
@@ -127,7 +127,7 @@ impl Space {
         })
     }
 
-    /// Returns true if the shadow matches the guest's tables as of the last change that the guest announced.
+    /// Returns true if the shadow matches the guest's tables as of the last change announced by the guest.
     pub(crate) fn is_settled(&self, tables: &Tables) -> bool {
         let known = !self.marked && !self.announced && self.waiting(tables) == 0;
         known && self.missing.is_empty() && self.splits.is_idle()
@@ -138,7 +138,7 @@ impl Space {
     }
 
     /// Updates the shadow from the guest's current tables, within `scope` and the grants of `world`. `unflushed` is set
-    /// if the guest has not flushed just before this call, and may be in the middle of writing entries.
+    /// if the guest has not just flushed, and may be in the middle of writing entries.
     pub(crate) fn sync(
         &mut self,
         shared: &mut Shared,
@@ -171,9 +171,9 @@ impl Space {
         report
     }
 
-    /// Writes the changes in the mirrors of `work` to the card, and links the directory's pages `relink` again.
+    /// Writes the changes in the mirrors of `work` to the card, and relinks the directory pages `relink`.
     ///
-    /// The order of the writes keeps a large page accessible when it becomes split or contiguous again. First come the
+    /// The order of writes keeps a large page accessible while it becomes split or contiguous again. First come the
     /// small entries that replace large entries, and the links to them; then the changes that remove permissions, new
     /// tables, and the changes that add permissions; finally all other small entries of the replacement tables.
     pub(crate) fn commit(
@@ -212,12 +212,12 @@ impl Space {
         self.splits.write(&writes, false, memory, report);
         self.unsplit(shared, memory, report);
         if shared.ram_barred && self.bar_tables(shared) {
-            // The mappings of RAM were already removed from the tables on the card.
+            // The RAM mappings have already been removed from the tables on the card.
             self.relink(self.directory.all(), shared, memory, report);
         }
     }
 
-    /// Makes the directory link only tables that do not map RAM while RAM is barred, and all tables otherwise. Returns
+    /// While RAM is barred, makes the directory link only tables that do not map RAM, otherwise all tables. Returns
     /// true if [`Self::relink`] has work to do.
     pub(crate) fn bar_tables(&self, shared: &mut Shared) -> bool {
         let mut changed = false;
@@ -229,7 +229,7 @@ impl Space {
         changed
     }
 
-    /// Links the directory's `pages` again, both in the mirror and on the card.
+    /// Relinks the directory's `pages`, both in the mirror and on the card.
     pub(crate) fn relink(
         &mut self,
         pages: u64,
@@ -243,8 +243,8 @@ impl Space {
         }
     }
 
-    /// Updates the replacement tables of large pages from the mirrors, in the process's memory, and creates missing
-    /// ones. Returns the entries to write, and true if the directory must refer to other tables.
+    /// Updates the replacement tables of large pages from the mirrors, in host memory, and creates missing ones.
+    /// Returns the entries to write, and true if the directory must refer to other tables.
     fn split(
         &mut self,
         shared: &mut Shared,
@@ -297,14 +297,14 @@ impl Space {
         self.relink(self.directory.all(), shared, memory, report);
     }
 
-    /// Subtracts `bytes` of tables from the amount that counts against the limit.
+    /// Subtracts `bytes` bytes of tables from the amount that counts against the limit.
     fn give_back(&mut self, shared: &mut Shared, bytes: u64) {
         self.table_bytes = self.table_bytes.saturating_sub(bytes);
         shared.table_bytes = shared.table_bytes.saturating_sub(bytes);
         shared.rooms = shared.rooms.wrapping_add(1);
     }
 
-    /// Reads changes of the guest's directory. Returns the pages whose entries must be linked again.
+    /// Reads changes in the guest's directory. Returns the pages whose entries must be relinked.
     fn read_directory(
         &mut self,
         shared: &mut Shared,
@@ -402,8 +402,8 @@ impl Space {
             return false;
         }
         let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
-        // If no memory has been freed, retry only the first refused table, because the card's own memory may have been
-        // the limit.
+        // If no memory has been freed, retry only the first rejected table, because card memory may have been the
+        // limit.
         let mut again = *rooms != shared.rooms;
         *rooms = shared.rooms;
         let mut tried = false;
@@ -500,7 +500,7 @@ impl Space {
         work
     }
 
-    /// Keeps only tables that still have work in the queue, without duplicates.
+    /// Keeps only tables with pending work in the queue, without duplicates.
     fn requeue(&mut self, tables: &mut Tables) {
         let index = self.index;
         for number in &self.queue {
@@ -537,7 +537,7 @@ impl Space {
         runs
     }
 
-    /// Returns the shadow of a directory entry. The shadow has the same size code, and refers to the shadow's tables.
+    /// Returns the shadow of a directory entry, with the same size code and the shadow's tables.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {

@@ -24,12 +24,12 @@ use std::ops::Range;
 /// Number of parts in which a directory is relinked.
 pub const RELINK_PIECES: u32 = 8;
 
-/// The card has no memory for a shadow directory, or the VM has too many spaces.
+/// Card memory for a shadow directory or table is exhausted, or the VM has too many spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no memory is left for another shadow page directory or table of the mediator, or the VM has too many")]
 pub struct NoMemory;
 
-/// A change that must be reported to the users of a page.
+/// A change to report to the users of a page.
 #[derive(Clone, Copy)]
 enum News {
     /// The page may have changed.
@@ -40,7 +40,7 @@ enum News {
     Unwatch,
 }
 
-/// All address spaces of one VM: guest directories and their shadows on the card.
+/// All address spaces of a VM: guest directories and their shadows on the card.
 #[derive(Debug)]
 pub struct AddressSpaces {
     mode: Mode,
@@ -64,7 +64,7 @@ impl Withdrawal {
 }
 
 impl AddressSpaces {
-    /// Creates the state of a VM, without address spaces.
+    /// Creates a VM's state, without address spaces.
     #[must_use]
     pub fn new(mode: Mode, limits: Limits) -> Self {
         let shared = Shared {
@@ -82,15 +82,14 @@ impl AddressSpaces {
         Self { mode, spaces: Vec::new(), generations: 0, shared }
     }
 
-    /// Returns the mode of flushes.
+    /// Returns the flush mode.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Returns the space of the guest directory at `directory`, and creates it if necessary. A new space does not map
-    /// anything before the first [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB; lower bits are
-    /// ignored.
+    /// Returns the space of the guest directory at `directory`, creating it if necessary. A new space maps nothing
+    /// before the first [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB; lower bits are ignored.
     ///
     /// # Errors
     /// Returns [`NoMemory`] if the space cannot be created.
@@ -127,7 +126,7 @@ impl AddressSpaces {
         self.each().map(|(id, _)| id)
     }
 
-    /// Returns the card address of the shadow directory, for instance blocks and for flushing the card's TLBs.
+    /// Returns the card address of the shadow directory, for instance blocks and TLB flushes.
     #[must_use]
     pub fn directory(&self, id: SpaceId) -> Option<VramAddr> {
         self.space(id).map(|space| space.directory.card)
@@ -145,26 +144,26 @@ impl AddressSpaces {
         self.each().count()
     }
 
-    /// Returns the number of tables of all spaces that have a shadow, not counting directories.
+    /// Returns the number of tables with a shadow in all spaces, excluding directories.
     #[must_use]
     pub fn tables(&self) -> usize {
         self.shared.tables.count()
     }
 
-    /// Returns the size of the card memory in use in bytes, including directories.
+    /// Returns the amount of card memory in use in bytes, including directories.
     #[must_use]
     pub fn card_bytes(&self) -> u64 {
         self.each().fold(0, |sum, (_, space)| sum.saturating_add(space.card_bytes()))
     }
 
-    /// Returns the number of pages of guest tables of this space that may have changed since they were read.
+    /// Returns the number of guest table pages of this space that may have changed since they were read.
     #[must_use]
     pub fn waiting(&self, id: SpaceId) -> u64 {
         self.space(id).map_or(0, |space| space.waiting(&self.shared.tables))
     }
 
-    /// Records that the guest's CPU writes `len` bytes of guest VRAM. Call this for each such write, and for each write
-    /// that the mediator makes on behalf of the guest. No flush may come between the write and this call.
+    /// Records that the guest's CPU writes `len` bytes of guest VRAM. Must be called for each such write, including
+    /// writes by the mediator on behalf of the guest. No flush may come between the write and this call.
     pub fn written(&mut self, address: GuestVramAddr, len: u64) {
         const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
         let Some(more) = len.checked_sub(1) else { return };
@@ -183,9 +182,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Records that the guest's CPU can now write the page of guest VRAM at `address` without a trap; or that it no
-    /// longer can, if `unseen` is false. Such writes need no call of [`Self::written`]. Calls are counted: each call
-    /// with `true` must be followed by one with `false`.
+    /// Records that the guest's CPU can now write the guest VRAM page at `address` without a trap or, if `unseen` is
+    /// false, that it no longer can. Such writes need no call of [`Self::written`]. Calls are counted: each call with
+    /// `true` must be balanced by one with `false`.
     pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         let Some(frame) = PageIndex::frame(address.0) else { return };
         let mut run = Vec::new();
@@ -198,9 +197,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Handles the guest's flush of this space's TLB. `busy` is true if work of one of the space's channels is on the
-    /// card, so that no update may wait. Afterwards the card's tables contain no entry that the guest removed before
-    /// the flush (except in [`Mode::Lazy`]). If the report requires it, the caller must flush the card's TLBs for
+    /// Handles a guest flush of this space's TLB. `busy` is true if work of one of the space's channels is on the card,
+    /// so that no update may wait. Afterwards the card's tables contain no entry that the guest removed before the
+    /// flush (except in [`Mode::Lazy`]). If the report requires it, the caller must flush the card's TLBs for
     /// [`Self::directory`] and then call [`Self::flushed`].
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
         if let Some((space, shared)) = self.space_mut(id) {
@@ -223,15 +222,15 @@ impl AddressSpaces {
         self.sync(id, scope, false, world)
     }
 
-    /// Records that the guest has announced its earlier writes to its GPU, which it must do after writes through an
-    /// aperture. Pages that may have changed without a trap are then read again.
+    /// Records that the guest has announced its earlier writes to its GPU, as it must after writes through an aperture.
+    /// Pages that may have changed without a trap are then read again.
     pub fn announced(&mut self) {
         for space in self.spaces.iter_mut().flatten() {
             space.announced = true;
         }
     }
 
-    /// Returns true if [`Self::prepare`] has nothing to do for changes that the guest has announced with a flush, with
+    /// Returns true if [`Self::prepare`] has nothing to do for changes announced by the guest with a flush, with
     /// [`Self::announced`], or with [`Self::written`]. A card may or may not observe other writes, so this crate does
     /// not search for them.
     #[must_use]
@@ -239,13 +238,13 @@ impl AddressSpaces {
         self.space(id).is_none_or(|space| space.is_settled(&self.shared.tables))
     }
 
-    /// Does all deferred work before work of one of the space's channels goes to the card. Afterwards, the shadow
-    /// matches the guest's tables, as far as their entries are granted. The card's TLBs must be flushed as after
+    /// Performs all deferred work before work of one of the space's channels goes to the card. Afterwards, the shadow
+    /// matches the guest's tables as far as their entries are granted. The card's TLBs must be flushed as after
     /// [`Self::flush`].
     ///
-    /// Another CPU of the guest may be in the middle of writing an entry. An entry that cannot be granted is not
-    /// mapped. The entry counts as denied when it is found a second time, or immediately if the space was not written
-    /// since its last flush.
+    /// Another guest CPU may be in the middle of writing an entry. An entry that cannot be granted is not mapped. It is
+    /// reported as denied when it is found a second time, or immediately if the space has not been written since its
+    /// last flush.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
         self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, true, world)
@@ -254,7 +253,7 @@ impl AddressSpaces {
     fn sync(&mut self, id: SpaceId, scope: Scope, unflushed: bool, world: &mut impl World) -> SyncReport {
         let Some((space, shared)) = self.space_mut(id) else { return SyncReport::default() };
         space.marked = false;
-        // Pages that had no permissions to lose have not been read yet.
+        // Pages without permissions to lose have not been read yet.
         space.announced &= scope == Scope::Losing;
         let report = space.sync(shared, scope, unflushed, world);
         self.count_gained();
@@ -262,14 +261,14 @@ impl AddressSpaces {
     }
 
     /// Records that the card's TLBs no longer contain entries of this space from before the last call. Frees unlinked
-    /// tables, and stops counting pages as writable if only old entries made them writable.
+    /// tables, and stops counting pages as writable that only old entries made writable.
     pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         let Some((space, _)) = self.space_mut(id) else { return };
         let released = space.flushed(memory);
         self.release(released);
     }
 
-    /// Starts to remove a range that no longer belongs to the guest from all spaces. [`Frames`] must already deny it.
+    /// Starts removing a range that no longer belongs to the guest from all spaces. [`Frames`] must already deny it.
     pub fn withdraw(&mut self, range: GuestRange) -> Withdrawal {
         self.mark_range(range);
         Withdrawal { range, pieces: self.shared.reverse.pieces(range) }
@@ -294,10 +293,10 @@ impl AddressSpaces {
         (!step.is_empty()).then(|| self.visit(&step, memory, invalidate))
     }
 
-    /// Bars the card from all of the guest's RAM, or permits access again. While RAM is barred, tables that map RAM are
-    /// unlinked, so that the cost depends only on the directories; other pages in these tables become inaccessible as
-    /// well. [`Frames`] must not grant RAM during this time. Returns the spaces for which [`Self::relink`] must be
-    /// called, part by part. Afterwards, flush the card's TLBs for them.
+    /// Bars the card from all guest RAM, or permits access again. While RAM is barred, tables that map RAM are
+    /// unlinked, so that the cost depends only on the directories; other pages in these tables also become
+    /// inaccessible. [`Frames`] must not grant RAM during this time. Returns the spaces for which [`Self::relink`] must
+    /// be called, part by part. Afterwards, flush the card's TLBs for them.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
         let Self { spaces, shared, .. } = self;
@@ -319,8 +318,8 @@ impl AddressSpaces {
         report
     }
 
-    /// Handles a range that has moved for the card, or that now belongs to the guest: translates the entries that map
-    /// into it again, and marks tables within it to be read. Afterwards proceed as after [`Self::invalidate`].
+    /// Handles a range that has moved for the card, or that now belongs to the guest: retranslates the entries that map
+    /// into it, and marks tables within it to be read. Afterwards proceed as after [`Self::invalidate`].
     pub fn retranslate(
         &mut self,
         range: GuestRange,
@@ -333,14 +332,13 @@ impl AddressSpaces {
         })
     }
 
-    /// Returns true if an entry of any space may refer to a byte of the range. If the result is `false`, no entry
-    /// refers to the range.
+    /// Returns true if an entry of any space may refer to a byte of the range. If it returns `false`, no entry does.
     #[must_use]
     pub fn names(&self, range: GuestRange) -> bool {
         !self.shared.reverse.pieces(range).is_empty()
     }
 
-    /// Starts or stops the log of RAM that entries refer to. A new log starts with the current entries.
+    /// Starts or stops logging the RAM that entries refer to. A new log starts with the current entries.
     pub fn log_ram(&mut self, on: bool) {
         self.shared.reverse.log(on);
     }
@@ -366,8 +364,8 @@ impl AddressSpaces {
         shared.rooms = shared.rooms.wrapping_add(1);
     }
 
-    /// Returns the target of a GPU virtual address in the current shadow, as a guest address. Returns `None` for
-    /// unmapped addresses and for the mediator's own pages.
+    /// Returns the target of a GPU virtual address in the current shadow, as a guest address; `None` for unmapped
+    /// addresses and for the mediator's own pages.
     #[must_use]
     pub fn resolve(&self, id: SpaceId, va: GpuVa) -> Option<Mapping> {
         let space = self.space(id)?;
@@ -407,12 +405,12 @@ impl AddressSpaces {
         })
     }
 
-    /// Maps a page of the mediator, and replaces any page at the same index. The card's TLBs must be flushed before the
-    /// page is used.
+    /// Maps a mediator page, replacing any page at the same index. The card's TLBs must be flushed before the page is
+    /// used.
     ///
     /// # Errors
-    /// Returns [`NoMemory`] if memory is short, and also for a page beyond the span, an address that does not fit into
-    /// an entry, or a closed space.
+    /// Returns [`NoMemory`] if memory is short, and also for a page beyond the span, an address that does not fit in an
+    /// entry, or a closed space.
     pub fn map_host(
         &mut self,
         id: SpaceId,
@@ -444,7 +442,7 @@ impl AddressSpaces {
         Ok(())
     }
 
-    /// Unmaps a page of the mediator. The card's TLBs must be flushed before the memory is reused.
+    /// Unmaps a mediator page. The card's TLBs must be flushed before the memory is reused.
     pub fn unmap_host(&mut self, id: SpaceId, page: HostPage, memory: &mut impl ShadowMemory) {
         if let Some((space, _)) = self.space_mut(id)
             && let Some((area, index)) = page.split()
@@ -454,7 +452,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Frees the space. The card must no longer use the page.
+    /// Frees the space. The card must no longer use its directory.
     pub fn close(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         if self.space(id).is_none() {
             return;
@@ -506,7 +504,7 @@ impl AddressSpaces {
         (touched, report)
     }
 
-    /// Records that the table pages in a range of guest VRAM may have changed.
+    /// Records that table pages in a guest VRAM range may have changed.
     fn mark_range(&mut self, range: GuestRange) {
         let (system, start, len) = range.parts();
         if system || len == 0 {
@@ -561,7 +559,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Stops counting entries that made pages writable for the GPU. The GPU may have written the pages until now.
+    /// Stops counting entries that made pages writable for the GPU, which may have written them until now.
     fn release(&mut self, released: Vec<FrameRun>) {
         let mut turned = Vec::new();
         for run in released {

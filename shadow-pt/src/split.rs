@@ -1,8 +1,8 @@
-//! The crate's own small-page tables for split large pages, whose 4 KiB pages are not contiguous for the card.
+//! This crate's own small-page tables for split large pages, whose 4 KiB pages are not contiguous for the card.
 //!
-//! Each table serves a pair: a large-page table, and the small-page table (if any) that a directory entry refers to
-//! together with it. The table contains the small entries that replace large entries and, elsewhere, the shadow entries
-//! of the guest's small-page table.
+//! Each table serves a pair: a large-page table, and the small-page table (if any) referenced by the same directory
+//! entry. The table contains the small entries that replace large entries and, elsewhere, the shadow entries of the
+//! guest's small-page table.
 
 use crate::mirror::{Mirror, Runs, write_range};
 use crate::table::TableKey;
@@ -15,15 +15,15 @@ use nvspec::mmu::{ENTRY_BYTES, Pde};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Number of entries in a page, the unit in which a whole table is written.
+/// Number of entries in a page. Whole tables are written in units of pages.
 const ENTRIES_PER_PAGE: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
 
-/// The tables of a directory entry that has a large-page table.
+/// The tables of a directory entry with a large-page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
     pub(crate) large: TableKey,
     pub(crate) small: Option<TableKey>,
-    /// Number of entries of the small-page table that the directory entry can reach.
+    /// Number of small-page table entries that the directory entry can reach.
     entries: u32,
 }
 
@@ -43,12 +43,12 @@ impl Pair {
 #[derive(Debug)]
 struct SplitTable {
     card: VramAddr,
-    /// The card's entries, once all pending writes are done.
+    /// The card's entries once all pending writes are done.
     shadow: Box<[u64]>,
 }
 
 impl SplitTable {
-    /// Updates the entries of `range` from `large` and `small`, and adds the changes to `runs`.
+    /// Updates the entries in `range` from `large` and `small`, and adds the changes to `runs`.
     fn update(&mut self, range: Range<usize>, large: &Mirror, small: Option<&Mirror>, runs: &mut Runs) {
         let Some(entries) = self.shadow.get_mut(range.clone()) else { return };
         for (index, entry) in range.zip(entries) {
@@ -82,22 +82,21 @@ struct Writes {
     runs: Vec<Runs>,
 }
 
-/// Entries to write to the replacement tables of a space. Entries that replace large entries are written before the
-/// large entries are removed. All other entries are written after the large entries that hide them were removed.
+/// Entries to write to a space's replacement tables. Entries that replace large entries are written before the large
+/// entries are removed. All other entries are written after the large entries that hide them are removed.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,
     after: Vec<Writes>,
 }
 
-/// The pairs of a space, and the replacement tables of the pairs that need one.
+/// A space's pairs, and the replacement tables of those that need one.
 #[derive(Debug, Default)]
 pub(crate) struct Splits {
     /// Number of directory entries that refer to each pair.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
-    /// Pairs that may need a replacement table but do not have one. The value is true if an attempt to create the table
-    /// has failed.
+    /// Pairs that may need a replacement table but lack one. The value is true if creating the table has failed.
     wanted: BTreeMap<Pair, bool>,
     /// Pairs that directory entries may no longer refer to.
     orphans: Vec<Pair>,
@@ -108,7 +107,7 @@ pub(crate) struct Splits {
 pub(crate) struct Made {
     /// Pairs that now have a replacement table.
     pub(crate) fresh: Vec<Pair>,
-    /// True if the replacement table of any pair has changed, or if a refused table is no longer needed.
+    /// True if the replacement table of any pair has changed, or if a rejected table is no longer needed.
     pub(crate) changes: bool,
     /// True if a further table exceeds the limit.
     pub(crate) denied: bool,
@@ -116,7 +115,7 @@ pub(crate) struct Made {
     pub(crate) waiting: u64,
 }
 
-/// Card memory that becomes unused at the next TLB flush: starts and sizes in bytes.
+/// Card memory that becomes unused at the next TLB flush, as start addresses and sizes in bytes.
 pub(crate) type Unlinked = Vec<(VramAddr, u64)>;
 
 impl Splits {
@@ -139,7 +138,7 @@ impl Splits {
         }
     }
 
-    /// Drops the tables of pairs that directory entries no longer refer to. Returns the size of these tables in bytes.
+    /// Drops the tables of pairs that directory entries no longer refer to. Returns their size in bytes.
     pub(crate) fn drop_orphans(&mut self, unlinked: &mut Unlinked) -> u64 {
         let mut bytes = 0u64;
         for pair in std::mem::take(&mut self.orphans) {
@@ -158,7 +157,7 @@ impl Splits {
         pair.bytes()
     }
 
-    /// Drops all tables. Returns the size of these tables in bytes.
+    /// Drops all tables. Returns their size in bytes.
     pub(crate) fn clear(&mut self, unlinked: &mut Unlinked) -> u64 {
         let bytes = self.made.keys().fold(0u64, |sum, pair| sum.saturating_add(pair.bytes()));
         unlinked.extend(std::mem::take(&mut self.made).into_iter().map(|(pair, table)| (table.card, pair.bytes())));
@@ -166,7 +165,7 @@ impl Splits {
         bytes
     }
 
-    /// Returns the card memory of the tables, as starts and sizes in bytes.
+    /// Returns the tables' card memory, as start addresses and sizes in bytes.
     pub(crate) fn cards(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
         self.made.iter().map(|(pair, table)| (table.card, pair.bytes()))
     }
@@ -186,7 +185,7 @@ impl Splits {
         }
     }
 
-    /// Creates the tables that are needed, without entries, as far as `room` (in bytes) permits.
+    /// Creates the needed tables, without entries, as far as `room` (in bytes) permits.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
@@ -198,7 +197,7 @@ impl Splits {
         let Self { made, wanted, .. } = self;
         wanted.retain(|pair, known| {
             if large(&pair.large).is_none_or(|large| large.splits.is_empty()) {
-                // Link the pair again, as if it had never needed a table.
+                // Relink the pair as if it had never needed a table.
                 done.changes |= *known;
                 return false;
             }
@@ -220,12 +219,12 @@ impl Splits {
         done
     }
 
-    /// Returns the size in bytes of the tables of `pairs`.
+    /// Returns the size of the tables of `pairs` in bytes.
     pub(crate) fn bytes_of(pairs: &[Pair]) -> u64 {
         pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.bytes()))
     }
 
-    /// Drops tables that are no longer needed. Returns the size of these tables in bytes.
+    /// Drops tables that are no longer needed. Returns their size in bytes.
     pub(crate) fn drop_unneeded<'a>(
         &mut self,
         large: impl Fn(&TableKey) -> Option<&'a Mirror>,
@@ -236,7 +235,7 @@ impl Splits {
         unneeded.iter().fold(0u64, |sum, pair| sum.saturating_add(self.drop_table(pair, unlinked)))
     }
 
-    /// Fills tables that were just created.
+    /// Fills newly created tables.
     pub(crate) fn fill<'a>(
         &mut self,
         fresh: &[Pair],
@@ -297,7 +296,7 @@ impl Splits {
         self.made.is_empty()
     }
 
-    /// Writes all entries that replace large entries if `before` is true, and all other entries if it is false.
+    /// If `before` is true, writes all entries that replace large entries, otherwise all other entries.
     pub(crate) fn write(
         &self,
         writes: &SplitWrites,
@@ -333,26 +332,22 @@ impl Splits {
         Some(self.made.get(pair).map(|table| table.card))
     }
 
-    /// Returns the entry through which the card accesses 4 KiB page number `index` of a directory entry of `pair`, if
-    /// that page is in a split large page. Returns `None` otherwise.
+    /// Returns the entry through which the card accesses 4 KiB page `index` of a directory entry of `pair`, if that
+    /// page is in a split large page.
     pub(crate) fn piece(&self, pair: &Pair, index: usize, large: &Mirror) -> Option<u64> {
         let pieces = large.splits.get(&(index >> LARGE_PAGES.trailing_zeros()))?;
         if self.made.contains_key(pair) { pieces.get(index & within()).copied() } else { Some(0) }
     }
 
-    /// Checks, for tests, that each pair with a table is in use and needs the table, and that the table has the correct
-    /// entries.
+    /// Checks, for tests, that each pair with a table is in use and needs it, and that the table's entries are correct.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn audit(&self, tables: &Tables, number: impl Fn(&TableKey) -> Option<u32>) {
         assert!(self.orphans.is_empty());
         let mirror = |key: &TableKey| tables.get(number(key)?).map(|table| &table.mirror);
         for (pair, table) in &self.made {
-            assert!(
-                self.pairs.get(pair).is_some_and(|count| *count != 0),
-                "a table for a pair that no entry refers to"
-            );
+            assert!(self.pairs.get(pair).is_some_and(|count| *count != 0), "a table for an unreferenced pair");
             let large = mirror(&pair.large).expect("a large-page table");
-            assert!(!large.splits.is_empty(), "a table that is not needed");
+            assert!(!large.splits.is_empty(), "an unneeded table");
             for (index, entry) in table.shadow.iter().enumerate() {
                 let small = pair.small.and_then(|key| mirror(&key)).map_or(0, |small| small.entry(index));
                 let wanted = large

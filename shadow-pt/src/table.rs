@@ -1,4 +1,4 @@
-//! The shadow of one guest table.
+//! The shadow of a guest table.
 
 use crate::bits::{self, Set512, bit};
 use crate::mirror::{Mirror, PAGE_ENTRIES, RawEntry, Runs};
@@ -19,7 +19,7 @@ pub(crate) struct TableKey {
 }
 
 impl TableKey {
-    /// Returns the large-page table and the small-page table that a directory entry refers to.
+    /// Returns the large-page and small-page tables of a directory entry.
     pub(crate) fn both(pde: Pde) -> [Option<Self>; 2] {
         let large = place(pde.large_target(), pde.large_address());
         let small = place(pde.small_target(), pde.small_address());
@@ -46,9 +46,9 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
 /// Records that must be updated with every change of an entry.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
-    /// Pages of VRAM that have become writable for the GPU.
+    /// VRAM pages that have become writable for the GPU.
     pub(crate) gained: &'a mut Vec<FrameRun>,
-    /// Pages that stop being writable when the card's TLBs are flushed.
+    /// Pages that cease to be writable when the card's TLBs are flushed.
     pub(crate) released: &'a mut Vec<FrameRun>,
     /// Number of further large entries that may be split.
     pub(crate) splits_left: &'a mut u64,
@@ -56,10 +56,10 @@ pub(crate) struct Books<'a> {
     pub(crate) half_written: bool,
 }
 
-/// Changes that one pass makes to a table.
+/// Changes made to a table in one pass.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// Changed entries of the card.
+    /// Changed card entries.
     pub(crate) runs: Runs,
     /// Large entries whose replacements were changed or removed.
     pub(crate) splits: Vec<usize>,
@@ -71,37 +71,35 @@ impl Changes {
     }
 }
 
-/// Maximum number of a table's entries that are read a second time before they count as denied. Each CPU of the guest
-/// may be in the middle of writing one entry.
+/// Maximum number of a table's entries that are read a second time before they count as denied. Each guest CPU may be
+/// in the middle of writing one entry.
 const MAX_DOUBTED: usize = 16;
 
-/// The shadow of one guest table.
+/// The shadow of a guest table.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) key: TableKey,
-    /// Index of the space that the table belongs to.
+    /// Index of the table's space.
     pub(crate) space: u32,
     pub(crate) mirror: Mirror,
-    /// Number of entries in each page that refer to memory but have no shadow. A later grant may give these entries a
-    /// shadow.
+    /// Number of entries in each page that refer to memory but have no shadow. A later grant may give them one.
     absent: Box<[u16]>,
-    /// Entries that could not be granted when they were first read, by index and value. A driver writes the two halves
-    /// of an entry separately, so work of another CPU can find a half-written entry. The mirror contains 0 for these
-    /// entries, and their pages are read again.
+    /// Entries that could not be granted when first read, by index and value. A driver writes the two halves of an
+    /// entry separately, so work of another CPU can find a half-written entry. The mirror contains 0 for these entries,
+    /// and their pages are read again.
     doubted: Vec<(usize, u64)>,
     /// Pages with absent entries that must be checked again.
     pub(crate) recheck: u64,
-    /// True if the table is in its space's list of tables with work to do.
+    /// True if the table is in its space's queue of tables with pending work.
     pub(crate) queued: bool,
     /// Number of entries that map RAM for the card.
     pub(crate) ram: u32,
-    /// True if the directory does not link the table, because the VM's RAM is barred and the table maps RAM or has
-    /// mapped it.
+    /// True if the directory does not link the table, because the VM's RAM is barred and the table maps RAM, or did so.
     pub(crate) barred: bool,
 }
 
 impl Table {
-    /// Creates a table. Its shadow at `card` must be all zero.
+    /// Creates a table. Its shadow at `card` must be zeroed.
     pub(crate) fn new(key: TableKey, space: u32, card: VramAddr) -> Self {
         let mirror = Mirror::new(key.place, card, key.entries);
         let absent = vec![0; mirror.live.len()].into();
@@ -124,7 +122,7 @@ impl Table {
         }
     }
 
-    /// Removes the table's entries from the records and from the index. Leaves the entries on the card.
+    /// Removes the table's entries from the records and the index. Leaves the entries on the card.
     pub(crate) fn retire(&mut self, own: u32, pages: &mut PageIndex, books: &mut Books<'_>) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page) {
@@ -202,9 +200,9 @@ impl Table {
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the `changed` entries of a page, with their values from `fresh` if it is given, and with their old
-    /// values otherwise. If `recheck` is set, also processes absent entries.
-    #[expect(clippy::too_many_arguments, reason = "the state of a pass, in parts that are borrowed apart")]
+    /// Processes the `changed` entries of a page, using their values in `fresh` if given, otherwise their old values.
+    /// If `recheck` is set, also processes absent entries.
+    #[expect(clippy::too_many_arguments, reason = "the state of a pass, whose parts are borrowed separately")]
     pub(crate) fn take(
         &mut self,
         piece: Piece,
@@ -283,8 +281,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Translates the entries of a page that map into `range` again. A pending page may have changed, so its gained
-    /// permissions wait until the page has been read.
+    /// Retranslates a page's entries that map into `range`. A pending page may have changed, so its gained permissions
+    /// wait until the page has been read.
     pub(crate) fn retranslate(
         &mut self,
         piece: Piece,
@@ -333,8 +331,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if there are any
-    /// such entries or pages.
+    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if there are any.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));
@@ -347,7 +344,7 @@ fn is_ram(named: Option<Named>, shadow: u64) -> bool {
     shadow != 0 && named.is_some_and(|named| named.system)
 }
 
-/// Returns the page of guest VRAM that an entry makes writable for the GPU.
+/// Returns the guest VRAM page that an entry makes writable for the GPU.
 fn exposes(named: Option<Named>, shadow: u64) -> Option<u32> {
     let named = named.filter(|named| !named.system && shadow != 0 && !Pte::from(shadow).read_only())?;
     Some(named.frame)

@@ -1,10 +1,10 @@
-//! Translates one guest entry to a shadow entry, or denies it.
+//! Translates a guest entry to a shadow entry, or denies it.
 
 use crate::{Denial, Frame, Frames};
 use nvspec::addr::{Gpa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{self, Pte, PteAperture};
 
-/// Number of bits of an entry's frame number.
+/// Number of bits in an entry's frame number.
 pub(crate) const FRAME_BITS: u32 = 28;
 
 /// Number of 4 KiB pages in a large page.
@@ -57,7 +57,7 @@ impl Shadow {
 }
 
 /// Returns the shadow of the guest entry `raw` in a table with pages of `size`: a single entry, or one entry per 4 KiB
-/// if the large page is split. If a part of a large page is not granted, the whole page is denied.
+/// if the large page is split. If any part of a large page is not granted, the whole page is denied.
 pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<Shadow, Denial> {
     match whole(raw, size, frames) {
         Ok(entry) => Ok(Shadow::Entry(entry)),
@@ -70,23 +70,23 @@ pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> R
     }
 }
 
-/// Returns one entry for each 4 KiB of a large entry.
+/// Returns one entry per 4 KiB of a large entry.
 fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
     let guest = Pte::from(raw);
     let mut pieces: Box<Pieces> = Box::new([0; LARGE_PAGES as usize]);
     for (at, piece) in (0u32..).zip(pieces.iter_mut()) {
-        // The frame number of a large page is aligned, so the page number fits into its low bits.
+        // The frame number of a large page is aligned, so the page number fits in its low bits.
         *piece = whole(guest.with_frame(guest.frame() | at).into(), PageSize::Small, frames)?;
     }
     Ok(pieces)
 }
 
-/// Returns the shadow of the guest entry `raw` as a single entry, or 0 if the entry is not valid.
+/// Returns the shadow of the guest entry `raw` as a single entry; 0 if the entry is invalid.
 ///
-/// Keeps the valid, privileged, read-only and volatile bits, and the layout of the kind. Drops bits without meaning,
+/// Preserves the valid, privileged, read-only and volatile bits, and the layout of the kind. Drops meaningless bits,
 /// and encryption and compression tags, whose keys and memory belong to the card. RAM that is registered only for
 /// reading becomes read-only. VRAM in host memory is snooped.
-// GUESS: a kind without compression has the same layout in host memory as in the card's own memory.
+// GUESS: an uncompressed kind has the same layout in host memory as in VRAM.
 fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Denial> {
     let guest = Pte::from(raw);
     if !guest.valid() {
@@ -144,12 +144,12 @@ fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Deni
 pub(crate) struct Named {
     /// True for guest RAM, false for VRAM.
     pub(crate) system: bool,
-    /// The first 4 KiB page.
+    /// Number of the first 4 KiB page.
     pub(crate) frame: u32,
 }
 
-/// Returns the memory that the guest entry `raw` refers to. Returns `None` if [`translate`] turns the entry into 0, or
-/// denies it regardless of the grants.
+/// Returns the memory that the guest entry `raw` refers to; `None` if [`translate`] turns the entry into 0, or denies
+/// it regardless of the grants.
 pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     let guest = Pte::from(raw);
     let possible = guest.valid()

@@ -12,11 +12,11 @@ impl<T: GuestMemory + Frames + ShadowMemory> World for T {}
 /// A world made of three separate objects.
 #[derive(Debug)]
 pub struct Parts<'a, G, F, M> {
-    /// The guest's memory.
+    /// Guest memory.
     pub guest: &'a mut G,
-    /// The guest's grants.
+    /// Granted frames.
     pub frames: &'a mut F,
-    /// The card's memory for shadows.
+    /// Card memory for shadows.
     pub memory: &'a mut M,
 }
 

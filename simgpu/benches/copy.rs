@@ -1,4 +1,4 @@
-//! Benchmarks copies and aperture accesses against a plain copy of the same memory.
+//! Benchmarks copies and aperture accesses with a plain host copy of the same memory as the baseline.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nvspec::addr::{GpuVa, VramAddr};
@@ -75,7 +75,7 @@ fn copies(criterion: &mut Criterion) {
     }
     let (memory, space) = setup(true);
     let (mmu, mut engine) = (Mmu::new(), M2mf::default());
-    // A tiled surface of 1024 rows of 16384 bytes each, in blocks that are 16 GOBs high.
+    // A tiled surface with 1024 rows of 16384 bytes, in 16-GOB-high blocks.
     let tiled = [
         (0x238, 0),
         (0x23c, TARGET as u32),

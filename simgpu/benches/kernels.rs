@@ -1,5 +1,4 @@
-//! Benchmarks kernels that run on the caller's thread: an arithmetic kernel, and one kernel for each access pattern of
-//! a warp.
+//! Benchmarks kernels on the caller's thread: an arithmetic kernel, and one kernel per warp access pattern.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nvspec::addr::{GpuVa, VramAddr};
@@ -11,17 +10,17 @@ use simgpu::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
-/// Virtual address of the code. As with all areas here, the VRAM at the same address is mapped there.
+/// Virtual address of the code. Like all areas here, it is identity-mapped to VRAM.
 const CODE: u64 = 16 * MIB;
 const BANK: u64 = 17 * MIB;
 const DATA: u64 = 18 * MIB;
 const END: u64 = 32 * MIB;
-/// Number of repetitions in each thread.
+/// Loop iterations per thread.
 const ROUNDS_PER_THREAD: u32 = 64;
-/// Number of blocks, and number of threads per block.
+/// Number of blocks, and threads per block.
 const SHAPE: (u32, u32) = (8, 128);
 
-/// Kernel that only computes.
+/// An arithmetic-only kernel.
 const ARITHMETIC: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R3, RZ
@@ -34,8 +33,7 @@ const ARITHMETIC: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// Kernel in which each thread increments words; the second parameter is the distance between the words of adjacent
-/// threads.
+/// A kernel in which each thread increments words. The second parameter is the stride between adjacent threads.
 const MEMORY: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]

@@ -1,7 +1,7 @@
 //! The windows through which the CPU accesses memory: BAR1, BAR3 and PRAMIN.
 //!
-//! The mappings are stored separately from the registers that set them, so that an access does not wait for the card's
-//! lock. The card's own work may hold this lock for a long time.
+//! The mappings are stored separately from the registers that set them, so an access does not wait for the card lock,
+//! which the card's own work may hold for a long time.
 
 use crate::fifo::userd::Doorbells;
 use crate::memory::{BusAddr, Memory};
@@ -13,15 +13,15 @@ use nvspec::regs::windows::pramin;
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The mapping of a memory BAR.
+/// Addressing mode of a BAR aperture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Offsets are VRAM addresses.
     Physical,
-    /// Offsets are virtual addresses in the address space that an instance block describes.
+    /// Offsets are virtual addresses in the address space of an instance block.
     Virtual {
         instance: (Target, u64),
-        /// The address space that the instance block describes, or a fault if the block is invalid.
+        /// The address space of the instance block, or a fault if the block is invalid.
         space: Result<AddressSpace, MmuFault>,
     },
 }
@@ -37,7 +37,7 @@ pub(crate) struct ApertureFault {
 #[derive(Debug)]
 pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,
-    /// Memory address that the first byte of PRAMIN maps; `None` if PRAMIN does not map memory.
+    /// Bus address of the first byte of the PRAMIN window; `None` if PRAMIN is unmapped.
     pramin: RwLock<Option<BusAddr>>,
     /// Set if the card has fallen off the bus: reads return ones, and writes are ignored.
     gone: AtomicBool,
@@ -86,7 +86,7 @@ impl Apertures {
         self.bars.write()[index(aperture)] = mode;
     }
 
-    /// Handles a write to the register that sets PRAMIN's position.
+    /// Handles a write to the PRAMIN base register.
     pub(crate) fn place_pramin(&self, register: u32) {
         use pbus::PRAMIN_WINDOW::{BASE, TARGET};
         let base = u64::from(BASE.get(register)) << 16;
@@ -97,7 +97,7 @@ impl Apertures {
         self.bars.read()[index(aperture)]
     }
 
-    /// Reads through a BAR. Bytes that cannot be read are returned as ones.
+    /// Reads through a BAR. Unreadable bytes read as 0xff.
     pub(crate) fn read(
         &self,
         aperture: Aperture,
@@ -145,8 +145,7 @@ impl Apertures {
                     let to = session.translate(va, true).map_err(fault)?;
                     let part = &data[done..];
                     let part = &part[..to.bytes.min(part.len() as u64) as usize];
-                    // A doorbell is a dword. Write it in one access, so that a concurrent reader never sees a partly
-                    // written doorbell.
+                    // A doorbell is a dword. Write it in a single access to prevent torn reads.
                     match part {
                         [a, b, c, d] => session.write32(va, u32::from_le_bytes([*a, *b, *c, *d])),
                         _ => session.write(va, part),

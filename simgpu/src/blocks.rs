@@ -1,5 +1,5 @@
-//! Register blocks, in the order of the address map. Each block implements its registers that do more than store a
-//! value. Its functions `read` and `write` match every register of the block, and pass plain registers to the storage.
+//! Register blocks, in address order. Each block implements its registers that do more than store a value. Its `read`
+//! and `write` functions match every register of the block, and pass plain registers to the storage.
 
 pub(crate) mod board;
 pub(crate) mod falcon;
@@ -15,10 +15,10 @@ pub(crate) mod ptimer;
 /// Effect of a register write on other blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// The write has no effect elsewhere.
+    /// No effect on other blocks.
     None,
     /// The write disabled these units (bits of PMC's enable register), which resets them.
     ResetUnits(u32),
-    /// The driver permits the next MSI.
+    /// The driver re-armed MSI.
     Rearm,
 }

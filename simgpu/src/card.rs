@@ -21,24 +21,25 @@ use vmm_sys_util::eventfd::EventFd;
 /// Parameters of a new card.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Size of VRAM in MiB, from 16 to 6144. Untouched memory uses no host memory.
+    /// Size of VRAM in MiB, from 16 to 6144. VRAM that was never written uses no host memory.
     pub vram_mib: u32,
     /// Size of BAR1, the VRAM aperture, in bytes: a power of two.
     pub bar1_size: u64,
     /// Size of BAR3, the instance-memory aperture, in bytes: a power of two.
     pub bar3_size: u64,
-    /// Model of the time that work takes; with `None`, work runs as fast as possible.
+    /// Model of the duration of work; with `None`, work runs as fast as possible.
     pub time: Option<TimeModel>,
     /// Number of threads that execute kernels, at most 64; by default, one per core. With 0, the card's own thread
-    /// executes kernels in small steps.
+    /// executes kernels in slices.
     pub compute_workers: Option<usize>,
     /// Faults to inject.
     pub faults: Vec<Fault>,
     /// Set to count the accesses of engines and kernels per memory range ([`Card::access_counts`]).
     pub profile: bool,
-    /// Set if the VBIOS scripts have run (POST). If not, the memory controllers stay off: the model runs no scripts.
+    /// Set if the VBIOS scripts have run (POST). Otherwise the memory controllers stay off, because the model does not
+    /// run the scripts.
     pub posted: bool,
-    /// Set to allocate VRAM in an anonymous file, so that another process can take over the card.
+    /// Set to back VRAM with a memfd, so that another process can take over the card.
     pub shared: bool,
     /// The emulated chip.
     pub chip: &'static Chip,
@@ -77,7 +78,7 @@ impl Config {
     }
 }
 
-/// Reason why a card could not be created.
+/// Reason why card creation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// VRAM could not be allocated.
@@ -110,22 +111,22 @@ pub struct Counters {
     pub interrupts: u64,
     /// Number of accesses to undeclared registers.
     pub undeclared: u64,
-    /// Number of accesses on the memory bus that no memory answered.
+    /// Number of bus accesses without a memory target.
     pub lost: u64,
     /// TLB counters of the hub's clients.
     pub hub_tlb: TlbCounters,
-    /// TLB counters of the shaders.
+    /// TLB counters of the GPCs.
     pub gpc_tlb: TlbCounters,
 }
 
-/// A software GF100. All methods may be called from any thread. A separate thread does the card's own work, and sleeps
-/// when the card has no work.
+/// A software GF100. All methods may be called from any thread. A separate thread executes the card's work, and sleeps
+/// if there is none.
 pub struct SimGpu {
     shared: Arc<Shared>,
     memory: Arc<Memory>,
     mmu: Arc<Mmu>,
     identity: Identity,
-    // Must be dropped after all other users of `shared`, because dropping it ends the thread.
+    // Must be dropped after all other users of `shared`, because dropping it terminates the thread.
     _worker: Option<Worker>,
 }
 
@@ -139,7 +140,7 @@ impl SimGpu {
     /// Creates a card in the power-on state.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// Returns an [`Error`].
     pub fn new(config: &Config) -> Result<Self, Error> {
         config.check()?;
         Self::without_thread(config, Clock::system(), config.vram()?, None)?.start()
@@ -148,7 +149,7 @@ impl SimGpu {
     /// Creates a card from another process's saved state and its VRAM. The card is halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// See [`Error`].
+    /// Returns an [`Error`].
     pub fn restored(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
         config.check()?;
         Self::without_thread(config, Clock::system(), vram, Some(saved))?.start()
@@ -180,7 +181,7 @@ impl SimGpu {
         Ok(Self { shared, memory, mmu, identity, _worker: None })
     }
 
-    /// Creates a card whose clock only changes when a test advances it, and which executes work, including kernels,
+    /// Creates a card whose clock advances only when a test advances it, and which executes work, including kernels,
     /// only on request.
     #[cfg(test)]
     pub(crate) fn for_test(config: &Config) -> Self {
@@ -196,17 +197,17 @@ impl SimGpu {
         Self::without_thread(&config, Clock::manual(), vram, Some(saved))
     }
 
-    /// Locks the state, for tests.
+    /// Locks the state, for use by tests.
     #[cfg(test)]
     pub(crate) fn gpu(&self) -> parking_lot::MutexGuard<'_, Gpu> {
         self.shared.gpu.lock()
     }
 
-    /// Takes all channels off the engines, and stops all work until [`Self::go_on`]. Registers remain accessible.
+    /// Removes all channels from the engines, and stops all work until [`Self::go_on`]. Registers remain accessible.
     ///
     /// # Errors
-    /// [`NotQuiescent`] if an engine cannot be stopped. The card then keeps running. A later call may succeed once the
-    /// work in progress has ended.
+    /// Returns [`NotQuiescent`] if an engine cannot be stopped. The card then keeps running. A later call may succeed
+    /// once the work in progress has ended.
     pub fn halt(&self) -> Result<(), NotQuiescent> {
         self.shared.gpu.lock().halt()
     }
@@ -223,7 +224,7 @@ impl SimGpu {
         self.shared.gpu.lock().save([self.identity.bar1_size, self.identity.bar3_size])
     }
 
-    /// Returns the file with the VRAM, for another process; `None` unless [`Config::shared`] was set.
+    /// Returns the file that backs VRAM, for another process; `None` unless [`Config::shared`] was set.
     #[must_use]
     pub fn vram_file(&self) -> Option<&File> {
         self.memory.vram.file()
@@ -245,8 +246,8 @@ impl SimGpu {
         self.shared.gpu.lock().cx.faults.clear();
     }
 
-    /// Keeps the engines' writes to host memory in flight until they are flushed ([`memory`](crate::memory)). Without
-    /// this, such writes arrive immediately.
+    /// Keeps the engines' writes to host memory in flight until they are flushed ([`memory`](crate::memory)). Otherwise
+    /// these writes arrive immediately.
     pub fn hold_posted_writes(&self, hold: bool) {
         self.memory.hold_posted(hold);
     }
@@ -266,7 +267,7 @@ impl SimGpu {
         }
     }
 
-    /// Returns the offsets of undeclared registers that were accessed, with the number of accesses to each.
+    /// Returns the offset of each undeclared register that was accessed, and its number of accesses.
     #[must_use]
     pub fn undeclared_registers(&self) -> Vec<(u32, u64)> {
         self.shared.gpu.lock().cx.undeclared.offsets()
@@ -293,7 +294,7 @@ impl SimGpu {
         }
     }
 
-    /// Returns true if the card answers an aperture access: the access is within the aperture, and the card is present.
+    /// Returns true if the access is within the aperture and the card is present.
     fn within(&self, aperture: Aperture, offset: u64, len: usize) -> bool {
         let within = offset.checked_add(len as u64).is_some_and(|end| end <= self.bar_size(aperture));
         within && !self.shared.apertures.is_gone()

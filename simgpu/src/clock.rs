@@ -1,7 +1,7 @@
-//! The card's clock and the time that work takes.
+//! The card's clock, and the durations of its work.
 //!
 //! The card has two time scales. The *card time* runs from the card's creation and orders all work. The *timer time*,
-//! which PTIMER and the timestamps of semaphores show, is the card time plus an offset that the driver sets.
+//! which PTIMER and semaphore timestamps show, is the card time plus an offset that the driver sets.
 
 use crate::compute::TRANSACTION_BYTES;
 use crate::engines::Work;
@@ -22,12 +22,12 @@ pub(crate) const TIMER_STEP_NS: u64 = 32;
 pub struct EngineTiming {
     /// Bandwidth in bytes per second; 0 means no limit.
     pub bytes_per_second: u64,
-    /// Minimum duration of each launch in nanoseconds.
+    /// Minimum duration of a launch in nanoseconds.
     pub launch_ns: u64,
 }
 
 impl EngineTiming {
-    /// Returns the time in nanoseconds that this amount of work takes.
+    /// Returns the duration of this amount of work in nanoseconds.
     #[must_use]
     pub fn cost_ns(&self, bytes: u64, launches: u32) -> u64 {
         let moving = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second.max(1));
@@ -36,17 +36,17 @@ impl EngineTiming {
     }
 }
 
-/// Timing of kernels. Memory accesses and arithmetic overlap, so only the slower of the two counts.
+/// Timing of kernels. Memory accesses and arithmetic overlap, so the slower of the two determines the duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeTiming {
-    /// Warp instructions per second of all multiprocessors together; 0 means no limit.
+    /// Warp instructions per second across all multiprocessors; 0 means no limit.
     pub warp_instructions_per_second: u64,
-    /// Bandwidth of shaders' memory transactions in bytes per second; 0 means no limit.
+    /// Shader memory bandwidth in bytes per second; 0 means no limit.
     pub bytes_per_second: u64,
 }
 
 impl Default for ComputeTiming {
-    /// Returns the timing of a Quadro 6000, from its clock and its memory.
+    /// Returns the timing of a Quadro 6000, derived from its shader clock and memory bandwidth.
     fn default() -> Self {
         Self::at(1150, 144_000_000_000)
     }
@@ -60,7 +60,7 @@ impl ComputeTiming {
         Self { warp_instructions_per_second: mhz.saturating_mul(1_000_000 * multiprocessors), bytes_per_second }
     }
 
-    /// Returns the time in nanoseconds that these warp instructions and bytes take.
+    /// Returns the duration of these warp instructions and memory transfers in nanoseconds.
     #[must_use]
     pub fn cost_ns(&self, instructions: u64, bytes: u64) -> u64 {
         let rate = |per_second| EngineTiming { bytes_per_second: per_second, launch_ns: 0 };
@@ -70,25 +70,25 @@ impl ComputeTiming {
     }
 }
 
-/// Model of the time that the card's work takes. Results become visible at the card time at which the work ends.
+/// Model of the duration of the card's work. Results become visible at the card time at which the work completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeModel {
     /// Timing of PGRAPH, including M2MF.
     pub graph: EngineTiming,
-    /// Additional time of kernels on PGRAPH's multiprocessors.
+    /// Additional time for kernels on PGRAPH's multiprocessors.
     pub compute: ComputeTiming,
     /// Timing of each copy engine.
     pub copy: EngineTiming,
-    /// Time to load another channel, in nanoseconds.
+    /// Duration of a channel switch in nanoseconds.
     pub switch_ns: u64,
-    /// Bandwidth of an engine between the card and system memory in bytes per second, for both directions together; 0
-    /// means no limit. Each engine has the full bandwidth, and engines do not slow each other down.
+    /// An engine's bandwidth to and from system memory in bytes per second, both directions combined; 0 means no limit.
+    /// Each engine has the full bandwidth, and engines do not slow each other down.
     pub bus_bytes_per_second: u64,
 }
 
 impl TimeModel {
-    /// Returns the time in ns that an engine needs for `work`. Bus transfers overlap with the rest, so only the slower
-    /// of the two counts.
+    /// Returns the duration of `work` on an engine in ns. Bus transfers overlap with the rest, so the slower of the two
+    /// determines the duration.
     #[must_use]
     pub fn cost_ns(&self, engine: EngineId, work: &Work) -> u64 {
         let timing = match engine {
@@ -106,26 +106,25 @@ impl TimeModel {
 pub(crate) struct SavedClock {
     /// Card time.
     now: CardNs,
-    /// The host's clock at the card time `now`.
+    /// Host time at card time `now`.
     pub(crate) host: u64,
     timer_offset: u64,
     alarm: Option<CardNs>,
 }
 
-/// Returns the host's monotonic time in ns, which is the same for all processes of the host.
+/// Returns the host's monotonic time in ns, which all processes share.
 fn host_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Source of card time. Callers use this clock, too, so that they can record the times of requests that arrive while
-/// the card's thread sleeps.
+/// Source of card time. Callers also use this clock, to timestamp requests that arrive while the card's thread sleeps.
 #[derive(Debug)]
 pub(crate) enum CardTime {
-    /// The clock follows the host's clock; the value is the host time at which the card time was 0.
+    /// The clock follows the host's clock; the value is the host time at card time 0.
     System(AtomicU64),
-    /// The clock changes only when it is advanced.
+    /// The clock advances only on request.
     #[cfg(test)]
     Manual(AtomicU64),
 }
@@ -163,7 +162,7 @@ impl Clock {
         Self { time: Arc::new(CardTime::System(AtomicU64::new(host_ns()))), timer_offset: 0, alarm: None }
     }
 
-    /// Creates a clock that only changes when it is advanced.
+    /// Creates a clock that advances only on request.
     #[cfg(test)]
     pub(crate) fn manual() -> Self {
         Self { time: Arc::new(CardTime::Manual(AtomicU64::new(0))), timer_offset: 0, alarm: None }
@@ -198,7 +197,7 @@ impl Clock {
         self.timer_offset = time.wrapping_sub(self.now());
     }
 
-    /// Makes the alarm fire when PTIMER's low word next reaches `low`.
+    /// Sets the alarm to fire when PTIMER's low dword next reaches `low`.
     pub(crate) fn set_alarm(&mut self, low: u32) {
         let now = self.now();
         let ahead = low.wrapping_sub(self.timer_at(now) as u32);
@@ -224,7 +223,7 @@ impl Clock {
         SavedClock { now: self.now(), host: host_ns(), timer_offset: *timer_offset, alarm: *alarm }
     }
 
-    /// Resumes from the saved time, and adds the host time that has passed since the save.
+    /// Resumes from the saved time plus the host time that has passed since the save.
     pub(crate) fn restore(&mut self, saved: &SavedClock) {
         let SavedClock { now, host, timer_offset, alarm } = *saved;
         // The host's clock restarts at zero after a reboot.

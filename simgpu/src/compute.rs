@@ -1,53 +1,52 @@
 //! Compute, class 0x90c0: executes grids of sm_20 code.
 //!
-//! Methods set a grid's parameters; LAUNCH freezes them and starts the grid, on separate threads if the card has any.
-//! The engine is busy and executes no further method until the grid has ended, as if WAIT_FOR_IDLE preceded every
-//! method.
+//! Methods set a grid's parameters; LAUNCH freezes them and starts the grid, on the worker threads if the card has any.
+//! The engine is busy and executes no further methods until the grid ends, as if WAIT_FOR_IDLE preceded every method.
 //!
-//! Parts:
+//! Modules:
 //! - `registers`: the state that methods set
-//! - `launch`: a grid and its parameters
-//! - `pool` and `grid`: threads, and the blocks that they execute
+//! - `launch`: a grid and its launch parameters
+//! - `pool` and `grid`: worker threads, and the blocks that they execute
 //! - `block`: warps and barriers
 //! - `warp` and `stack`: registers and divergence
 //! - `code` and `constants`: caches
 //! - `residue`: data that kernels leave behind
 //! - `memory`: memory accesses; `locks`: locks in global memory
 //! - `exec`: instructions
-//! - `soft`: arithmetic with any rounding
+//! - `soft`: arithmetic in all rounding modes
 //!
 //! Memory is accessed through the channel's address space, in sessions of a few thousand instructions. A TLB flush
 //! waits for the current sessions to end; later sessions do not use the dropped translations.
 //!
 //! # Time
-//! A grid is charged when it ends. The charge is the launch time plus the longest of three times: the time for its
-//! instructions at the rate of all multiprocessors, for its memory transactions at the memory's bandwidth
-//! ([`crate::ComputeTiming`]), and for its transactions with system memory at the bus's bandwidth
+//! A grid's time is charged when the grid ends. The charge is the launch time plus the longest of three times: its
+//! instructions at the rate of all multiprocessors, its memory transactions at the memory bandwidth
+//! ([`crate::ComputeTiming`]), and its system memory transactions at the bus bandwidth
 //! ([`crate::TimeModel::bus_bytes_per_second`]).
 //!
-//! - An instruction counts once per warp that executes it, regardless of the number of active lanes. Divergence
-//!   therefore costs the instructions that are repeated.
+//! - An instruction counts once per warp that executes it, regardless of the number of active lanes. The cost of
+//!   divergence is therefore that of the repeated instructions.
 //! - A transaction transfers a 128-byte line of global or local memory: contiguous words in a line need one
-//!   transaction, and lanes with separate lines need one transaction each. An address of an atomic operation needs a
-//!   transaction if its line differs from that of the previous address. A transaction that spans two pages counts for
-//!   the memory of the last page.
-//! - The number of threads affects neither the counts nor the time between two semaphores around the grid.
+//!   transaction, and lanes that access different lines need one transaction each. In an atomic operation, each address
+//!   whose line differs from that of the previous address needs a transaction. A transaction that spans two pages is
+//!   charged to the memory of the last page.
+//! - The number of worker threads affects neither the counts nor the time between two semaphores around the grid.
 //!
-//! The model ignores bank conflicts in shared memory, misses of the instruction and constant caches, latencies that too
-//! few warps cannot hide, idle multiprocessors, and slower units (double precision, MUFU).
+//! The model ignores shared memory bank conflicts, instruction and constant cache misses, latency that too few warps
+//! fail to hide, idle multiprocessors, and slower units (double precision, MUFU).
 //!
 //! # Not modelled
-//! - The instructions that are listed at the top of `exec`. Macros, notifiers (0x104-0x10c), the global condition
-//!   (0x130-0x138), conditions on memory, and reductions by semaphores: they fail as illegal methods or as bad data.
+//! - The instructions listed at the top of `exec`. Macros, notifiers (0x104-0x10c), the global condition (0x130-0x138),
+//!   memory conditions, and semaphore reductions: they fail as illegal methods or bad data.
 //! - Textures, surfaces and performance counters: their methods only store values.
-//! - Concurrent blocks in a worker: a worker executes a block to its end before it starts the next one. A grid whose
-//!   blocks wait for blocks with higher numbers may never end; programs must not rely on such waits on hardware either.
+//! - Concurrent blocks in a worker: a worker runs each block to completion. A grid whose blocks wait for
+//!   higher-numbered blocks may never end; programs must not rely on such waits on hardware either.
 //! - Preemption within a grid: a grid is abandoned if its channel is taken off the engine.
-//! - The cluster and unit of an access: faults are attributed to the texture unit and L1 of the first cluster (GUESS
-//!   for instructions and constants), and warp errors to the first multiprocessor. Errors do not include the program
+//! - The GPC and unit of an access: faults are attributed to the texture unit and L1 of the first GPC (GUESS for
+//!   instructions and constants), and warp errors to the first multiprocessor. Errors do not include the program
 //!   counter.
-//! - Data caches. Constants and instructions are cached for one grid. The next grid sees stores to both.
-//! - Real scheduling: the warps of a block run in turns, which do not depend on the latency of instructions.
+//! - Data caches. Constants and instructions are cached for the duration of a grid. The next grid sees stores to both.
+//! - Real scheduling: the warps of a block take turns, regardless of instruction latency.
 
 mod block;
 mod code;
@@ -83,7 +82,7 @@ pub(crate) use registers::Registers;
 #[derive(Debug)]
 pub struct Compute {
     registers: Registers,
-    /// A launched grid that has not started.
+    /// A launched grid that has not started yet.
     launched: Option<Box<Launch>>,
     pool: Pool,
     sms: u32,
@@ -91,7 +90,7 @@ pub struct Compute {
 
 impl Compute {
     /// Creates an engine with `sms` multiprocessors and `workers` threads; without threads, [`Self::step`] executes
-    /// grids. The engine calls `wake`, on any thread, when the caller must call [`Self::step`] again.
+    /// grids. The engine calls `wake` from any thread when the caller must call [`Self::step`] again.
     #[must_use]
     pub fn new(
         memory: Arc<Memory>,
@@ -107,7 +106,7 @@ impl Compute {
     /// Executes a method. A grid that the method launches is pending afterwards.
     ///
     /// # Errors
-    /// [`EngineError`] if the method fails; it then has no effect.
+    /// Returns [`EngineError`] if the method fails; it then has no effect.
     pub fn method(&mut self, method: u32, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         match method {
             methods::LAUNCH => self.launch(data, cx),
@@ -180,10 +179,10 @@ impl Compute {
         self.launched.is_some() || self.pool.is_busy()
     }
 
-    /// Starts the pending grid, checks whether it has ended, or executes part of it.
+    /// Starts the pending grid, polls it, or executes part of it.
     ///
     /// # Errors
-    /// [`EngineError::ShaderFault`] or [`EngineError::Warp`] if the grid has failed. The grid has then ended.
+    /// Returns [`EngineError::ShaderFault`] or [`EngineError::Warp`] if the grid has failed. The grid has then ended.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);
@@ -207,7 +206,7 @@ impl Compute {
         }
     }
 
-    /// Removes and returns the channel's state. Abandons a running grid: no part of the grid executes after this call.
+    /// Removes and returns the channel's state. Abandons a running grid, which executes no further instructions.
     pub(crate) fn save(&mut self) -> Registers {
         self.stop();
         std::mem::take(&mut self.registers)

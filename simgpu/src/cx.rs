@@ -1,4 +1,4 @@
-//! The context of the register blocks and the scheduler: all of the card except the blocks.
+//! The context of the register blocks and the scheduler: the entire card except the blocks.
 
 use crate::aperture::Apertures;
 use crate::clock::{Clock, TimeModel};
@@ -27,16 +27,16 @@ pub(crate) struct Cx {
     pub(crate) faults: Faults,
     pub(crate) undeclared: Undeclared,
     pub(crate) copied: Copied,
-    /// Registers that FECS must write, with their values, as the images of loaded contexts list them.
+    /// Registers that FECS must write, and their values, taken from the images of loaded contexts.
     pub(crate) context_writes: Vec<(u32, u32)>,
 }
 
-/// Copies of all engines since the start of this process.
+/// Copies by all engines since this process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Number of bytes written.
     pub bytes: u64,
-    /// Host time spent on copying, in ns. The engines of a real card would not use the host's processors.
+    /// Host time spent on copying, in ns. The engines of a real card would not use host CPU time.
     pub host_ns: u64,
 }
 
@@ -44,7 +44,7 @@ pub struct Copied {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Undeclared {
     total: u64,
-    /// Number of accesses by offset.
+    /// Number of accesses per offset.
     seen: BTreeMap<u32, u64>,
 }
 
@@ -56,7 +56,7 @@ impl Undeclared {
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { total, seen } = self;
         let counts = seen.values().chain([total]).all(|count| *count <= 1 << 62);
-        Invalid::unless(seen.len() <= Self::MAX && counts, || "too many undeclared registers were accessed".into())
+        Invalid::unless(seen.len() <= Self::MAX && counts, || "too many distinct undeclared registers".into())
     }
 
     pub(crate) fn note(&mut self, offset: u32, write: Option<u32>) {

@@ -1,11 +1,11 @@
 //! Engines, which execute the methods that a channel sends to its objects.
 //!
-//! An engine holds the method state of one channel at a time; the caller saves and loads the state when it switches
-//! channels. A method that starts work only records this work. [`Engine::step`] then does the work in small steps, so
-//! that locks are held briefly and the caller can charge time, switch channels, and stop between steps.
+//! An engine holds the method state of one channel at a time; the caller saves and loads the state on a channel switch.
+//! A method that starts work only records it. [`Engine::step`] then performs the work in small steps, so that locks are
+//! held briefly and the caller can charge time, switch channels, and stop between steps.
 //!
-//! Parts: [`copy`] contains M2MF and the copy engines; [`semaphore`] contains the formats of semaphores in memory.
-//! Compute is in the crate's module `compute`.
+//! Modules: [`copy`] contains M2MF and the copy engines; [`semaphore`] contains the semaphore formats. Compute is in
+//! the crate's module `compute`.
 //!
 //! Not modelled: 2D (0x902d), 3D (0x9097) and video decoding. Their classes are not supported.
 
@@ -17,23 +17,23 @@ use crate::memory::Memory;
 use crate::mmu::{Access, AddressSpace, Mmu, MmuFault, Session};
 use nvspec::addr::GpuVa;
 
-/// Context of an engine during one call.
+/// Context for one call of an engine.
 #[derive(Debug)]
 pub struct EngineCx<'a> {
     /// The card's memory bus.
     pub memory: &'a Memory,
     /// The card's MMU.
     pub mmu: &'a Mmu,
-    /// The address space of the channel.
+    /// The channel's address space.
     pub space: &'a AddressSpace,
-    /// The card's clock, in ns.
+    /// The card's clock in ns.
     pub now_ns: u64,
-    /// Sum of the engine's work, for the time model.
+    /// Accumulated work of the engine, for the time model.
     pub work: &'a mut Work,
 }
 
 impl<'a> EngineCx<'a> {
-    /// Starts a session of memory accesses for the channel.
+    /// Starts a memory access session for the channel.
     #[must_use]
     pub fn session(&self) -> Session<'a> {
         self.mmu.session(self.memory, self.space, Access::USER)
@@ -43,25 +43,25 @@ impl<'a> EngineCx<'a> {
 /// Work done by an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Number of bytes written by copies.
+    /// Number of bytes that copies have written.
     pub bytes: u64,
-    /// Number of started copies.
+    /// Number of copies started.
     pub launches: u32,
-    /// Number of instructions executed by warps.
+    /// Number of warp instructions executed.
     pub instructions: u64,
-    /// Number of instructions, counted once per participating thread.
+    /// Number of thread instructions executed.
     pub thread_instructions: u64,
-    /// Number of memory transactions of shaders.
+    /// Number of shader memory transactions.
     pub transactions: u64,
-    /// Number of bytes that copies and transactions transferred from or to system memory.
+    /// Number of bytes that copies and transactions transferred to or from system memory.
     pub bus_bytes: u64,
-    /// Number of released semaphores.
+    /// Number of semaphores released.
     pub releases: u32,
     /// Set if a non-stall interrupt must be raised.
     pub non_stall: bool,
-    /// Host time spent on copying these bytes, in ns.
+    /// Host time spent on these copies, in ns.
     pub host_ns: u64,
-    /// Start address of the run that was copied last.
+    /// Start address of the most recently copied run.
     pub written: Option<GpuVa>,
 }
 
@@ -80,11 +80,11 @@ pub enum EngineError {
     /// The engine does not support the class.
     #[error("illegal class")]
     IllegalClass,
-    /// The data is invalid: a number in [`nvspec::class::data_error`] for PGRAPH, or in
+    /// The data is invalid: an error code in [`nvspec::class::data_error`] for PGRAPH, or
     /// [`nvspec::class::ce90b5::error`] for a copy engine.
-    #[error("bad method data, code {0:#x}")]
+    #[error("invalid method data, code {0:#x}")]
     Data(u32),
-    /// A warp caused an error: a value in [`nvspec::class::compute90c0::warp_error`].
+    /// A warp raised an error, a code in [`nvspec::class::compute90c0::warp_error`].
     #[error("warp error {0:#x}")]
     Warp(u32),
 }
@@ -92,9 +92,9 @@ pub enum EngineError {
 /// State of an engine's work after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// More work is left.
+    /// More work is pending.
     More,
-    /// More work is running without the caller. The engine wakes the caller when the caller must call it again.
+    /// Work is in progress on other threads. The engine wakes the caller when it must be stepped again.
     Elsewhere,
     /// No work is pending.
     Done,
@@ -104,7 +104,7 @@ pub enum Progress {
 #[derive(Clone, Debug, Default)]
 pub struct ContextState(pub(crate) State);
 
-/// Tags in a context image that identify the kind of engine to which the state belongs.
+/// Tags in a context image, which identify the engine kind of the state.
 mod image {
     pub(super) const M2MF: u32 = 0x9039;
     pub(super) const CE: u32 = 0x90b5;
@@ -112,7 +112,7 @@ mod image {
 }
 
 impl ContextState {
-    /// Returns the state in the format of a context image. Work in progress is not included.
+    /// Serializes the state to a context image, without work in progress.
     #[must_use]
     pub fn to_words(&self) -> Vec<u32> {
         let (whose, words) = match &self.0 {
@@ -120,7 +120,7 @@ impl ContextState {
             State::M2mf(registers) => (image::M2MF, registers.to_words()),
             State::Ce(registers) => (image::CE, registers.to_words()),
             State::Graph(m2mf, compute) => {
-                // Compute's state comes first, because its length is fixed.
+                // Put compute's state first, because its length is fixed.
                 let words = compute.to_words().into_iter().chain(m2mf.to_words()).collect();
                 (image::GRAPH, words)
             }
@@ -128,7 +128,7 @@ impl ContextState {
         std::iter::once(whose).chain(words).collect()
     }
 
-    /// Parses the state in an untrusted context image. An invalid state is replaced with that of a new channel.
+    /// Parses the state from an untrusted context image. Replaces an invalid state with that of a new channel.
     #[must_use]
     pub fn from_words(words: &[u32]) -> Self {
         Self(match words {
@@ -144,7 +144,7 @@ impl ContextState {
     }
 }
 
-/// State of an engine, by its kind.
+/// Engine state by engine kind.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum State {
     /// State of a new channel, valid for any engine.
@@ -164,11 +164,11 @@ pub trait Engine: Send {
     fn class_supported(&self, class: u32) -> bool;
 
     /// Executes one method, given as its byte address in the class. The method may start work. Call [`Engine::step`]
-    /// until this work is done before calling the next method.
+    /// until that work is done before executing the next method.
     ///
     /// # Errors
-    /// [`EngineError`] if the method fails. In this case, it has no effect, except that bytes before an
-    /// [`EngineError::Fault`] were written.
+    /// Returns [`EngineError`] if the method fails. A failed method has no effect, except that bytes before an
+    /// [`EngineError::Fault`] have been written.
     fn method(
         &mut self,
         subchannel: u8,
@@ -181,17 +181,17 @@ pub trait Engine: Send {
     /// Returns true if work is pending.
     fn pending(&self) -> bool;
 
-    /// Does about `budget_bytes` of the pending work (more than 0 bytes, and at most 1 MiB).
+    /// Performs about `budget_bytes` of the pending work (at least one byte and at most 1 MiB).
     ///
     /// # Errors
-    /// [`EngineError::Fault`] if a memory access fails. The engine has then abandoned the work, and no work is pending.
+    /// Returns [`EngineError::Fault`] if a memory access fails. The engine has then abandoned the pending work.
     fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError>;
 
     /// Removes and returns the channel's state, including pending work, and resets the engine as [`Engine::reset`]
     /// does.
     fn save(&mut self) -> ContextState;
 
-    /// Loads a channel's state. State of an engine of another kind is treated as the state of a new channel.
+    /// Loads a channel's state. The state of a different engine kind is treated as that of a new channel.
     fn load(&mut self, state: ContextState);
 
     /// Drops state and pending work.

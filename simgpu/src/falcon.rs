@@ -1,5 +1,5 @@
-//! The memories of a falcon, as far as the CPU can access them: drivers upload code and data, and read the data back.
-//! The model does not execute falcon code, but a started falcon works only if code exists at its start address.
+//! A falcon's memories as seen by the CPU: drivers upload code and data, and read data back. The model does not execute
+//! falcon code, but a started falcon works only if there is code at its start address.
 
 use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, CODE_WORDS_MAX};
 use nvspec::regs::fecs::DMEM_CONTROL::{ADDRESS, READ_INCREMENT, WRITE_INCREMENT};
@@ -7,7 +7,7 @@ use nvspec::regs::fecs::IMEM_CONTROL;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of words of data memory: 4 KiB, the range that the port's address field can express.
+/// Number of dwords of data memory: 4 KiB, the range of the port's address field.
 const WORDS: usize = 1024;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ impl DataMemory {
 
     pub(crate) fn restored(SavedMemory { words, control }: SavedMemory) -> Result<Self, Invalid> {
         let words =
-            words.into_boxed_slice().try_into().map_err(|_| Invalid::new("a falcon's memory has another size"))?;
+            words.into_boxed_slice().try_into().map_err(|_| Invalid::new("the size of a falcon's memory is wrong"))?;
         Ok(Self { words, control })
     }
 
@@ -68,8 +68,8 @@ impl DataMemory {
     }
 }
 
-/// Saved state of a code memory and its port. Each written page has an entry: its number, its tag, the number of words
-/// written, and a flag that is set if any word is not zero.
+/// Saved state of a code memory and its port. Each written page has an entry: its number, its tag, the number of dwords
+/// written, and a flag that is set if any dword is nonzero.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedCode {
     pages: Vec<(u16, u32, u32, bool)>,
@@ -77,20 +77,20 @@ pub(crate) struct SavedCode {
     tag: u32,
 }
 
-/// Number of pages of code memory: the range that the port's address field can express.
+/// Number of pages of code memory: the range of the port's address field.
 const CODE_PAGES: usize = CODE_WORDS_MAX / CODE_PAGE_WORDS;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct CodePage {
     /// Virtual address of the page, in pages.
     tag: u32,
-    /// Number of words written since the tag was last set.
+    /// Number of dwords written since the tag was last set.
     words: u32,
-    /// Set if any word is not zero.
+    /// Set if any dword is nonzero.
     any: bool,
 }
 
-/// The port to the code memory. The port discards uploaded code, and only records whether a falcon can start with it.
+/// The port to the code memory. It discards uploaded code, and only records whether a falcon can start with it.
 #[derive(Clone, Debug)]
 pub(crate) struct CodeMemory {
     pages: Box<[CodePage; CODE_PAGES]>,
@@ -113,11 +113,11 @@ impl CodeMemory {
     pub(crate) fn restored(SavedCode { pages, control, tag }: SavedCode) -> Result<Self, Invalid> {
         let mut memory = Self { control, tag, ..Self::new() };
         Invalid::unless(saved_state::ascend(pages.iter().map(|page| page.0).collect::<Vec<_>>()), || {
-            "pages of code are not in their order".into()
+            "code pages are not in ascending order".into()
         })?;
         for (number, tag, words, any) in pages {
             let page = memory.pages.get_mut(usize::from(number));
-            let page = page.filter(|_| words != 0).ok_or_else(|| Invalid::new("a page of code that there is not"))?;
+            let page = page.filter(|_| words != 0).ok_or_else(|| Invalid::new("a code page number is out of range"))?;
             *page = CodePage { tag, words, any };
         }
         Ok(memory)
@@ -153,8 +153,8 @@ impl CodeMemory {
         }
     }
 
-    /// Returns true if the falcon's start address has code: a fully written page with its tag. GUESS: a page that is
-    /// only partially written is invalid.
+    /// Returns true if there is code at the falcon's start address: a completely written page with that tag. GUESS: a
+    /// partially written page is invalid.
     pub(crate) fn begins_at(&self, vector: u32) -> bool {
         let whole = |page: &CodePage| page.words >= CODE_PAGE_WORDS as u32 && page.any;
         self.pages.iter().any(|page| whole(page) && page.tag == vector / CODE_PAGE_BYTES)
@@ -177,11 +177,11 @@ mod tests {
         memory.set_tag(5);
         memory.write(1);
         let found = [0, 0x100, 0x200, 0x300, 0x500].map(|vector| memory.begins_at(vector));
-        assert_eq!(found, [true, false, false, true, false], "the last is not whole");
+        assert_eq!(found, [true, false, false, true, false], "the last page is incomplete");
         memory.set_control(IMEM_CONTROL::WRITE_INCREMENT.mask());
         memory.set_tag(0);
         (0..CODE_PAGE_WORDS).for_each(|_| memory.write(0));
-        assert!(!memory.begins_at(0), "zeros are no code");
+        assert!(!memory.begins_at(0), "zeros are not code");
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl EngineId {
 /// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FaultKind {
-    /// The engine starts the operation and never ends it. Only a reset ends the hang.
+    /// The engine starts the operation but never completes it. Only a reset ends the hang.
     Hang,
     /// The operation takes longer.
     Delay {
@@ -37,7 +37,7 @@ pub enum FaultKind {
     Corrupt,
     /// The engine's next non-stall interrupt is lost.
     DropInterrupt,
-    /// The card permanently falls off the bus: reads return ones, and writes are ignored.
+    /// The card permanently falls off the bus: reads return all ones, and writes are ignored.
     Vanish,
 }
 
@@ -48,10 +48,9 @@ pub struct Fault {
     pub engine: EngineId,
     /// Kind of fault.
     pub kind: FaultKind,
-    /// Number of operations of the engine that succeed before the fault: launches, or interrupts for
-    /// [`FaultKind::DropInterrupt`].
+    /// Number of successful operations before the fault: launches, or interrupts for [`FaultKind::DropInterrupt`].
     pub after: u32,
-    /// Number of operations that then fail; `u32::MAX` for all of them.
+    /// Number of subsequent operations that fail; `u32::MAX` for all.
     pub count: u32,
 }
 
@@ -61,7 +60,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Maximum number of armed faults. The card rejects further faults, which reveals mistakes in tests.
+    /// Maximum number of armed faults. The card rejects further faults, which exposes mistakes in tests.
     const MAX: usize = 64;
 
     pub(crate) fn new(faults: &[Fault]) -> Self {
@@ -86,7 +85,7 @@ impl Faults {
         self.armed.clear();
     }
 
-    /// Counts an event of `engine` against the faults for which `applies` is true. Returns the triggered faults.
+    /// Counts an event of `engine` against the faults for which `applies` is true. Returns the faults that trigger.
     fn strike(&mut self, engine: EngineId, applies: impl Fn(FaultKind) -> bool) -> Vec<FaultKind> {
         let mut struck = Vec::new();
         if self.armed.is_empty() {

@@ -1,19 +1,19 @@
 //! PFIFO: channels, the runlist, the PBDMAs, and the engines that they feed.
 //!
-//! Parts:
+//! Modules:
 //! - [`channel`]: the channel table
 //! - [`runlist`]: submission of runlists
-//! - [`pbdma`]: one PBDMA, with [`decoder`], [`host`] (the methods that the host executes itself), [`ahead`] (host
-//!   methods while an engine works) and [`context`] (RAMFC)
+//! - [`pbdma`]: one PBDMA, with [`decoder`], [`host`] (methods that the host executes itself), [`ahead`] (host methods
+//!   while an engine is busy) and [`context`] (RAMFC)
 //! - [`slot`]: an engine and its context
 //! - [`userd`]: detection of submissions
 //! - [`fault`]: error reports
 //!
-//! [`Fifo::step`] does all work: each call does a small part, and returns the time of the next call.
+//! [`Fifo::step`] performs all work: each call does a small amount, and returns the time of the next call.
 //!
-//! The first enabled PBDMA that `ENGINE_PBDMA_MASK` permits serves an engine. A channel runs in the PBDMA of the engine
-//! that it used last, and moves when it uses an engine of another PBDMA; a new channel may run in any PBDMA. Within a
-//! PBDMA, the channels of the runlist take turns, each for a time slice.
+//! An engine is served by the first enabled PBDMA that `ENGINE_PBDMA_MASK` permits. A channel runs in the PBDMA of the
+//! engine that it used last, and migrates when it uses an engine of another PBDMA; a new channel may run in any PBDMA.
+//! Within a PBDMA, the runlist's channels take turns, each for a time slice.
 
 mod ahead;
 pub(crate) mod channel;
@@ -45,7 +45,7 @@ use slot::{Condition, Slot};
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The step did work, and may have left more.
+    /// The step did work, and there may be more.
     Ran,
     /// No work can be done before this card time, unless another event occurs.
     WaitUntil(CardNs),
@@ -54,7 +54,7 @@ pub(crate) enum Progress {
 }
 
 impl Progress {
-    /// Combines two results: returns the one whose next call is due first.
+    /// Returns the result whose next call is due first.
     pub(crate) fn or(self, other: Self) -> Self {
         match (self, other) {
             (Self::Ran, _) | (_, Self::Ran) => Self::Ran,
@@ -65,16 +65,16 @@ impl Progress {
     }
 }
 
-/// Counters of the card's work.
+/// Counters of the channels' work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FifoCounters {
     /// Number of fetched GPFIFO entries.
     pub entries: u64,
-    /// Number of methods that the host or an engine executed.
+    /// Number of methods executed by the host or an engine.
     pub methods: u64,
     /// Number of times a channel was loaded into a PBDMA.
     pub switches: u64,
-    /// Number of MMU faults that channels caused.
+    /// Number of MMU faults caused by channels.
     pub faults: u64,
 }
 
@@ -82,14 +82,14 @@ pub(crate) struct Fifo {
     pub(crate) channels: Vec<Channel>,
     /// The runlist: channel numbers in the submitted order.
     pub(crate) order: Vec<u8>,
-    /// Set if a runlist was submitted, and channels that it no longer contains are still running.
+    /// Set if a runlist was submitted, but channels that it no longer contains are still running.
     pub(crate) runlist_pending: bool,
-    /// The channel that the driver preempts, until it has left its PBDMA.
+    /// The channel being preempted, until it has left its PBDMA.
     pub(crate) preempting: Option<u8>,
     pub(crate) pbdmas: Vec<Pbdma>,
     pub(crate) slots: [Slot; 3],
-    /// Earliest card time at which newly found work may start, which is the time at which the driver last changed the
-    /// set of runnable channels.
+    /// Earliest card time at which newly found work may start: the time at which the driver last changed the set of
+    /// runnable channels.
     not_before: CardNs,
     pub(crate) counters: FifoCounters,
 }
@@ -135,7 +135,7 @@ impl Fifo {
         &mut self.slots[id.index()]
     }
 
-    /// Returns the value of the status register of the engine with this number.
+    /// Returns the value of an engine's status register.
     pub(crate) fn engine_status(&self, number: u32, cx: &Cx) -> u32 {
         let now = cx.clock.now();
         self.slots.iter().find(|slot| slot.number() == number).map_or(0, |slot| slot.status(now))
@@ -148,7 +148,7 @@ impl Fifo {
         self.cut_short(until, cx);
     }
 
-    /// Drops an engine's context and its work immediately, even if the work has not ended by the time model.
+    /// Drops an engine's context and work immediately, even if the work has not ended by the time model.
     pub(super) fn abandon(&mut self, slot: usize, cx: &Cx) {
         let until = self.slots[slot].until;
         self.slots[slot].abandon();
@@ -169,7 +169,7 @@ impl Fifo {
             && pfifo::SCHED_EN::ENABLE.is_set(cx.storage.peek(pfifo::SCHED_EN::OFFSET))
     }
 
-    /// Returns the PBDMA that serves engine `number`.
+    /// Returns the PBDMA that serves an engine.
     pub(crate) fn pbdma_of(number: u32, pbdmas: usize, cx: &Cx) -> Option<usize> {
         let barred = if number < pfifo::ENGINE_PBDMA_MASK::COUNT {
             cx.storage.peek(pfifo::ENGINE_PBDMA_MASK::at(number))
@@ -183,7 +183,7 @@ impl Fifo {
         (usable != 0).then(|| usable.trailing_zeros() as usize)
     }
 
-    /// Returns the engines that a PBDMA serves, as a mask of engine numbers.
+    /// Returns the engines that a PBDMA serves, as a bit mask of engine numbers.
     fn engines_of(&self, pbdma: usize, cx: &Cx) -> u32 {
         self.slots
             .iter()
@@ -192,7 +192,7 @@ impl Fifo {
             .fold(0, |mask, number| mask | 1 << number)
     }
 
-    /// Does a small part of the pending work.
+    /// Performs a small part of the pending work.
     pub(crate) fn step(&mut self, cx: &mut Cx) -> Progress {
         self.take_doorbells(cx);
         let mut progress = self.complete_departures(cx);
@@ -223,19 +223,19 @@ impl Fifo {
         }
     }
 
-    /// Records that the driver has changed the set of runnable channels: their work must not start in the past.
+    /// Records that the driver has changed the set of runnable channels: new work must not start in the past.
     pub(crate) fn changed(&mut self, cx: &Cx) {
         self.not_before = cx.clock.now();
     }
 
-    /// Returns the card time at which an idle unit starts a channel's work that it finds at `now`. A real card reacts
-    /// to a doorbell immediately, so the time that the host needs to schedule the card's thread does not count.
+    /// Returns the card time at which an idle unit starts a channel's work found at `now`. A real card reacts to a
+    /// doorbell immediately, so the scheduling delay of the card's thread is ignored.
     fn begins(&self, number: u8, now: CardNs) -> CardNs {
         let rung_at = self.channels[usize::from(number)].rung_at;
         rung_at.map_or(now, |at| at.max(self.not_before).min(now))
     }
 
-    /// Completes requests that were waiting for channels to leave their PBDMAs.
+    /// Completes requests that waited for channels to leave their PBDMAs.
     pub(crate) fn complete_departures(&mut self, cx: &mut Cx) -> Progress {
         let mut progress = Progress::Idle;
         if let Some(channel) = self.preempting
@@ -265,7 +265,7 @@ impl Fifo {
         progress
     }
 
-    /// Removes a channel from its PBDMA and engines unless its work is in progress. Returns true if it was removed.
+    /// Removes a channel from its PBDMA and engines unless it has work in progress. Returns true if it was removed.
     pub(crate) fn leave(&mut self, channel: u8, cx: &mut Cx) -> bool {
         let holds = |slot: &Slot| slot.resident.is_some_and(|resident| resident.channel == Some(channel));
         let now = cx.clock.now();
@@ -286,7 +286,7 @@ impl Fifo {
         true
     }
 
-    /// Detects submissions in USERD pages in host memory, which the CPU writes without notifying the card.
+    /// Detects submissions in USERD pages in host memory, which the CPU writes without a doorbell.
     fn poll_userd(&mut self, cx: &Cx) -> bool {
         let mut found = false;
         for number in &self.order {
@@ -314,7 +314,7 @@ impl Fifo {
             | INTR::NON_STALL.encode(u32::from(Self::non_stall_engines(cx) != 0))
     }
 
-    /// Returns the PBDMAs with an enabled interrupt.
+    /// Returns the PBDMAs with an enabled pending interrupt.
     pub(crate) fn pbdma_interrupts(cx: &Cx) -> u32 {
         (0..pbdma_regs::INTR_0::COUNT)
             .filter(|index| {
@@ -324,7 +324,7 @@ impl Fifo {
             .fold(0, |mask, index| mask | 1 << index)
     }
 
-    /// Returns the engines with an enabled non-stall interrupt.
+    /// Returns the engines with an enabled pending non-stall interrupt.
     pub(crate) fn non_stall_engines(cx: &Cx) -> u32 {
         let enabled = pfifo::NON_STALL_EN::NIBBLE.get(cx.storage.peek(pfifo::NON_STALL_EN::OFFSET));
         let nibbles = enabled * 0x1111_1111;
@@ -338,7 +338,7 @@ impl Fifo {
         Self::interrupts(cx) & cx.storage.peek(pfifo::INTR_EN::OFFSET) != 0
     }
 
-    /// Raises the non-stall interrupt of an engine.
+    /// Raises an engine's non-stall interrupt.
     pub(crate) fn raise_non_stall(&mut self, number: u32, cx: &mut Cx) {
         if number < pfifo::NON_STALL_INTR::COUNT {
             let at = pfifo::NON_STALL_INTR::at(number);

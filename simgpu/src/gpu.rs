@@ -1,4 +1,4 @@
-//! The whole card: maps offsets of BAR0 to register blocks, and runs the card's own work.
+//! The whole card: maps BAR0 offsets to register blocks, and performs the card's own work.
 
 use crate::Config;
 use crate::aperture::{ApertureFault, Apertures};
@@ -26,13 +26,13 @@ pub(crate) struct Gpu {
     pub(crate) cx: Cx,
     pub(crate) fifo: Fifo,
     pub(crate) line: Line,
-    /// Wakes the thread that runs the card's work.
+    /// Wakes the thread that performs the card's work.
     pub(crate) alarm: Arc<Alarm>,
     pub(crate) pmu: pmu::Pmu,
     pub(crate) graph_falcons: fecs::GraphFalcons,
     pub(crate) copy_falcons: falcon::CopyFalcons,
     pub(crate) rom: [u8; vbios::IMAGE_BYTES],
-    /// Set if the card must not do any work by itself.
+    /// Set if the card must not perform any work of its own.
     pub(crate) halted: bool,
 }
 
@@ -43,7 +43,7 @@ impl Gpu {
         let memory = Arc::new(if config.profile { Memory::profiled(vram) } else { Memory::new(vram) });
         let (mmu, alarm) = (Arc::new(Mmu::new()), Arc::new(Alarm::default()));
         let workers = config.compute_workers.unwrap_or_else(|| {
-            // Use one thread if the system does not report the number of processors.
+            // Use one thread if the system does not report the number of CPUs.
             std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
         });
         let sms = config.chip.gpcs * config.chip.tpcs_per_gpc;
@@ -78,7 +78,7 @@ impl Gpu {
         gpu
     }
 
-    /// Resets everything to the power-on state, except the contents of memory.
+    /// Restores the power-on state, except for memory contents.
     pub(crate) fn reset(&mut self) {
         let Self { cx, fifo, line, alarm: _, pmu, graph_falcons, copy_falcons, rom: _, halted: _ } = self;
         fifo.reset(cx);
@@ -186,9 +186,9 @@ impl Gpu {
         self.update_line();
     }
 
-    /// Writes the registers that the images of loaded contexts list, anywhere in BAR0, as nouveau's FECS program does
-    /// (`ctx_mmio_exec`). Returns true if any register was written. If these writes load contexts, the next call
-    /// handles the registers of those contexts.
+    /// Writes the registers listed in the images of loaded contexts, anywhere in BAR0, like nouveau's FECS program
+    /// (`ctx_mmio_exec`). Returns true if any register was written. If these writes load further contexts, the next
+    /// call handles those contexts.
     fn write_for_contexts(&mut self) -> bool {
         if self.cx.context_writes.is_empty() {
             return false;
@@ -293,7 +293,7 @@ impl Gpu {
         }
     }
 
-    /// Does a small part of the card's own work: alarms, and the channels' work.
+    /// Performs a small part of the card's own work: alarms, and the channels' work.
     pub(crate) fn step(&mut self) -> Progress {
         if self.halted || self.cx.apertures.is_gone() {
             return Progress::Idle;
@@ -310,7 +310,7 @@ impl Gpu {
         progress
     }
 
-    /// Handles a fault of an aperture access.
+    /// Handles an aperture access fault.
     pub(crate) fn aperture_fault(&mut self, aperture: Aperture, what: ApertureFault) {
         let unit = match aperture {
             Aperture::Bar1 => unit::BAR1,
@@ -373,7 +373,7 @@ impl Gpu {
 
     fn read_rom(&self, offset: u32) -> u32 {
         let at = offset as usize;
-        // Beyond the end of the image, the ROM reads as erased.
+        // Beyond the end of the image, the ROM reads as erased flash.
         self.rom.get(at..at + 4).map_or(u32::MAX, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
@@ -394,7 +394,7 @@ impl Gpu {
         }
     }
 
-    /// Creates a small card whose clock only changes through [`Gpu::advance`].
+    /// Creates a small card whose clock advances only through [`Gpu::advance`].
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
         let config = Config { vram_mib: 64, compute_workers: Some(0), ..Config::default() };
@@ -415,16 +415,16 @@ impl Gpu {
                 other => return other,
             }
         }
-        panic!("the card does not come to rest");
+        panic!("the card does not become idle");
     }
 }
 
-/// Returns true if `offset` is in a range of registers that only store state.
+/// Returns true if `offset` is in a range of storage-only registers.
 fn is_state(offset: u32) -> bool {
     STATE_RANGES.iter().any(|(_, first, end)| (*first..*end).contains(&offset))
 }
 
-/// Returns true if a write to the register may make channels runnable, or set an alarm.
+/// Returns true if a write to the register may make channels runnable or set an alarm.
 pub(crate) fn concerns_scheduler(offset: u32) -> bool {
     let may = matches!(
         offset,

@@ -1,6 +1,6 @@
-//! PGRAPH as a whole: M2MF, compute, classes that drivers only bind, traps, and the contexts of FECS.
+//! PGRAPH as a whole: M2MF, compute, bind-only classes, traps, and FECS's contexts.
 //!
-//! The model does not execute FECS's firmware: its commands have the effect that they have with nouveau's firmware.
+//! FECS's firmware is not executed: its commands have the same effect as in nouveau's firmware.
 
 use crate::compute::{self, Compute};
 use crate::cx::Cx;
@@ -17,7 +17,7 @@ use nvspec::instance::graph_image;
 use nvspec::regs::fecs::{COMMAND_DATA, MAILBOX, NEXT, UCODE_INTR};
 use nvspec::regs::{fecs, fecs_command, pgraph, sm_trap};
 
-/// M2MF, compute, and the 2D and 3D classes. The latter support only the two methods that every class has. The work of
+/// M2MF, compute, and the 2D and 3D classes. The latter support only the two methods common to all classes. The work of
 /// one class completes before the next method of any class.
 pub(crate) struct GraphClasses {
     m2mf: M2mf,
@@ -88,7 +88,7 @@ impl Engine for GraphClasses {
     }
 }
 
-/// Raises PGRAPH's interrupt for a method that it could not execute.
+/// Raises PGRAPH's interrupt for a method that failed.
 pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) {
     use pgraph::INTR::{DATA_ERROR, ILLEGAL_CLASS, ILLEGAL_METHOD, TRAP};
     use pgraph::TRAPPED_ADDRESS::{METHOD, SUBCHANNEL};
@@ -114,7 +114,7 @@ pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) 
     tracing::debug!(%error, class, method = method.address, data = method.data, "PGRAPH trap");
 }
 
-/// Stores a warp's error in the registers of the first multiprocessor, where drivers read it, even if another
+/// Stores a warp error in the registers of the first multiprocessor, where drivers read it, even if another
 /// multiprocessor ran the block.
 fn warp_error(code: u32, cx: &mut Cx) {
     let mut set = |at: u32, bits: u32| cx.storage.poke(at, cx.storage.peek(at) | bits);
@@ -125,7 +125,7 @@ fn warp_error(code: u32, cx: &mut Cx) {
     cx.storage.poke(sm_trap::warp_error(0, 0), code);
 }
 
-/// Interrupts of PGRAPH that stop the execution of methods.
+/// PGRAPH interrupts that stop method execution.
 pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
     | pgraph::INTR::DATA_ERROR.mask()
     | pgraph::INTR::ILLEGAL_CLASS.mask()
@@ -134,8 +134,8 @@ pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
 /// Maximum number of entries in a context's register list.
 const MMIO_LIST_MAX: u32 = 256;
 
-/// Handles the loading of a context. The register list in the context's image must be written, through
-/// [`Cx::context_writes`], before the engine executes the channel's methods.
+/// Handles a context load. The register list in the context image must be written, through [`Cx::context_writes`],
+/// before the engine executes the channel's methods.
 pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
     let (EngineId::Graph, Some(resident)) = (slot.id, slot.resident) else { return };
     let mut session = cx.mmu.session(&cx.memory, &resident.space, Access::PRIVILEGED);
@@ -161,7 +161,7 @@ fn instance(register: u32) -> (Target, u64) {
     (Target::Vram, u64::from(COMMAND_DATA::ADDRESS.get(register)) << 12)
 }
 
-/// Returns the value of the register that shows the current context.
+/// Returns the value of the current-context register.
 pub(crate) fn current(fifo: &Fifo) -> u32 {
     fifo.slots[EngineId::Graph.index()].resident.map_or(0, |resident| {
         fecs::CURRENT::VALID.encode(1) | fecs::CURRENT::ADDRESS.encode((resident.instance.1 >> 12) as u32)
@@ -198,7 +198,7 @@ pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
             ready(cx);
         }
         _ => {
-            // The built-in firmware returns this code for an unknown command.
+            // The built-in firmware returns this code for unknown commands.
             const BAD_COMMAND: u32 = 1;
             cx.storage.poke(MAILBOX::at(5), BAD_COMMAND);
             cx.storage.poke(UCODE_INTR::OFFSET, cx.storage.peek(UCODE_INTR::OFFSET) | 1);
@@ -208,7 +208,7 @@ pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
     }
 }
 
-/// Handles FECS's context switch interrupt, which the driver raises: loads the context of the next channel, if any.
+/// Handles FECS's context switch interrupt, which the driver raises: loads the next channel's context, if any.
 pub(crate) fn fecs_switch(fifo: &mut Fifo, cx: &mut Cx) {
     let next = cx.storage.peek(NEXT::OFFSET);
     if fifo.slot(EngineId::Graph).condition != Condition::Down {

@@ -1,4 +1,4 @@
-//! Delivers the card's interrupt to the host, as MSI messages or as an INTx level.
+//! Delivers the card's interrupt to the host, as MSI or as an INTx level.
 
 use card::InterruptMode;
 use saved_state::Invalid;
@@ -16,22 +16,22 @@ pub(crate) struct SavedLine {
 pub(crate) struct Line {
     mode: Option<InterruptMode>,
     event: Option<EventFd>,
-    /// Level driven by PMC.
+    /// Level of PMC's line.
     level: bool,
-    /// Set if the card has sent an MSI and the driver has not re-armed it.
+    /// Set if the card has sent an MSI that the driver has not re-armed.
     unarmed: bool,
-    /// Set if the card has signalled the INTx level and the host has not unmasked it.
+    /// Set if the card has signalled INTx and the host has not unmasked it.
     masked: bool,
     signals: u64,
 }
 
 impl Line {
-    /// Sets the mode and the event of later signals.
+    /// Sets the mode and event for subsequent signals.
     pub(crate) fn connect(&mut self, mode: InterruptMode, event: Option<EventFd>) {
         self.mode = event.is_some().then_some(mode);
         self.event = event;
         self.masked = false;
-        // Send a message that became due while no event was connected. The level has not changed.
+        // Send a message that became due without a connected event. The level has not changed.
         self.update();
     }
 
@@ -41,7 +41,7 @@ impl Line {
         self.update();
     }
 
-    /// Permits the next MSI, at the driver's request.
+    /// Re-arms MSI, at the driver's request.
     pub(crate) fn rearm(&mut self) {
         self.unarmed = false;
         self.update();
@@ -76,17 +76,17 @@ impl Line {
             event: _,
             level,
             unarmed,
-            // A new connection permits the next INTx signal.
+            // A new connection unmasks INTx.
             masked: _,
             signals,
         } = self;
         SavedLine { level: *level, unarmed: *unarmed, signals: *signals }
     }
 
-    /// Restores the state into a newly created, disconnected line.
+    /// Restores the state to a newly created, disconnected line.
     pub(crate) fn restore(&mut self, saved: &SavedLine) -> Result<(), Invalid> {
         let SavedLine { level, unarmed, signals } = *saved;
-        Invalid::unless(signals <= 1 << 62, || "the card has sent too many interrupts".into())?;
+        Invalid::unless(signals <= 1 << 62, || "the number of sent interrupts is too large".into())?;
         *self = Self { level, unarmed, signals, ..Self::default() };
         Ok(())
     }

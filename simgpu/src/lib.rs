@@ -1,36 +1,36 @@
 //! A software GF100 that stock drivers accept: the default implementation of [`::card::Card`], without hardware.
 //!
-//! Parts, in the order in which an access reaches them:
-//! - `card`: [`SimGpu`], its [`Config`] and [`Counters`]; `thread`: does the card's own work
-//! - `gpu`: the map of BAR0; `blocks`: register blocks with behaviour; `storage`: registers without behaviour
+//! Modules, in the order in which an access reaches them:
+//! - `card`: [`SimGpu`], its [`Config`] and [`Counters`]; `thread`: performs the card's own work
+//! - `gpu`: the BAR0 map; `blocks`: register blocks with behaviour; `storage`: registers without behaviour
 //! - `aperture`: BAR1, BAR3 and PRAMIN; `interrupt`: MSI and INTx
-//! - `fifo`: channels, the runlist, PBDMAs, host methods, and the host's view of the engines
+//! - `fifo`: channels, the runlist, PBDMAs, host methods, and the engines as seen by the host
 //! - [`engines`]: executes methods; `compute`: grids of shader code; `graph`: the rest of PGRAPH, including FECS
 //! - [`memory`] and [`mmu`]: VRAM, host memory, page tables, TLBs
 //! - `clock`: PTIMER and the [`TimeModel`]; `faults`: injected [`Fault`]s; [`vbios`]: the ROM
 //!
-//! The card knows nothing about virtual machines, and enforces only the rules that the MMU of a real card enforces.
+//! The card is unaware of virtual machines, and enforces only the rules that a real card's MMU enforces.
 //!
 //! # Not modelled
 //! - 2D (0x902d) and 3D (0x9097), except binding an object, NOP and wait-for-idle: their other methods raise PGRAPH's
-//!   illegal-method interrupt. The compute features that are listed in `compute`. Video decoding, the display, and
-//!   their falcons are fused off.
-//! - Falcon code: the model does not execute uploaded code. PMU, FECS, GPCCS and the copy engines' falcons behave like
-//!   nouveau's own firmware, regardless of the uploaded code; without code, only the PMU works. FECS does not support
-//!   the commands of NVIDIA's firmware.
+//!   illegal-method interrupt. The compute features listed in `compute`. Video decoding, the display, and their falcons
+//!   are fused off.
+//! - Falcon code: uploaded code is not executed. PMU, FECS, GPCCS and the copy engines' falcons behave like nouveau's
+//!   own firmware, regardless of the uploaded code; without code, only the PMU works. FECS does not support the
+//!   commands of NVIDIA's firmware.
 //! - Contents of a PGRAPH context, except the methods of M2MF and compute: PGRAPH's state registers store values, but
-//!   are not saved and loaded.
-//! - Time slices in RAMFC (each slice is 2 ms), timeouts of acquires, and checksums of the push buffer.
+//!   are not part of the saved context.
+//! - RAMFC time slices (each slice is 2 ms), acquire timeouts, and push buffer checksums.
 //! - Bus errors: accesses to undeclared offsets are counted and read as `0xbad0da00`, but do not raise PBUS's fault
 //!   interrupt. The caller must merge byte accesses to registers into dwords.
-//! - Errors of the privileged ring, thermal events, GPIO, I2C; changed clocks and voltages do not change the speed.
-//! - Time within a copy: with a time model, up to 256 KiB of a copy may become visible early. Semaphores, interrupts
-//!   and the next method never become visible early.
-//! - Bus contention: each engine has the full rate, regardless of other engines and of CPUs.
-//! - Further features that [`mmu`], [`memory`] and [`engines`] list.
+//! - Privileged ring errors, thermal events, GPIO, I2C; changes of clocks and voltages do not affect speed.
+//! - Progress within a copy: with a time model, up to 256 KiB of a copy may become visible early. Semaphores,
+//!   interrupts and subsequent methods never become visible early.
+//! - Bus contention: each engine has the full bandwidth, regardless of other engines and CPUs.
+//! - Further features listed in [`mmu`], [`memory`] and [`engines`].
 //!
 //! # Lock order
-//! The card's state; then an aperture's mode; then the MMU's gate, a TLB set, or the table of host memory.
+//! The card's state; then an aperture's mode; then the MMU's gate, a TLB set, or the host memory table.
 //!
 //! Sources: envytools (`rnndb`, `hwdocs`), nouveau (Linux 6.1 and 6.12), and NVIDIA's published class and RAMFC
 //! headers. Unverified behaviour is marked `GUESS`.

@@ -1,20 +1,20 @@
-//! The card's memory bus and the memory on it: the card's own VRAM, and the host memory that is mapped for the card.
+//! The card's memory bus and its memory: VRAM, and the host memory that is mapped for the card.
 //!
-//! Parts:
-//! - [`Vram`]: one sparse mapping
+//! Modules:
+//! - [`Vram`]: a single sparse mapping
 //! - [`Sysmem`]: the table of I/O virtual addresses
-//! - [`Memory`]: both kinds of memory, with one address type
-//! - [`View`]: the same memory with the table locked, for many successive accesses
-//! - `posted`: writes in flight
+//! - [`Memory`]: both kinds of memory under one address type
+//! - [`View`]: the same memory with the table locked, for series of accesses
+//! - `posted`: posted writes in flight
 //! - `profile`: the engines' access counts per memory block; [`Touches`]: the order of their accesses
 //!
 //! All accesses are volatile, because other processes and CPUs write to the same memory. Aligned 32-bit and 64-bit
 //! accesses are atomic, as semaphores and page table entries require.
 //!
-//! An access that no memory answers is not an MMU fault: as on the bus, a read returns ones and a write is lost. The
-//! typed functions return [`BusError`]. A caller that ignores the error counts it with [`Memory::count_lost`].
+//! An access without a memory target is not an MMU fault: as on a real bus, a read returns all ones and a write is
+//! lost. The typed functions return [`BusError`]. Callers that ignore the error count it with [`Memory::count_lost`].
 //!
-//! Not modelled: caches (VRAM and host memory are always coherent), other cards' memory, and ECC.
+//! Not modelled: caches (VRAM and host memory are always coherent), peer memory, and ECC.
 
 mod log;
 mod posted;
@@ -41,14 +41,15 @@ pub use vram::{VRAM_MAX, VRAM_MIN, Vram, VramError};
 /// A byte address on the card's memory bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum BusAddr {
-    /// An address in the card's own memory.
+    /// An address in VRAM.
     Vram(VramAddr),
-    /// An I/O virtual address of host memory.
+    /// I/O virtual address of host memory.
     System(Iova),
 }
 
 impl BusAddr {
-    /// Returns the address in an instance block, directory or runlist register; `None` if the target is reserved.
+    /// Returns the bus address given by an instance block, directory or runlist register; `None` if the target is
+    /// reserved.
     #[must_use]
     pub const fn from_target(target: Target, address: u64) -> Option<Self> {
         match target {
@@ -58,7 +59,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns the address in a directory entry; `None` if the entry has no table.
+    /// Returns the bus address given by a directory entry; `None` if the entry has no table.
     #[must_use]
     pub const fn from_table(target: TableTarget, address: u64) -> Option<Self> {
         match target {
@@ -68,7 +69,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns the address in a page table entry; `None` for another card's memory.
+    /// Returns the bus address given by a page table entry; `None` for peer memory.
     #[must_use]
     pub const fn from_aperture(aperture: PteAperture, address: u64) -> Option<Self> {
         match aperture {
@@ -87,7 +88,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns the address plus `bytes`. The sum wraps.
+    /// Returns the address plus `bytes`, with wrap-around.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         match self {
@@ -106,13 +107,13 @@ impl std::fmt::Display for BusAddr {
     }
 }
 
-/// An access that no memory on the bus answers.
+/// A bus access without a memory target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BusError {
     /// Part of the range is beyond the end of VRAM.
-    #[error("{len:#x} bytes at VRAM {address} reach beyond the card's {size:#x} bytes")]
+    #[error("{len:#x} bytes at VRAM address {address} exceed the card's {size:#x} bytes")]
     BeyondVram {
-        /// First byte of the access.
+        /// Start address of the access.
         address: VramAddr,
         /// Length of the access in bytes.
         len: u64,
@@ -122,21 +123,21 @@ pub enum BusError {
     /// No host memory is mapped at this address.
     #[error("no host memory is mapped for the card at I/O virtual address {iova}")]
     Unmapped {
-        /// Address of the first byte that is not mapped.
+        /// Address of the first unmapped byte.
         iova: Iova,
     },
     /// The host memory at this address is mapped read-only.
     #[error("host memory at I/O virtual address {iova} is read-only for the card")]
     ReadOnly {
-        /// Address of the first byte that is not writable.
+        /// Address of the first read-only byte.
         iova: Iova,
     },
 }
 
-/// The card's own memory and the host memory mapped for it.
+/// The card's VRAM and the host memory mapped for it.
 #[derive(Debug)]
 pub struct Memory {
-    /// The card's own memory.
+    /// The card's VRAM.
     pub vram: Vram,
     /// The host memory mapped for the card.
     pub sysmem: Sysmem,
@@ -146,7 +147,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Creates a bus with `vram` and without host memory.
+    /// Creates a bus with `vram` and no host memory.
     #[must_use]
     pub fn new(vram: Vram) -> Self {
         Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), posted: Posted::default(), profile: None }
@@ -165,18 +166,19 @@ impl Memory {
         self.profile.as_ref().map(|(profile, _)| profile.read(reset))
     }
 
-    /// Returns true if access counts are enabled.
+    /// Returns true if access counting is enabled.
     pub(crate) fn is_profiled(&self) -> bool {
         self.profile.is_some()
     }
 
-    /// Returns the engines' accesses since the last call, in order, if enabled. The first call starts the recording.
+    /// Returns the engines' accesses since the last call, in order, if counting is enabled. The first call starts the
+    /// recording.
     #[must_use]
     pub fn take_touches(&self) -> Vec<Touches> {
         self.profile.as_ref().map_or_else(Vec::new, |(_, log)| log.take())
     }
 
-    /// Counts bytes that an engine has read from the page at `address`, or written to it if `write` is true.
+    /// Counts bytes that an engine read from the page at `address`, or wrote to it if `write` is true.
     pub(crate) fn count_moved(&self, address: BusAddr, bytes: u64, write: bool) {
         if let Some((profile, log)) = &self.profile {
             profile.add(address, bytes);
@@ -191,8 +193,8 @@ impl Memory {
         }
     }
 
-    /// Keeps writes to host memory in flight until a read of host memory, a flush or a full buffer completes them.
-    /// Without this, writes arrive immediately.
+    /// Keeps writes to host memory in flight until a read from host memory, a flush or a full buffer completes them.
+    /// Otherwise writes arrive immediately.
     pub(crate) fn hold_posted(&self, hold: bool) {
         self.posted.hold(hold);
         if !hold {
@@ -217,14 +219,14 @@ impl Memory {
         self.posted.clear();
     }
 
-    /// Returns a view for many accesses in a row. From the view's first access to host memory until its drop, no
-    /// mapping can be removed. During this time, do not call other functions of this `Memory` on the same thread.
+    /// Returns a view for a series of accesses. From the view's first access to host memory until its drop, no mapping
+    /// can be removed. Meanwhile, do not call other functions of this `Memory` on the same thread.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         View { memory: self, sysmem: OnceCell::new(), way: 0 }
     }
 
-    /// Returns a view for accesses by shaders, which have a separate path to host memory.
+    /// Returns a view for shader accesses, which have a separate path to host memory.
     pub(crate) fn view_of_shaders(&self) -> View<'_> {
         View { way: 1, ..self.view() }
     }
@@ -232,7 +234,7 @@ impl Memory {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers a part of the range. In this case, part of `data` may have been filled.
+    /// Returns [`BusError`] if part of the range has no memory target. In this case, `data` may be partially filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read(address, data),
@@ -243,7 +245,8 @@ impl Memory {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers a part of the range. The bytes before that part may then have been written.
+    /// Returns [`BusError`] if part of the range has no memory target. The bytes before that part may have been
+    /// written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.write(address, data),
@@ -251,10 +254,10 @@ impl Memory {
         }
     }
 
-    /// Reads 32 bits, in one access if aligned.
+    /// Reads 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn read32(&self, address: BusAddr) -> Result<u32, BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read32(address),
@@ -262,10 +265,10 @@ impl Memory {
         }
     }
 
-    /// Writes 32 bits, in one access if aligned.
+    /// Writes 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.write32(address, value),
@@ -273,47 +276,48 @@ impl Memory {
         }
     }
 
-    /// Reads 64 bits, in one access if aligned.
+    /// Reads 64 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn read64(&self, address: BusAddr) -> Result<u64, BusError> {
         self.view().read64(address)
     }
 
-    /// Copies `len` bytes in ascending order of addresses.
+    /// Copies `len` bytes in ascending address order.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers a part of either range. The bytes before that part may then have been copied.
+    /// Returns [`BusError`] if part of either range has no memory target. The bytes before that part may have been
+    /// copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         self.view().copy(from, to, len)
     }
 
-    /// Counts an unanswered access.
+    /// Counts an access without a memory target.
     pub fn count_lost(&self, error: BusError) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(%error, "bus access lost");
     }
 
-    /// Restores the number of lost accesses from the card of another process.
+    /// Restores the number of lost accesses from another process's card.
     pub(crate) fn set_lost(&self, lost: u64) {
         self.lost.store(lost, Ordering::Relaxed);
     }
 
-    /// Returns the number of accesses that no memory on the bus answered.
+    /// Returns the number of bus accesses without a memory target.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 }
 
-/// A view of [`Memory`] that keeps the table of host memory locked from the first access to host memory.
+/// A view of [`Memory`] that keeps the host memory table locked from the first access to host memory.
 #[derive(Debug)]
 pub struct View<'a> {
     memory: &'a Memory,
-    /// Locked at the first use, because most accesses are to VRAM.
+    /// Locked on first use, because most accesses are to VRAM.
     sysmem: OnceCell<SysmemView<'a>>,
-    /// Path that this view's writes to host memory use.
+    /// Path of this view's writes to host memory.
     way: usize,
 }
 
@@ -330,7 +334,7 @@ impl<'a> View<'a> {
         match address {
             BusAddr::Vram(address) => self.memory.vram.piece(address, len),
             BusAddr::System(iova) => {
-                // Accesses that read memory (reads and atomic operations) must follow the writes in flight.
+                // Accesses that read memory (reads and atomic operations) must not pass writes in flight.
                 self.push_own();
                 self.table().piece(iova, len, write)
             }
@@ -372,7 +376,7 @@ impl<'a> View<'a> {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers a part of the range. In this case, part of `data` may have been filled.
+    /// Returns [`BusError`] if part of the range has no memory target. In this case, `data` may be partially filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         let mut done = 0;
         while done < data.len() {
@@ -386,7 +390,8 @@ impl<'a> View<'a> {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers a part of the range. The bytes before that part may then have been written.
+    /// Returns [`BusError`] if part of the range has no memory target. The bytes before that part may have been
+    /// written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         if self.post(address, data) {
             return Ok(());
@@ -400,10 +405,10 @@ impl<'a> View<'a> {
         Ok(())
     }
 
-    /// Reads 32 bits, in one access if aligned.
+    /// Reads 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn read32(&self, address: BusAddr) -> Result<u32, BusError> {
         let piece = self.piece(address, 4, false)?;
         if let Ok(value) = piece.load::<u32>(0, Ordering::Acquire) {
@@ -414,10 +419,10 @@ impl<'a> View<'a> {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Writes 32 bits, in one access if aligned.
+    /// Writes 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
         if self.post(address, &value.to_le_bytes()) {
             return Ok(());
@@ -429,10 +434,10 @@ impl<'a> View<'a> {
         self.write(address, &value.to_le_bytes())
     }
 
-    /// Reads 64 bits, in one access if aligned.
+    /// Reads 64 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn read64(&self, address: BusAddr) -> Result<u64, BusError> {
         let piece = self.piece(address, 8, false)?;
         if let Ok(value) = piece.load::<u64>(0, Ordering::Acquire) {
@@ -443,10 +448,10 @@ impl<'a> View<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Replaces 32 bits with the result of `update`, in one access if aligned. Returns the old value.
+    /// Replaces 32 bits with the result of `update`, in a single access if aligned. Returns the old value.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn update32(&self, address: BusAddr, update: impl Fn(u32) -> u32) -> Result<u32, BusError> {
         let piece = self.piece(address, 4, true)?;
         if let Ok(word) = piece.get_atomic_ref::<AtomicU32>(0) {
@@ -458,10 +463,10 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
-    /// Replaces 64 bits with the result of `update`, in one access if aligned. Returns the old value.
+    /// Replaces 64 bits with the result of `update`, in a single access if aligned. Returns the old value.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn update64(&self, address: BusAddr, update: impl Fn(u64) -> u64) -> Result<u64, BusError> {
         let piece = self.piece(address, 8, true)?;
         if let Ok(word) = piece.get_atomic_ref::<AtomicU64>(0) {
@@ -473,11 +478,12 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
-    /// Copies `len` bytes in ascending order of addresses: where the ranges overlap, the copy reads bytes that it has
+    /// Copies `len` bytes in ascending address order: where the ranges overlap, the copy reads bytes that it has
     /// already written.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers a part of either range. The bytes before that part may then have been copied.
+    /// Returns [`BusError`] if part of either range has no memory target. The bytes before that part may have been
+    /// copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         let mut done = 0;
         if matches!(to, BusAddr::System(_)) && self.memory.posted.is_held() {
@@ -499,7 +505,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Copies as many bytes as the shorter slice has, in ascending order of addresses. Returns the number of copied bytes.
+/// Copies as many bytes as the shorter slice contains, in ascending order. Returns the number of copied bytes.
 fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>) -> usize {
     let len = source.len().min(target.len());
     let (first, second) = (source.ptr_guard().as_ptr() as usize, target.ptr_guard().as_ptr() as usize);
@@ -507,15 +513,15 @@ fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>
     if distance == 0 {
         return len;
     }
-    // The ranges do not overlap, or the target starts below the source, so a plain copy in ascending order is correct.
+    // The ranges do not overlap, or the target starts below the source, so a plain ascending copy is correct.
     if distance >= len {
         if let Ok(part) = source.subslice(0, len) {
             part.copy_to_volatile_slice(*target);
         }
         return len;
     }
-    // The target starts within the source, so the first `distance` bytes repeat. The length copied so far is a multiple
-    // of this period, so the next copy may be as long as all data before it.
+    // The target starts within the source, so the first `distance` bytes repeat. The copied length is a multiple of
+    // this period, so the next copy may cover all data before it.
     let mut done = 0;
     while done < len {
         let step = (done + distance).min(len - done);

@@ -1,24 +1,23 @@
-//! The card's MMU: translates GPU virtual addresses to addresses on the memory bus.
+//! The card's MMU: translates GPU virtual addresses to bus addresses.
 //!
-//! Parts:
-//! - [`AddressSpace`]: read from an instance block
+//! Modules and types:
+//! - [`AddressSpace`]: an address space, read from an instance block
 //! - [`walk`]: the page walker
-//! - [`tlb`]: keeps translations until they are flushed, so that a missing flush has an effect
+//! - [`tlb`]: caches translations until they are flushed, so that a missing flush has an effect
 //! - [`Session`]: a sequence of accesses through one address space
-//! - [`Mmu`]: combines these parts; the engines, the host and the apertures share it
+//! - [`Mmu`]: combines these, and is shared by the engines, the host and the apertures
 //!
-//! Guarantees: a flush returns only after all accesses that use old translations have ended, and accesses after the
-//! flush do not use these translations. Entries that fault are not cached.
+//! Guarantees: a flush returns only after all accesses that use old translations have ended, and later accesses do not
+//! use them. Faulting entries are not cached.
 //!
-//! Lock order: the flush gate, then either a TLB set or the table of host memory; no other lock is taken while one of
-//! the latter is held.
+//! Lock order: the flush gate, then either a TLB set or the host memory table, both of which are innermost.
 //!
 //! Not modelled:
 //! - 64 KiB large pages
-//! - flushing a page of only one size (the flush drops both sizes)
-//! - encrypted pages and other cards' memory (both fault)
-//! - compression (kinds that compress in VRAM contain plain data and need no tags)
-//! - the low-level byte order of a storage kind, which the card's MMU hides (here a page shows the same bytes through a
+//! - flushing a page of only one size (a flush drops both sizes)
+//! - encrypted pages and peer memory (both fault)
+//! - compression (compressible kinds store plain data and need no tags)
+//! - the byte permutation of a storage kind, which the card's MMU hides (here a page shows the same bytes through a
 //!   different kind)
 //! - the debug mode that redirects faults to a sink
 
@@ -39,13 +38,13 @@ pub use session::{CopyFault, Session};
 pub use tlb::TlbCounters;
 use tlb::{Tlb, TlbKey};
 
-/// An access that the MMU rejected. The caller adds the origin (unit, client, channel).
+/// An access rejected by the MMU. The caller adds the origin (unit, client, channel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MMU fault {reason:#x} at GPU virtual address {va}{}", if *write { ", a write" } else { "" })]
 pub struct MmuFault {
-    /// A reason in [`nvspec::mmu::fault`].
+    /// A fault reason in [`nvspec::mmu::fault`].
     pub reason: u32,
-    /// Address of the first byte that could not be accessed.
+    /// Address of the first inaccessible byte.
     pub va: GpuVa,
     /// Set for a write.
     pub write: bool,
@@ -56,7 +55,7 @@ pub struct MmuFault {
 pub enum Client {
     /// The TLB of the hub: host, copy engines, M2MF, apertures, and context switching.
     Hub,
-    /// The TLB of a graphics processing cluster: shaders and textures.
+    /// The TLB of a GPC: shaders and textures.
     Gpc,
 }
 
@@ -70,7 +69,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// An access that an engine or the host makes for a channel.
+    /// An access by an engine or the host for a channel.
     pub const USER: Self = Self { privileged: false, client: Client::Hub };
     /// An access by the apertures or by context switching.
     pub const PRIVILEGED: Self = Self { privileged: true, client: Client::Hub };
@@ -89,7 +88,8 @@ impl AddressSpace {
     /// Reads the address space from the instance block at `instance`.
     ///
     /// # Errors
-    /// [`fault::UNBOUND_INST`] at address 0, if the block cannot be read or the target of its directory is reserved.
+    /// Returns [`fault::UNBOUND_INST`] at address 0 if the block is unreadable or the target of its directory is
+    /// reserved.
     pub fn from_instance(memory: &Memory, instance: (Target, u64)) -> Result<Self, MmuFault> {
         let unbound = MmuFault { reason: fault::UNBOUND_INST, va: GpuVa(0), write: false };
         let block = BusAddr::from_target(instance.0, instance.1).ok_or(unbound)?;
@@ -110,7 +110,7 @@ impl AddressSpace {
 /// Result of translating a virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
-    /// The translated address on the bus.
+    /// The translated bus address.
     pub address: BusAddr,
     /// Number of bytes from that address to the end of the page, at least 1.
     pub bytes: u64,
@@ -118,7 +118,7 @@ pub struct Translation {
     pub kind: u8,
 }
 
-/// Selects the entries to drop in a flush.
+/// Selects the entries that a flush drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flush {
     /// Drop only translations of this directory; `None` for all directories.
@@ -132,7 +132,7 @@ pub struct Flush {
 /// The MMU. All functions may be called from any thread.
 #[derive(Debug, Default)]
 pub struct Mmu {
-    /// Accesses lock this gate for reading, and flushes lock it for writing.
+    /// Gate that accesses lock for reading, and flushes for writing.
     gate: RwLock<()>,
     hub: Tlb,
     gpc: Tlb,
@@ -152,18 +152,18 @@ impl Mmu {
         }
     }
 
-    /// Starts a session of accesses. Flushes, and removals of host memory, wait until the session ends. Keep the
-    /// session short (about 256 KiB of copying), and do not call other functions of this `Mmu` or of `memory` on the
-    /// same thread during the session.
+    /// Starts an access session. Flushes, and removals of host memory mappings, wait for its end. Keep the session
+    /// short (about 256 KiB of copying), and do not call other functions of this `Mmu` or of `memory` on the same
+    /// thread meanwhile.
     #[must_use]
     pub fn session<'a>(&'a self, memory: &'a Memory, space: &'a AddressSpace, access: Access) -> Session<'a> {
         Session::new(self, memory, space, access)
     }
 
-    /// Translates one address, for a read or for a write.
+    /// Translates one address for a read or a write.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page cannot be accessed.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn translate(
         &self,
         memory: &Memory,
@@ -178,7 +178,7 @@ impl Mmu {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page cannot be accessed. In this case, part of `data` may have been filled.
+    /// Returns [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled.
     pub fn read(
         &self,
         memory: &Memory,
@@ -193,7 +193,7 @@ impl Mmu {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have been written then.
+    /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written.
     pub fn write(
         &self,
         memory: &Memory,
@@ -205,18 +205,18 @@ impl Mmu {
         self.session(memory, space, access).write(va, data)
     }
 
-    /// Reads 32 bits, in one access if aligned.
+    /// Reads 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page cannot be accessed.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn read32(&self, memory: &Memory, space: &AddressSpace, va: GpuVa, access: Access) -> Result<u32, MmuFault> {
         self.session(memory, space, access).read32(va)
     }
 
-    /// Writes 32 bits, in one access if aligned.
+    /// Writes 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page cannot be accessed.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn write32(
         &self,
         memory: &Memory,
@@ -228,7 +228,7 @@ impl Mmu {
         self.session(memory, space, access).write32(va, value)
     }
 
-    /// Drops translations. After the function has returned, no access uses them.
+    /// Drops translations. Once the function returns, no access uses them.
     pub fn flush(&self, what: Flush) {
         let _gate = self.gate.write();
         self.hub.flush(what.directory, what.page);
@@ -237,7 +237,7 @@ impl Mmu {
         }
     }
 
-    /// Returns the numbers of hits, misses and flushes of a client's TLB.
+    /// Returns a client's TLB counters: hits, misses and flushes.
     #[must_use]
     pub fn counters(&self, client: Client) -> TlbCounters {
         self.tlb(client).counters()

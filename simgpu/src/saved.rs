@@ -1,9 +1,9 @@
 //! Saved state of a quiescent card. Its memory is handed over separately.
 //!
-//! [`SimGpu::halt`] takes every channel off the engines, as a preemption does, so that the state of all channels is in
-//! their contexts in memory. The card then does no work. The saved state contains the registers, the channel table, and
-//! other state that is not in memory. The state does not contain TLB entries, mappings of host memory, or the
-//! interrupt's event: the card's next user sets these up again.
+//! [`SimGpu::halt`] preempts every channel, so that the state of all channels is in their contexts in memory. The card
+//! then does no work. The saved state contains the registers, the channel table, and other state that is not in memory.
+//! It does not contain TLB entries, host memory mappings, or the interrupt event, which the card's next user sets up
+//! again.
 
 use crate::Config;
 use crate::aperture::Apertures;
@@ -29,7 +29,7 @@ pub struct SavedCard {
     boot0: u32,
     pub(crate) vram_bytes: u64,
     bars: [u64; 2],
-    /// All nonzero words: their byte offset in BAR0 and their value, in ascending order of offsets.
+    /// All nonzero dwords as pairs of BAR0 offset and value, in ascending order.
     pub(crate) storage: Vec<(u32, u32)>,
     pub(crate) fifo: SavedFifo,
     line: SavedLine,
@@ -49,8 +49,8 @@ first_version!(SavedCard, "simgpu");
 /// Reason why a card is not quiescent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotQuiescent {
-    /// An engine is working and cannot be interrupted. Its work may have ended when the caller tries again.
-    #[error("an engine of the software card is at work for channel {0:?}")]
+    /// An engine is busy and cannot be interrupted. Its work may have ended when the caller retries.
+    #[error("an engine of the software card is busy with channel {0:?}")]
     Working(Option<u8>),
     /// An engine has stopped on a fault or hangs, and must be reset first.
     #[error("engine {0} of the software card has stopped: reset it")]
@@ -58,7 +58,7 @@ pub enum NotQuiescent {
 }
 
 impl Gpu {
-    /// Takes all channels off the PBDMAs and engines, and stops the card's own work.
+    /// Removes all channels from the PBDMAs and engines, and stops the card's own work.
     pub(crate) fn halt(&mut self) -> Result<(), NotQuiescent> {
         self.fifo.clear_out(&mut self.cx)?;
         self.cx.memory.push_posted();
@@ -73,18 +73,18 @@ impl Gpu {
             chip,
             storage,
             memory,
-            // The TLBs are only caches and therefore not saved.
+            // Not saved: the TLBs are only caches.
             mmu: _,
-            // Derived from registers.
+            // Not saved: derived from registers.
             apertures: _,
-            // Derived from the channels.
+            // Not saved: derived from the channels.
             doorbells: _,
             clock,
-            // The time model is a setting and therefore not saved.
+            // Not saved: the time model is a setting.
             time: _,
             faults,
             undeclared,
-            // Not saved: this counter belongs to the current process.
+            // Not saved, because this counter is specific to the process.
             copied: _,
             context_writes,
         } = cx;
@@ -107,7 +107,7 @@ impl Gpu {
         })
     }
 
-    /// Restores the state into a new card, and leaves the card halted.
+    /// Restores the state to a new card, which remains halted.
     pub(crate) fn restore(&mut self, saved: SavedCard, config: &Config) -> Result<(), Invalid> {
         let SavedCard {
             boot0,
@@ -126,9 +126,9 @@ impl Gpu {
         } = saved;
         let own = (config.chip.boot0, self.cx.memory.vram.size(), [config.bar1_size, config.bar3_size]);
         Invalid::unless((boot0, vram_bytes, bars) == own, || {
-            format!("it is another card: {:x?}, and this one is {own:x?}", (boot0, vram_bytes, bars))
+            format!("the state belongs to a different card: {:x?}, and this one is {own:x?}", (boot0, vram_bytes, bars))
         })?;
-        Invalid::unless(context_writes.len() <= CONTEXT_WRITES_MAX, || "contexts name too many registers".into())?;
+        Invalid::unless(context_writes.len() <= CONTEXT_WRITES_MAX, || "contexts list too many registers".into())?;
         faults.check()?;
         undeclared.check()?;
         let cx = &mut self.cx;
@@ -147,7 +147,7 @@ impl Gpu {
     }
 }
 
-/// Sets the windows' mappings from the registers.
+/// Sets the window mappings from the registers.
 fn place_windows(apertures: &Apertures, storage: &Storage, memory: &crate::memory::Memory) {
     apertures.place_pramin(storage.peek(pbus::PRAMIN_WINDOW::OFFSET));
     apertures.bind(Aperture::Bar1, storage.peek(pbus::BAR1_BLOCK::OFFSET), memory);

@@ -1,4 +1,4 @@
-//! Contents of the registers without behaviour: a sparse image of BAR0. `nvspec` declares the registers' access modes.
+//! Contents of registers without behaviour: a sparse image of BAR0. `nvspec` declares the access modes.
 
 use nvspec::regs::{blocks, windows::BAR0_BYTES};
 use nvspec::{Access, RegInfo};
@@ -8,21 +8,21 @@ const PAGE_BYTES: u32 = 4096;
 const PAGE_WORDS: usize = (PAGE_BYTES / 4) as usize;
 const PAGES: usize = (BAR0_BYTES / PAGE_BYTES as u64) as usize;
 
-/// A word for every dword of BAR0. Pages that were never written use no memory and read as zero.
+/// One 32-bit word per BAR0 dword. Pages that were never written use no memory and read as zero.
 #[derive(Debug)]
 pub(crate) struct Storage {
     pages: Vec<Option<Box<[u32; PAGE_WORDS]>>>,
 }
 
 impl Storage {
-    /// Creates a storage in which all registers have their reset values.
+    /// Creates a storage with all registers at their reset values.
     pub(crate) fn new() -> Self {
         let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
         storage.reset();
         storage
     }
 
-    /// Returns the byte offsets and values of all nonzero words, in ascending order of offsets.
+    /// Returns the BAR0 offsets and values of all nonzero dwords, in ascending order.
     pub(crate) fn save(&self) -> Vec<(u32, u32)> {
         let Self { pages } = self;
         let pages = (0u32..).step_by(PAGE_BYTES as usize).zip(pages);
@@ -31,12 +31,12 @@ impl Storage {
         words.filter(|(_, value)| *value != 0).collect()
     }
 
-    /// Restores saved words. All other words are 0.
+    /// Restores saved dwords. All others are 0.
     pub(crate) fn restored(saved: &[(u32, u32)]) -> Result<Self, Invalid> {
         let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
         let words = saved.iter().all(|(at, _)| u64::from(*at) < BAR0_BYTES && at.is_multiple_of(4));
         Invalid::unless(words && ascend(saved.iter().map(|(at, _)| at)), || {
-            "registers are not in their order, or outside of BAR0".into()
+            "saved registers are out of order or outside of BAR0".into()
         })?;
         saved.iter().for_each(|(at, value)| storage.poke(*at, *value));
         Ok(storage)
@@ -48,7 +48,7 @@ impl Storage {
         self.reset_range(0, BAR0_BYTES as u32);
     }
 
-    /// Sets the registers in `first..end` to their reset values, and the other words in this range to zero. Both bounds
+    /// Sets the registers in `first..end` to their reset values, and the other dwords in the range to zero. Both bounds
     /// must be multiples of 4 KiB.
     pub(crate) fn reset_range(&mut self, first: u32, end: u32) {
         for page in first / PAGE_BYTES..end / PAGE_BYTES {
@@ -65,7 +65,7 @@ impl Storage {
         }
     }
 
-    /// Returns the word at `offset`, regardless of the register's access mode.
+    /// Returns the dword at `offset`, regardless of the register's access mode.
     pub(crate) fn peek(&self, offset: u32) -> u32 {
         match self.pages.get((offset / PAGE_BYTES) as usize) {
             Some(Some(page)) => page[(offset % PAGE_BYTES / 4) as usize],
@@ -73,7 +73,7 @@ impl Storage {
         }
     }
 
-    /// Replaces the word at `offset`, regardless of the register's access mode.
+    /// Replaces the dword at `offset`, regardless of the register's access mode.
     pub(crate) fn poke(&mut self, offset: u32, value: u32) {
         if let Some(slot) = self.pages.get_mut((offset / PAGE_BYTES) as usize) {
             let page = slot.get_or_insert_with(|| Box::new([0; PAGE_WORDS]));
@@ -81,7 +81,7 @@ impl Storage {
         }
     }
 
-    /// Returns the result of a CPU read of a register without behaviour.
+    /// Performs a CPU read of a register without behaviour.
     pub(crate) fn read(&self, info: &RegInfo, offset: u32) -> u32 {
         match info.access {
             Access::Wo => 0,
@@ -89,7 +89,7 @@ impl Storage {
         }
     }
 
-    /// Applies a CPU write to a register without behaviour.
+    /// Performs a CPU write to a register without behaviour.
     pub(crate) fn write(&mut self, info: &RegInfo, offset: u32, value: u32) {
         match info.access {
             Access::Rw | Access::Wo => self.poke(offset, value),

@@ -1,4 +1,4 @@
-//! Tests the whole card through its registers and apertures, with a small driver.
+//! Tests the whole card through its registers and apertures, using a small driver.
 
 mod ahead;
 mod channels;

@@ -1,6 +1,6 @@
 //! The card's own thread: a loop around [`Gpu::step`].
 //!
-//! Lock order: the card's state, then the alarm. A thread that changes state for which the scheduler may be waiting
+//! Lock order: the card's state, then the alarm. A thread that changes state on which the scheduler may be waiting
 //! calls [`Shared::wake`] after unlocking the state.
 
 use crate::aperture::Apertures;
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Niceness of the card's thread.
 const NICE: i32 = -10;
 
-/// State that the card's thread and its callers share.
+/// State shared between the card's thread and its callers.
 pub(crate) struct Shared {
     pub(crate) gpu: Mutex<Gpu>,
     pub(crate) apertures: Arc<Apertures>,
@@ -28,8 +28,8 @@ pub(crate) struct Shared {
 /// Alarm that wakes the card's thread. Callers of `wake` may hold any lock.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
-    /// Set if the state has changed since the thread last checked it. The flag is set before `called`, so that most
-    /// wakes need no lock.
+    /// Set if the state has changed since the thread last checked it. Set before `called`, so that most wakes need no
+    /// lock.
     changed: AtomicBool,
     called: Mutex<bool>,
     condition: Condvar,
@@ -75,7 +75,7 @@ impl Shared {
     }
 }
 
-/// The card's thread. The thread ends when this value is dropped.
+/// The card's thread, which ends when this value is dropped.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -102,11 +102,11 @@ impl Drop for Worker {
     }
 }
 
-/// Asks the host to prefer the card's thread to other threads, if permitted: real hardware does not wait for a CPU.
+/// Requests a higher priority for the card's thread, if permitted: real hardware does not wait for a CPU.
 fn run_first() {
     // `None` means the calling thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-        tracing::debug!(%error, "the software card's thread has no higher priority than others");
+        tracing::debug!(%error, "the software card's thread keeps its default priority");
     }
 }
 
@@ -117,7 +117,7 @@ fn run(shared: &Shared) {
         let mut gpu = shared.gpu.lock();
         let progress = gpu.step();
         let now = gpu.cx.clock.now();
-        // Before the next step, give the lock to a thread that waits for the state.
+        // Before the next step, hand the lock to a waiting thread.
         MutexGuard::unlock_fair(gpu);
         match progress {
             Progress::Ran => {}

@@ -1,7 +1,7 @@
-//! The card's VBIOS: an image with the tables that drivers read. Its only code is a return instruction.
+//! The card's VBIOS: an image with the tables that drivers parse. Its only code is a return instruction.
 //!
 //! Contents: the ROM header, the PCI data structure (PCIR), the BIOS information table (BIT) with entries for the
-//! version, the initialisation scripts (none) and the PLL limits, and a display configuration block (DCB) of version
+//! version, initialisation scripts (none) and the PLL limits, and a display configuration block (DCB) of version
 //! 4.0 without outputs. The sum of all bytes is 0 modulo 256.
 //!
 //! Not included: other x86 code; initialisation scripts; memory timings (drivers report an unknown memory type and keep
@@ -17,7 +17,7 @@ pub const IMAGE_BYTES: usize = 1024;
 const ROM_UNIT: usize = 512;
 
 const ROM_SIGNATURE: [u8; 2] = [0x55, 0xaa];
-/// Offset of the image's entry point. Firmware makes a far call to it, for any kind of image.
+/// Offset of the image's entry point. Firmware far-calls it in any kind of image.
 const ENTRY: usize = 3;
 const FAR_RETURN: u8 = 0xcb;
 const PCIR_POINTER: usize = 0x18;
@@ -52,12 +52,12 @@ const PLLS: [(u8, u32); 6] = [
     (0x07, pclock::PLL_MEM::at(56)),
     (0x0c, pclock::PLL_A::at(8)),
 ];
-/// Ranges of the oscillator's and of the input's frequency, in MHz.
+/// Oscillator and input frequency ranges in MHz.
 const PLL_RANGES_MHZ: [u16; 4] = [900, 2000, 12, 50];
-/// Minimum and maximum of the PLL factors M, N and P.
+/// Minimum and maximum values of the PLL factors M, N and P.
 const PLL_FACTORS: [u8; 6] = [1, 255, 8, 255, 1, 63];
 
-/// Returns the image for a card with the chip `chip`.
+/// Builds the image for a card with this chip.
 #[must_use]
 pub fn build(chip: &Chip) -> [u8; IMAGE_BYTES] {
     let mut image = Image([0; IMAGE_BYTES]);
@@ -124,7 +124,7 @@ impl Image {
 
 #[cfg(test)]
 mod tests {
-    //! Tests with an independent reader, which knows only the signatures and follows the pointers that it finds.
+    //! Tests with an independent reader, which knows only the signatures and follows pointers from there.
 
     use super::build;
     use nvspec::chip::GF100;

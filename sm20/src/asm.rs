@@ -1,7 +1,7 @@
-//! The assembler. The language is described in the repository's `docs/reference/sm20-assembly.md`.
+//! The assembler. Its language is described in the repository's `docs/reference/sm20-assembly.md`.
 //!
 //! The assembler makes two passes: the first splits the source into statements and assigns values to labels and
-//! constants; the second reads operands and encodes instructions.
+//! constants; the second parses operands and encodes instructions.
 
 mod cursor;
 mod directive;
@@ -23,21 +23,21 @@ use symbols::Symbols;
 pub struct Program {
     /// Kernels in source order.
     pub kernels: Vec<Kernel>,
-    /// The code, in 32-bit words; the low word of a 64-bit instruction comes first.
+    /// The code in 32-bit words. The low word of a 64-bit instruction comes first.
     pub words: Vec<u32>,
 }
 
 impl Program {
-    /// Returns the code as a GPU reads it from memory.
+    /// Returns the code as stored in GPU memory.
     pub fn bytes(&self) -> Vec<u8> {
         self.words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Creates a program from machine code, with a description of each kernel. The code is not decoded.
+    /// Creates a program from machine code and a description of each kernel. The code is not decoded.
     ///
     /// # Errors
     /// Returns an error if the code is not a whole number of instructions or is longer than 8 MiB, or if a kernel is
-    /// not within the code.
+    /// outside the code.
     pub fn from_raw(code: &[u8], kernels: Vec<Kernel>) -> Result<Self, String> {
         let (pairs, rest) = code.as_chunks::<8>();
         if !rest.is_empty() || code.len() > MAX_BYTES as usize {
@@ -62,35 +62,34 @@ impl Program {
     }
 }
 
-/// An entry point, and the resources of a launch. Sizes are in bytes.
+/// An entry point and its launch resources. Sizes are in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
-    /// Name, from `.kernel`.
+    /// Kernel name, from `.kernel`.
     pub name: String,
     /// Offset from the start of the code.
     pub entry_offset: u32,
     /// Size of the code, up to the next kernel.
     pub size: u32,
-    /// Number of registers of a thread: the value of `.registers`, or one more than the highest register that the
-    /// kernel's code uses.
-    pub registers: u32,
-    /// Size of a block's static shared memory: the value of `.shared`.
-    pub shared_bytes: u32,
-    /// Size of a thread's local memory, from `.local`.
-    pub local_bytes: u32,
-    /// Number of barriers of a block: the value of `.barriers`, or one more than the highest barrier that the code
+    /// Number of registers per thread: the value of `.registers`, or one more than the highest register that the code
     /// uses.
+    pub registers: u32,
+    /// Static shared memory per block: the value of `.shared`.
+    pub shared_bytes: u32,
+    /// Local memory per thread: the value of `.local`.
+    pub local_bytes: u32,
+    /// Number of barriers per block: the value of `.barriers`, or one more than the highest barrier that the code uses.
     pub barriers: u32,
-    /// Size of the parameters, from `.params`.
+    /// Total size of the parameters, from `.params`.
     pub params: u32,
-    /// Each parameter, if the source gives them.
+    /// The individual parameters, if the source lists them.
     pub parameters: Vec<Parameter>,
 }
 
-/// A parameter of a kernel.
+/// A kernel parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// Offset from the start of the parameters, in bytes.
+    /// Offset in bytes from the start of the parameters.
     pub offset: u32,
     /// Size in bytes.
     pub bytes: u32,
@@ -104,7 +103,7 @@ pub struct AsmError {
     pub line: u32,
     /// Column in characters, starting at 1.
     pub column: u32,
-    /// Text of the error.
+    /// Error message.
     pub message: String,
 }
 
@@ -114,7 +113,7 @@ const MAX_ERRORS: usize = 100;
 /// Maximum size of a program in bytes: the range of a relative branch.
 const MAX_BYTES: u32 = 8 << 20;
 
-/// Assembles a source text. All errors are reported, up to a hundred.
+/// Assembles a source text. Reports up to 100 errors.
 pub fn assemble(source: &str) -> Result<Program, Vec<AsmError>> {
     let mut errors = Vec::new();
     let lines = without_comments(source, &mut errors);
@@ -137,7 +136,7 @@ pub fn assemble(source: &str) -> Result<Program, Vec<AsmError>> {
     Ok(Program { kernels: kernels.into_iter().map(|draft| draft.kernel).collect(), words })
 }
 
-/// Second pass: emits the words of one item.
+/// Second pass: emits the words of an item.
 fn emit(item: &Item<'_>, symbols: &mut Symbols, kernels: &mut [Draft], words: &mut Vec<u32>) -> Result<(), Failure> {
     let mut cursor = item.cursor;
     match item.place {
@@ -164,7 +163,7 @@ fn emit(item: &Item<'_>, symbols: &mut Symbols, kernels: &mut [Draft], words: &m
     Ok(())
 }
 
-/// Unguarded NOP and NOP.E32.
+/// Encoding of unguarded NOP and NOP.E32.
 const NOP: u64 = 0x4000_0000_0000_1de4;
 const SHORT_NOP: u64 = 0x0000_1c08;
 
@@ -176,7 +175,7 @@ fn push(words: &mut Vec<u32>, value: u64, form: Form) {
     }
 }
 
-/// Counts the registers and barriers of a kernel, or checks them against its declarations.
+/// Counts a kernel's registers and barriers, or checks them against its declarations.
 fn note(instruction: &Instruction, draft: &mut Draft) -> Result<(), String> {
     let mut registers = 0;
     instruction.op.registers(|register, count| {

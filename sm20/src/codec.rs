@@ -1,9 +1,9 @@
 //! Conversion between machine words and instructions, with one table for both directions.
 //!
 //! In a 64-bit word, the lowest four bits are the type, and the highest six bits (five in most types) are the opcode.
-//! All instructions except control instructions have these bits in common: bit 4 is the join flag, bits 10 to 13 are
-//! the guard, bits 14 to 19 the destination, bits 20 to 25 the first operand, bits 26 to 47 the second, and bits 49 to
-//! 54 the third.
+//! All instructions except control instructions share these fields: bit 4 is the join flag, bits 10 to 13 the guard,
+//! bits 14 to 19 the destination, bits 20 to 25 the first operand, bits 26 to 47 the second, and bits 49 to 54 the
+//! third.
 
 mod address;
 mod bits;
@@ -37,29 +37,29 @@ pub enum DecodeError {
     /// No encoding has this type and opcode.
     #[error("{word:#x} is not an instruction")]
     Opcode {
-        /// The word.
+        /// The undecodable word.
         word: u64,
     },
-    /// Bits are set that do not belong to any field of the encoding.
+    /// Bits outside all fields of the encoding are set.
     #[error("{word:#x}: {name} with reserved bits {bits:#x} set")]
     Reserved {
-        /// The word.
+        /// The undecodable word.
         word: u64,
-        /// The operation.
+        /// Name of the operation.
         name: &'static str,
-        /// The reserved bits that are set.
+        /// Reserved bits that are set.
         bits: u64,
     },
-    /// A field has a value without meaning.
+    /// A field has an undefined value.
     #[error("{word:#x}: {name}, {field}: {why}")]
     Field {
-        /// The word.
+        /// The undecodable word.
         word: u64,
-        /// The operation.
+        /// Name of the operation.
         name: &'static str,
-        /// The field, or fields that are encoded together.
+        /// The field, or fields encoded together.
         field: &'static str,
-        /// Reason.
+        /// Reason for the error.
         why: &'static str,
     },
 }
@@ -70,22 +70,22 @@ pub enum EncodeError {
     /// The operation has no 32-bit encoding.
     #[error("{name} has no 32-bit encoding")]
     NoShortForm {
-        /// The operation.
+        /// Name of the operation.
         name: &'static str,
     },
-    /// A field of the operation's first encoding does not fit.
+    /// A value does not fit a field of the operation's first encoding.
     #[error("{name}, {field}: {why}")]
     Field {
-        /// The operation.
+        /// Name of the operation.
         name: &'static str,
-        /// The field, or fields that are encoded together.
+        /// The field, or fields encoded together.
         field: &'static str,
-        /// Reason.
+        /// Reason for the error.
         why: &'static str,
     },
 }
 
-/// Bit 3 distinguishes 32-bit from 64-bit encodings.
+/// Bit that is set in 32-bit and clear in 64-bit encodings.
 const SHORT_FORM_BIT: u64 = 8;
 const JOIN: Flag = Flag(4);
 const GUARD: PredOp = PredOp { at: 10, not: 13 };
@@ -104,7 +104,7 @@ const LONG_TABLES: [&[Row]; 10] = [
 ];
 const SHORT_TABLES: [&[Row]; 3] = [short::ROWS, short::UNGUARDED, short::GUARDLESS];
 
-/// Rows of an operation's family that may match a word with these key bits.
+/// Table rows that may match a word with a given key.
 struct Index {
     rows: Vec<Vec<&'static Row>>,
     key: fn(u64) -> u64,
@@ -130,12 +130,12 @@ static LONG_INDEX: LazyLock<Index> =
     LazyLock::new(|| Index::new(&LONG_TABLES, 9, |word| word & 7 | bits::take(word, 58, 6).wrapping_shl(3)));
 static SHORT_INDEX: LazyLock<Index> = LazyLock::new(|| Index::new(&SHORT_TABLES, 8, |word| word & 0xff));
 
-/// Returns the size in bytes, 4 or 8, of the instruction that starts with these 32 bits.
+/// Returns the size in bytes (4 or 8) of the instruction that starts with this 32-bit word.
 pub const fn size(first: u32) -> u32 {
     if first & 8 != 0 { 4 } else { 8 }
 }
 
-/// Decodes the instruction in a word; a 32-bit encoding must be zero-extended.
+/// Decodes the instruction in a word. A 32-bit encoding must be zero-extended.
 pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
     let short = word & SHORT_FORM_BIT != 0;
     if short && bits::take(word, 32, 32) != 0 {
@@ -158,8 +158,8 @@ pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
     Ok(Instruction { guard, join, form, op })
 }
 
-/// Encodes an instruction, zero-extended if it is short. The encoding of a result of [`decode`] is the decoded word,
-/// except that a guard that the hardware ignores is written as 0.
+/// Encodes an instruction, zero-extended if it is short. Encoding the result of [`decode`] yields the decoded word,
+/// except that a guard that the hardware ignores becomes 0.
 pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     let op = &instruction.op;
     if let Op::Unsupported { name, word } = *op {
@@ -175,7 +175,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
         Form::Long => &LONG_TABLES,
         Form::Short => &SHORT_TABLES,
     };
-    // If none of the encodings fits, report the error of the first encoding, which is the most common.
+    // If no encoding fits, report the error of the first one, which is the most common.
     let mut first = None;
     for row in tables.iter().flat_map(|table| table.iter()) {
         let Some(result) = (row.encode)(op) else { continue };
@@ -187,7 +187,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     Err(first.map_or(EncodeError::NoShortForm { name }, error))
 }
 
-/// Returns the bits of a word that are significant in an encoding.
+/// Returns the significant bits of a word in an encoding.
 fn covered(row: &Row) -> u64 {
     let (fields, _) = (row.fields)();
     let guard = if row.guarding == Guarding::Absent { 0 } else { GUARD.mask() };
@@ -232,7 +232,7 @@ fn unsupported(word: u64, form: Form) -> Option<Instruction> {
     Some(Instruction { guard, join: false, form, op: Op::Unsupported { name, word } })
 }
 
-/// Checks conditions on several fields.
+/// Checks conditions that involve several fields.
 fn check(op: &Op) -> Result<(), FieldError> {
     convert::check(op)?;
     memory::check(op)

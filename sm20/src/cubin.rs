@@ -1,12 +1,12 @@
-//! Cubins: ELF files with kernels for sm_20, as NVIDIA's compilers up to CUDA 8 write them.
+//! Cubins: ELF files with kernels for sm_20, as produced by NVIDIA's compilers up to CUDA 8.
 //!
-//! Sources: the ELF files themselves, as `cuobjdump` and `readelf` print them, and the loader of the published Gdev. A
+//! Sources: the ELF files themselves, as printed by `cuobjdump` and `readelf`, and the loader of the published Gdev. A
 //! kernel has these sections: `.text.NAME` (the number of registers is in bits 31:24 of `sh_info`, the number of
 //! barriers in bits 26:20 of `sh_flags`), `.nv.info.NAME` with attributes, and `.nv.shared.NAME` and `.nv.local.NAME`,
 //! of which only the sizes are used.
 //!
-//! A cubin is rejected if it contains anything that a [`Program`] cannot describe: its own constants, global variables,
-//! or relocations.
+//! A cubin is rejected if it contains anything that a [`Program`] cannot represent: its own constants, global
+//! variables, or relocations.
 
 use object::elf::{FileHeader32, FileHeader64, SHT_REL, SHT_RELA};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable};
@@ -16,23 +16,23 @@ use crate::{Kernel, Parameter, Program};
 
 /// Value of `e_machine`: NVIDIA CUDA.
 const EM_CUDA: u16 = 190;
-/// Bits of `e_flags` with the number of the architecture.
+/// `e_flags` bits with the architecture number.
 const FLAGS_SM: u32 = 0xff;
-/// The supported architectures.
+/// Supported architectures.
 const ARCHITECTURES: [u32; 2] = [20, 21];
-/// Offset of parameters in constant bank 0.
+/// Offset of the parameters in constant bank 0.
 const PARAMETERS_OFFSET: u16 = 0x20;
-/// Maximum number of kernels of a cubin.
+/// Maximum number of kernels in a cubin.
 const MAX_KERNELS: usize = 4096;
-/// Attribute whose value is the symbol, and the offset and size of the parameters in constant bank 0.
+/// Attribute with the symbol, and the offset and size of the parameters in constant bank 0.
 const PARAM_CBANK: u8 = 0x0a;
 /// Attribute of one parameter: the symbol, the parameter's number and offset, and flags with the size in bits 31:18.
 const KPARAM_INFO: u8 = 0x17;
-/// Format of an attribute whose value has two bytes.
+/// Format of an attribute with a two-byte value.
 const FORMAT_HALF: u8 = 0x03;
-/// Format of an attribute that contains the size of its value in bytes.
+/// Format of an attribute that includes the size of its value in bytes.
 const FORMAT_SIZED: u8 = 0x04;
-/// Attribute whose value is the size of the parameters.
+/// Attribute with the size of the parameters.
 const CBANK_PARAM_SIZE: u8 = 0x19;
 
 /// Returns true if `data` is an ELF file.
@@ -40,8 +40,8 @@ pub fn is_elf(data: &[u8]) -> bool {
     data.starts_with(b"\x7fELF")
 }
 
-/// Returns the length of a cubin in bytes, from its first 64 bytes. The length is the end of the last table, because
-/// compilers write the tables after all sections.
+/// Returns the length of a cubin in bytes, based on its first 64 bytes. The length is the end of the last table,
+/// because compilers write the tables after all sections.
 pub fn length(header: &[u8]) -> Option<usize> {
     match FileKind::parse(header).ok()? {
         FileKind::Elf32 => tables_end::<FileHeader32<Endianness>>(header),
@@ -62,8 +62,8 @@ fn tables_end<E: FileHeader<Endian = Endianness>>(header: &[u8]) -> Option<usize
 /// Reads a cubin.
 ///
 /// # Errors
-/// Returns an error if the file is damaged, is for another architecture, or contains anything that a [`Program`] cannot
-/// describe.
+/// Returns an error if the file is corrupt, is for a different architecture, or contains anything that a [`Program`]
+/// cannot represent.
 pub fn read(data: &[u8]) -> Result<Program, String> {
     match FileKind::parse(data).map_err(|error| format!("not a cubin: {error}"))? {
         FileKind::Elf32 => read_class::<FileHeader32<Endianness>>(data),
@@ -156,7 +156,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Cubin<'a, E> {
         u32::try_from(bytes).map_err(|_| format!("section {name} has {bytes} bytes"))
     }
 
-    /// Returns the size of a kernel's parameters in bytes, and the list of the parameters.
+    /// Returns the size of a kernel's parameters in bytes, and the list of parameters.
     fn parameters(&self, kernel: &str) -> Result<(u32, Vec<Parameter>), String> {
         let name = format!(".nv.info.{kernel}");
         let Some((_, section)) = self.sections.section_by_name(self.endian, name.as_bytes()) else {

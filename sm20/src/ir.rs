@@ -17,19 +17,19 @@ pub use operand::{
 
 pub(crate) use code::Code;
 
-/// One instruction, in the form that an interpreter executes.
+/// An instruction in the form that an interpreter executes.
 ///
-/// Lanes whose guard is true execute the instruction. For control instructions, the condition-code test in the
+/// Lanes whose guard is true execute the instruction. For control instructions, the condition code test in the
 /// operation must also be true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Instruction {
-    /// Predicate of each lane. Lanes for which the predicate is false skip the operation. Always
-    /// [`PredicateOperand::TRUE`] for operations that the hardware never guards, such as SSY, PBK and CAL.
+    /// Predicate of each lane. Lanes whose predicate is false skip the operation. Always [`PredicateOperand::TRUE`] for
+    /// operations that the hardware never guards, such as SSY, PBK and CAL.
     pub guard: PredicateOperand,
     /// `.S`: after the operation, the warp reconverges at the innermost SSY entry of its divergence stack, as if it had
     /// branched there. This depends only on the guard.
     pub join: bool,
-    /// Form of the instruction's encoding.
+    /// Form of the encoding.
     pub form: Form,
     /// The operation.
     pub op: Op,
@@ -50,8 +50,7 @@ impl Instruction {
     }
 }
 
-/// The two sizes of encodings. Both sizes can be mixed freely, because bit 3 of an instruction's first word
-/// distinguishes them.
+/// The two encoding sizes, which can be mixed freely, because bit 3 of an instruction's first word distinguishes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Form {
     /// 64 bits.

@@ -1,17 +1,16 @@
 //! Fermi's shader instruction set (NVIDIA's sm_20): decoder, encoder, assembler, disassembler.
 //!
 //! - [`decode`] and [`encode`] convert machine words to [`Instruction`] and back. Both use one table of encodings in
-//!   `codec`, which has one file for each family. Decoding is strict: a set bit that does not belong to a field of the
-//!   encoding is an error, so that [`encode`] restores every decoded word.
-//! - [`assemble`] and `Display` of [`Instruction`] convert text to a [`Program`] and back; `syntax` has one description
-//!   of each operation's suffixes and operands for both. The language is described in
-//!   `docs/reference/sm20-assembly.md`.
+//!   `codec`, which has one module per family. Decoding is strict: a set bit outside all fields of the encoding is an
+//!   error, so [`encode`] restores every decoded word.
+//! - [`assemble`] and `Display` of [`Instruction`] convert text to a [`Program`] and back. `syntax` describes each
+//!   operation's suffixes and operands for both. The language is described in `docs/reference/sm20-assembly.md`.
 //! - [`cubin`] reads kernels from NVIDIA's ELF files.
 //!
-//! No input causes a panic, and the time and memory for an input are at most linear in its length. This crate does not
+//! No input causes a panic, and time and memory are at most linear in the length of the input. This crate does not
 //! contain the semantics of operations.
 //!
-//! Facts come from the public GF100 tables of envytools and from Mesa's compiler for the same hardware; mnemonics are
+//! Facts are from the public GF100 tables of envytools and from Mesa's compiler for the same hardware; mnemonics are
 //! NVIDIA's own.
 
 #![forbid(unsafe_code)]
@@ -33,7 +32,7 @@ pub use asm::{AsmError, Kernel, Parameter, Program, assemble};
 pub use codec::{DecodeError, EncodeError, decode, encode, size};
 pub use ir::*;
 
-/// Reads a program in any form: a cubin, or a source text, which may end with zeros.
+/// Reads a program in any form: a cubin, or a source text, which may have trailing zeros.
 ///
 /// # Errors
 /// Returns an error if the cubin is rejected or the text does not assemble. For a source text, the message contains the

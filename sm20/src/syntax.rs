@@ -1,5 +1,5 @@
-//! Syntax of instructions: one description of each operation's suffixes and operands, which the disassembler, the
-//! assembler and the register count share.
+//! Syntax of instructions: one description of each operation's suffixes and operands, shared by the disassembler, the
+//! assembler and the register count.
 
 mod arithmetic;
 mod flow;
@@ -8,16 +8,16 @@ mod registers;
 
 use crate::ir::*;
 
-/// Kind of an operand's value. The kind determines the text of an immediate and the number of registers.
+/// Kind of an operand's value, which determines the text of an immediate and the number of registers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// 32-bit integer or bits.
     Int,
-    /// 64-bit integer in a pair.
+    /// 64-bit integer in a register pair.
     Long,
     /// Single precision.
     Float,
-    /// Double precision in a pair.
+    /// Double precision in a register pair.
     Double,
 }
 
@@ -31,7 +31,7 @@ impl Kind {
     }
 }
 
-/// A prefix that an operand may have.
+/// A prefix of an operand.
 #[derive(Clone, Copy)]
 pub(crate) enum Sign {
     /// `-`
@@ -40,22 +40,21 @@ pub(crate) enum Sign {
     Invert,
 }
 
-/// A visitor of an instruction's suffixes and operands, in the order in which they are written. The visitor reads or
-/// sets them.
+/// A visitor of an instruction's suffixes and operands, in written order. The visitor reads or sets them.
 pub(crate) trait Visitor {
-    /// Error of a writer or reader.
+    /// Error of a reader or writer.
     type Error;
 
     /// Visits a suffix that is present if the value is true.
     fn flag(&mut self, name: &'static str, value: &mut bool) -> Result<(), Self::Error>;
 
-    /// Visits a suffix that is one of a modifier's names; the default may be omitted, but is written if `shown` is set.
+    /// Visits a suffix that is one of a modifier's names. The default may be omitted, but is written if `shown` is set.
     fn code<T: Code>(&mut self, value: &mut T, shown: bool) -> Result<(), Self::Error>;
 
-    /// Visits a suffix that is one of a modifier's names, and must be present.
+    /// Visits a mandatory suffix that is one of a modifier's names.
     fn required<T: Code>(&mut self, value: &mut T) -> Result<(), Self::Error>;
 
-    /// Visits the two suffixes for the signedness of a multiplication's operands, unless both are signed.
+    /// Visits the two signedness suffixes of a multiplication's operands, unless both are signed.
     fn signs(&mut self, a: &mut bool, b: &mut bool) -> Result<(), Self::Error>;
 
     /// Visits a destination of `count` registers, with `.CC` if present.
@@ -64,10 +63,10 @@ pub(crate) trait Visitor {
     /// Visits a register that starts a group of `count` registers.
     fn reg(&mut self, register: &mut Register, count: u8) -> Result<(), Self::Error>;
 
-    /// Visits a predicate that is written.
+    /// Visits a destination predicate.
     fn pred(&mut self, predicate: &mut Predicate) -> Result<(), Self::Error>;
 
-    /// Visits a predicate that is read. A `last` operand may be omitted if it is PT.
+    /// Visits a source predicate. A `last` operand may be omitted if it is PT.
     fn pred_op(&mut self, predicate: &mut PredicateOperand, last: bool) -> Result<(), Self::Error>;
 
     /// Visits a register, constant or immediate.
@@ -85,10 +84,10 @@ pub(crate) trait Visitor {
     /// Visits `c[bank][R0+0x10]`.
     fn constant(&mut self, bank: &mut u8, base: &mut Register, offset: &mut i16) -> Result<(), Self::Error>;
 
-    /// Visits a number. A number that has a default may be omitted at the end.
+    /// Visits a number. A trailing number with a default may be omitted.
     fn number(&mut self, value: &mut u32, default: Option<u32>) -> Result<(), Self::Error>;
 
-    /// Visits a fixed word.
+    /// Visits a fixed keyword.
     fn word(&mut self, word: &'static str) -> Result<(), Self::Error>;
 
     /// Visits a special register.
@@ -100,7 +99,7 @@ pub(crate) trait Visitor {
     /// Visits a test such as `CC.LT`, which may be omitted if it is CC.T.
     fn test(&mut self, test: &mut CcTest) -> Result<(), Self::Error>;
 
-    /// Visits the number or the count of a barrier; the count may be omitted if it is RZ.
+    /// Visits a barrier number or count. A count may be omitted if it is RZ.
     fn barrier(&mut self, operand: &mut BarrierOperand, last: bool) -> Result<(), Self::Error>;
 
     /// Returns an error for a value that was read.
@@ -123,7 +122,7 @@ fn unless<V: Visitor>(v: &mut V, name: &'static str, value: &mut bool) -> Result
     Ok(())
 }
 
-/// Visits a number of one byte.
+/// Visits a one-byte number.
 fn small<V: Visitor>(v: &mut V, value: &mut u8, default: Option<u32>) -> Result<(), V::Error> {
     let mut wide = u32::from(*value);
     v.number(&mut wide, default)?;

@@ -1,12 +1,12 @@
-//! The timers of a CUDA card's owner, in one table.
+//! All timers of a CUDA card's owner.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// A time after which the owner acts differently.
+/// A time at which the owner's behaviour changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Deadline {
-    /// Processes of an earlier owner are no longer expected.
+    /// Processes of an earlier owner are no longer expected to reconnect.
     Reconnection,
     /// Responses about empty chunks are no longer expected.
     Reclaims,
@@ -31,19 +31,19 @@ impl Deadline {
     }
 }
 
-/// Deadlines, each with its time in ns of the core's clock.
+/// Deadlines with their times, in ns of the core's clock.
 #[derive(Debug, Default)]
 pub struct Deadlines {
     at: BTreeMap<Deadline, u64>,
 }
 
 impl Deadlines {
-    /// Sets a deadline, replacing its earlier time.
+    /// Sets a deadline, replacing its previous time.
     pub fn set(&mut self, deadline: Deadline, at: u64) {
         self.at.insert(deadline, at);
     }
 
-    /// Sets a deadline, unless it already has a later time.
+    /// Sets a deadline unless it already has a later time.
     pub fn postpone(&mut self, deadline: Deadline, at: u64) {
         let set = self.at.entry(deadline).or_insert(at);
         *set = at.max(*set);
@@ -64,12 +64,12 @@ impl Deadlines {
         self.remaining(deadline, now) > 0
     }
 
-    /// Returns the time in ns until a deadline; 0 if the deadline has passed or is not set.
+    /// Returns the time in ns until a deadline; 0 if it has passed or is not set.
     pub fn remaining(&self, deadline: Deadline, now: u64) -> u64 {
         self.at.get(&deadline).map_or(0, |at| at.saturating_sub(now))
     }
 
-    /// Removes a deadline that has passed. Returns true if the deadline had passed.
+    /// Removes a deadline that has passed. Returns true if it had passed.
     pub fn take(&mut self, deadline: Deadline, now: u64) -> bool {
         let has_passed = self.at.get(&deadline).is_some_and(|at| *at <= now);
         has_passed && self.at.remove(&deadline).is_some()

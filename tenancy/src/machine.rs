@@ -1,4 +1,4 @@
-//! Memory of a card as one state machine: the tenants whose memory is on the card, and the moves in progress.
+//! A card's memory as one state machine: the tenants whose memory is on the card, and the moves in progress.
 
 use crate::relocation::Relocations;
 use crate::{Holds, Residency, Standing, Wait};
@@ -6,7 +6,7 @@ use sched::{Scheduler, VgpuParams};
 use std::fmt::Debug;
 use vram::{ChunkTable, Mode, TenantId};
 
-/// Memory of a card. `U` identifies users of memory, `P` pieces of memory.
+/// A card's memory. `U` identifies users of memory, `P` backing memory.
 #[derive(Debug)]
 pub struct Machine<U, P> {
     /// Decides which tenants' memory is on the card.
@@ -16,13 +16,13 @@ pub struct Machine<U, P> {
 }
 
 impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
-    /// Returns true if a tenant gets no time because its memory moves or it waits for its quantum.
+    /// Returns true if a tenant gets no time because its memory is moving or it waits for its quantum.
     #[must_use]
     pub fn is_paused(&self, tenant: TenantId) -> bool {
         self.residency.is_held(tenant) || self.relocations.is_moving(tenant)
     }
 
-    /// Ends a round of plans. If no memory moves, begins the quantum for which memory was moved. For `fixed`, see
+    /// Ends a planning round. If no memory is moving, starts the quantum for which memory was moved. For `fixed`, see
     /// [`Residency::is_still`].
     pub fn round_ended(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         if self.relocations.is_idle() {
@@ -32,7 +32,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         Holds::new()
     }
 
-    /// Returns the time in ns until the next round of plans if no event comes first; `None` if only events cause moves.
+    /// Returns the time in ns until the next planning round if no event comes first; `None` if only events cause moves.
     #[must_use]
     pub fn next_round_ns(&self, table: &ChunkTable) -> Option<u64> {
         let (residency, mut tenants) = (&self.residency, table.vms());
@@ -44,7 +44,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
     }
 
     /// Returns the tenants whose settings for the competition for time must change, with the new settings; `None`
-    /// stands for their own settings. See [`Residency::competing`].
+    /// restores their own settings. See [`Residency::competing`].
     #[must_use]
     pub fn changed_competitors(&self, scheduler: &Scheduler) -> Vec<(TenantId, Option<VgpuParams>)> {
         let own = |tenant| scheduler.params(tenant).copied();
@@ -88,7 +88,7 @@ mod tests {
         (table, Machine { residency, relocations: Relocations::new(limits) })
     }
 
-    /// Begins to move a chunk of a tenant.
+    /// Starts moving a chunk of a tenant.
     fn begin(machine: &mut Machine<TenantId, u32>, table: &ChunkTable, tenant: TenantId) {
         let user = User { id: tenant, tenant, run_limit_ns: None };
         let chunk = Chunk { id: None, tenant, index: 0, position: 0, from: 1, to: 2 };
@@ -100,9 +100,9 @@ mod tests {
     fn quantum_does_not_begin_while_any_memory_moves() {
         let (table, mut machine) = two(Mode::Forced);
         let holds = machine.residency.tick(&table, 0, |_| 100, None);
-        assert_eq!(holds, [(ONE, true), (TWO, true)], "memory moves for the quantum");
+        assert_eq!(holds, [(ONE, true), (TWO, true)], "memory is moving for the quantum");
         let _ = machine.residency.plan(&table, 0, Demand::default());
-        // An operator moves memory of the other tenant.
+        // An operator moves the other tenant's memory.
         begin(&mut machine, &table, TWO);
         assert_eq!(machine.round_ended(&table, MS, None), []);
         assert!(machine.residency.is_loading() && machine.is_paused(ONE) && machine.is_paused(TWO));
@@ -121,10 +121,10 @@ mod tests {
         table.commit_move(moves.id);
         assert_eq!(machine.next_round_ns(&table), Some(interval), "evicted memory may return");
         let (table, machine) = two(Mode::Forced);
-        assert_eq!(machine.next_round_ns(&table), Some(interval), "quanta begin without pressure");
+        assert_eq!(machine.next_round_ns(&table), Some(interval), "quanta start without pressure");
         let (table, mut machine) = two(Mode::Auto);
         begin(&mut machine, &table, ONE);
-        assert_eq!(machine.next_round_ns(&table), Some(interval), "answers may be overdue");
+        assert_eq!(machine.next_round_ns(&table), Some(interval), "responses may be overdue");
     }
 
     #[test]

@@ -5,38 +5,39 @@
 //! ```
 //!
 //! A *user* of memory maps chunks, and is quiesced while they move: it is a process of a CUDA tenant, or a VM. A user
-//! has one order at a time, which consists of several batches: while the user remaps one batch, the next is copied.
-//! Orders of different users run concurrently, so that evictions of one user overlap returns of another.
+//! has one order at a time, which consists of several batches: while the user remaps one batch, the next one is copied.
+//! Orders of different users run concurrently, so that evictions of one user overlap with returns of another.
 //!
-//! A move takes effect only when its user has remapped the chunk; otherwise the chunk stays. A user that declines an
+//! A move takes effect only once its user has remapped the chunk; otherwise the chunk stays. A user that declines an
 //! order gets no new order for a while, and its time limit for quiescing doubles. A user whose chunks could not be
-//! copied also gets no order for a while. If a user does not quiesce, the executor forces it, if possible. If the user
-//! still does not quiesce, it is abandoned.
+//! copied also gets no order for a while. If a user does not quiesce, the executor forces it, if possible. If it still
+//! does not quiesce, it is abandoned.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use vram::{ChunkTable, MoveId, TenantId, Tier};
 
-/// Time in ns during which a user that declined an order, or whose chunks could not move, gets no new order.
+/// Time in ns for which a user that declined an order, or whose chunks could not move, gets no new order.
 pub const RETRY_NS: u64 = 500_000_000;
-/// Initial time in ns after which a user should decline instead of continuing to drain; doubled with each refusal.
+/// Initial time in ns after which a user should decline instead of continuing to drain. Doubles each time the user
+/// declines.
 const QUIESCE_NS: u64 = 2_000_000_000;
-/// Maximum number of declined orders minus completed orders. A user may exceed this time for as long as its work is
-/// permitted to run. A user that exceeds both limits keeps memory from other users, and is abandoned.
+/// Maximum number of declined minus completed orders. A user may exceed this number as long as its work is permitted to
+/// run. A user that exceeds both limits keeps memory from other users, and is abandoned.
 const MAX_DECLINES: u32 = 6;
 
-/// Limits of relocations.
+/// Relocation limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Maximum number of chunks in a batch: large enough for the link's full rate, and small enough that memory changes
-    /// owners soon.
+    /// Maximum number of chunks per batch: large enough for the link's full rate, and small enough that memory changes
+    /// owners quickly.
     pub batch_chunks: usize,
-    /// Maximum number of concurrent batches of a user.
+    /// Maximum number of concurrent batches per user.
     pub batches_most: usize,
-    /// A user with more batches than this gets no new batches. Otherwise, one new batch would start for each batch that
-    /// ends, and the batches would shrink to one chunk each.
+    /// Number of batches above which a user gets no new ones. Otherwise, a new batch would start whenever one ends, and
+    /// batches would shrink to a single chunk.
     pub batches_few: usize,
-    /// Time limit for each response of a user, in ns.
+    /// Time limit for each response from a user, in ns.
     pub answer_ns: u64,
     /// Additional time in ns within which the executor forces a user to quiesce; `None` if the executor cannot force
     /// it.
@@ -46,28 +47,29 @@ pub struct Config {
 /// A user of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct User<U> {
-    /// Identifies the user.
+    /// ID of the user.
     pub id: U,
-    /// The user's tenant.
+    /// Tenant of the user.
     pub tenant: TenantId,
-    /// Time limit of the user's work, in ns. The work may prevent quiescence for this time. `None` if no limit exists.
+    /// Time limit of the user's work in ns, for which the work may prevent quiescence; `None` if there is no limit.
     pub run_limit_ns: Option<u64>,
 }
 
-/// A chunk that moves between two pieces of memory, of type `P`.
+/// A chunk that moves between two backings of type `P`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk<P> {
-    /// The move in the accounts; `None` for memory that moves to the tier in which its chunk is booked.
+    /// ID of the move in the accounts; `None` for memory that moves to the tier in which its chunk is already
+    /// accounted.
     pub id: Option<MoveId>,
-    /// Owner of the chunk.
+    /// Tenant that owns the chunk.
     pub tenant: TenantId,
     /// Index of the chunk in the tenant's memory.
     pub index: u32,
     /// Position among the user's chunks: consecutive chunks are remapped together.
     pub position: u64,
-    /// Current memory of the chunk.
+    /// Source backing.
     pub from: P,
-    /// Destination.
+    /// Destination backing.
     pub to: P,
 }
 
@@ -85,25 +87,25 @@ pub enum Reason {
 pub enum Action<U, P> {
     /// Stop a user's work. The executor responds with [`Relocations::quiet`] or [`Relocations::declined`].
     Quiesce {
-        /// The user.
+        /// User to quiesce.
         user: U,
-        /// The user's tenant.
+        /// Tenant of the user.
         tenant: TenantId,
         /// Number of the order.
         order: u32,
         /// Time in ns after which the user should decline.
         decline_ns: u64,
     },
-    /// Force a user to quiesce that has not quiesced in time.
+    /// Force a user to quiesce that has not done so in time.
     Force {
-        /// The user.
+        /// User to force.
         user: U,
     },
     /// Copy chunks. The executor responds with [`Relocations::copied`].
     Copy {
-        /// Identifies the response.
+        /// Batch ID, repeated in the response.
         batch: u64,
-        /// The chunks.
+        /// Chunks to copy.
         chunks: Vec<Chunk<P>>,
         /// Tier of the destinations.
         to: Tier,
@@ -111,53 +113,52 @@ pub enum Action<U, P> {
     /// Make a user use the copies of its chunks. The executor responds with [`Relocations::remapped`], in the order of
     /// these actions.
     Remap {
-        /// The user.
+        /// User that remaps the chunks.
         user: U,
-        /// The user's tenant.
+        /// Tenant of the user.
         tenant: TenantId,
         /// Number of the order.
         order: u32,
-        /// The chunks.
+        /// Chunks to remap.
         chunks: Vec<Chunk<P>>,
         /// Tier of the destinations.
         to: Tier,
         /// Duration of the copy, in ns.
         copied_ns: u64,
     },
-    /// Moves of chunks have ended. Release the sources of the chunks that have moved, and the destinations of the other
-    /// chunks.
+    /// Moves of chunks have ended. Release the sources of chunks that have moved, and the destinations of the others.
     Ended {
-        /// The chunks.
+        /// Chunks whose moves have ended.
         chunks: Vec<Chunk<P>>,
         /// True if the chunks are at their destinations.
         moved: bool,
     },
-    /// An order is complete: the user's work may resume.
+    /// An order is complete; the user's work may resume.
     Resume {
-        /// The user.
+        /// User to resume.
         user: U,
-        /// The user's tenant.
+        /// Tenant of the user.
         tenant: TenantId,
         /// Number of the order.
         order: u32,
     },
-    /// An order was cancelled, because the user has declined it, has ended, or is abandoned.
+    /// An order was cancelled because the user declined it, ended, or was abandoned.
     Cancelled {
-        /// The user.
+        /// User of the cancelled order.
         user: U,
-        /// The user's tenant.
+        /// Tenant of the user.
         tenant: TenantId,
     },
-    /// Give up a user. [`Relocations::cancel`] or [`Relocations::forget`] then ends its order.
+    /// Abandon a user. [`Relocations::cancel`] or [`Relocations::forget`] then ends its order.
     GiveUp {
-        /// The user.
+        /// User to abandon.
         user: U,
-        /// The reason.
+        /// Reason for abandoning the user.
         reason: Reason,
     },
 }
 
-/// A response without a matching request.
+/// Error for a response without a matching request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unasked;
 
@@ -169,12 +170,12 @@ enum Stage {
     Copying(u64),
 }
 
-/// Chunks that move together, to one tier.
+/// Chunks that move to one tier together.
 #[derive(Debug)]
 struct Batch<P> {
     chunks: Vec<Chunk<P>>,
     to: Tier,
-    /// Destinations that are not allocated yet.
+    /// Destinations that have not been allocated yet.
     missing: BTreeSet<P>,
     stage: Stage,
 }
@@ -185,15 +186,16 @@ struct Order<P> {
     number: u32,
     tenant: TenantId,
     quiet: bool,
-    /// Batches that were not copied yet.
+    /// Batches that have not been copied yet.
     batches: VecDeque<Batch<P>>,
-    /// Batches that the user remaps, in the order in which they were sent. Copies may end in a different order.
+    /// Batches that the user is remapping, in the order in which they were sent. Copies may finish in a different
+    /// order.
     remapping: VecDeque<Vec<Chunk<P>>>,
-    /// Time since which the user's response is outstanding.
+    /// Time since which the user's response has been outstanding, in ns.
     since: Option<u64>,
     /// Set if the user has remapped all requested chunks.
     complied: bool,
-    /// Set if the user has declined a part of the order. Each order counts once.
+    /// Set if the user has declined part of the order. Each order counts once.
     declined: bool,
 }
 
@@ -209,19 +211,19 @@ impl<P> Order<P> {
 struct Record {
     /// Number of the last order.
     order: u32,
-    /// Number of declined orders minus the number of orders that were completed since.
+    /// Number of declined orders minus the number of orders completed since.
     declines: u32,
-    /// Time since which this number is positive.
+    /// Time since which this number has been positive, in ns.
     declining_since: Option<u64>,
-    /// Time before which the user gets no order.
+    /// Time before which the user gets no order, in ns.
     retry_at: u64,
     run_limit_ns: Option<u64>,
 }
 
-/// Chunks that are about to move, each with true if its destination is not allocated yet.
+/// Chunks that are about to move, each with true if its destination has not been allocated yet.
 type Draft<P> = Vec<(Chunk<P>, bool)>;
 
-/// All relocations of a card. `U` identifies users of memory, `P` pieces of memory.
+/// All relocations on a card. `U` identifies users of memory, `P` backing memory.
 #[derive(Debug)]
 pub struct Relocations<U, P> {
     config: Config,
@@ -229,11 +231,11 @@ pub struct Relocations<U, P> {
     records: BTreeMap<U, Record>,
     /// Chunks that [`Self::submit`] will order.
     drafts: BTreeMap<(U, Tier), Draft<P>>,
-    /// Users that get no new batches in this round of plans.
+    /// Users that get no new batches in this planning round.
     full: BTreeSet<U>,
-    /// Copies of cancelled orders. The memory of these users is in use until they end.
+    /// Copies of cancelled orders, whose memory remains in use until they finish.
     orphans: BTreeMap<u64, Vec<Chunk<P>>>,
-    /// Number of orders of each tenant.
+    /// Number of orders per tenant.
     moving: BTreeMap<TenantId, usize>,
     actions: VecDeque<Action<U, P>>,
     batches: u64,
@@ -242,7 +244,7 @@ pub struct Relocations<U, P> {
 }
 
 impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
-    /// Creates a card on which no memory moves.
+    /// Creates the state of a card on which no memory moves.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let (orders, records, drafts, full, orphans, moving, actions) = Default::default();
@@ -250,7 +252,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         Self { config, orders, records, drafts, full, orphans, moving, actions, batches, moved, declined }
     }
 
-    /// Takes the oldest action that has not been taken.
+    /// Removes and returns the oldest pending action.
     pub fn take_action(&mut self) -> Option<Action<U, P>> {
         self.actions.pop_front()
     }
@@ -273,8 +275,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.moving.contains_key(&tenant)
     }
 
-    /// Returns true if a user currently gets no order, because it has declined an order or its chunks could not be
-    /// copied.
+    /// Returns true if a user currently gets no order, because it declined one or its chunks could not be copied.
     #[must_use]
     pub fn is_left_alone(&self, user: U, now: u64) -> bool {
         self.records.get(&user).is_some_and(|record| record.retry_at > now)
@@ -292,13 +293,13 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.declined
     }
 
-    /// Begins a round of plans. Users with many batches in progress get no new batches in this round.
+    /// Starts a planning round. Users with many batches in progress get no new ones in this round.
     pub fn begin_round(&mut self) {
         let few = self.config.batches_few;
         self.full = self.orders.iter().filter(|(_, order)| order.batches() > few).map(|(&user, _)| user).collect();
     }
 
-    /// Returns true if another chunk of a user may begin to move to a tier.
+    /// Returns true if another chunk of a user may start moving to a tier.
     #[must_use]
     pub fn admits(&self, user: U, to: Tier, now: u64) -> bool {
         if self.is_left_alone(user, now) {
@@ -314,14 +315,14 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         batches + drafts < self.config.batches_most && !self.full.contains(&user)
     }
 
-    /// Adds a chunk to the next order of a user, after [`Self::admits`] has returned true. `is_missing` means that the
-    /// destination is not allocated yet; [`Self::made`] reports its allocation.
+    /// Adds a chunk to a user's next order, after [`Self::admits`] has returned true. `is_missing` means that the
+    /// destination has not been allocated yet; [`Self::made`] reports its allocation.
     pub fn add(&mut self, user: User<U>, to: Tier, chunk: Chunk<P>, is_missing: bool) {
         self.records.entry(user.id).or_default().run_limit_ns = user.run_limit_ns;
         self.drafts.entry((user.id, to)).or_default().push((chunk, is_missing));
     }
 
-    /// Starts the moves of the added chunks. Returns true if any moves were started.
+    /// Starts the moves of the added chunks. Returns true if any were started.
     pub fn submit(&mut self, table: &ChunkTable, now: u64) -> bool {
         let drafts = std::mem::take(&mut self.drafts);
         let started = !drafts.is_empty();
@@ -341,17 +342,17 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         started
     }
 
-    /// Returns the batches of a user's order; begins an order if the user has none.
+    /// Returns the batches of a user's order, creating the order if necessary.
     fn order(&mut self, user: U, tenant: TenantId, now: u64) -> &mut VecDeque<Batch<P>> {
         let order = self.orders.entry(user).or_insert_with(|| {
             let record = self.records.entry(user).or_default();
             record.order = record.order.wrapping_add(1);
             *self.moving.entry(tenant).or_default() += 1;
-            // Each refusal extends this time. The user must respond before it counts as silent.
+            // Each declined order extends this time. The user must respond before it is considered unresponsive.
             let longest = self.config.answer_ns / 5 * 4;
             let decline_ns = (QUIESCE_NS << record.declines.min(8)).min(longest);
             let number = record.order;
-            tracing::debug!(?user, order = number, "a user of memory must become quiet");
+            tracing::debug!(?user, order = number, "quiescing a user of memory");
             self.actions.push_back(Action::Quiesce { user, tenant, order: number, decline_ns });
             let (batches, remapping) = Default::default();
             Order {
@@ -385,7 +386,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Records that a destination was allocated. If `done` is false, the allocation failed, and its chunk does not
+    /// Records that a destination was allocated. If `done` is false, the allocation failed, and the chunk does not
     /// move.
     pub fn made(&mut self, table: &ChunkTable, piece: P, done: bool) {
         let waits = |order: &Order<P>| order.batches.iter().any(|batch| batch.missing.contains(&piece));
@@ -397,12 +398,12 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
             }
         }
         order.batches.retain(|batch| !batch.chunks.is_empty());
-        // Memory may become free at any time, so the next plan may try again.
+        // Memory may become free at any time, so the next plan may retry.
         self.end(lost, false);
         self.advance(user, table);
     }
 
-    /// Records that a copy has ended, successfully or not, after `ns`.
+    /// Records that a copy has finished, successfully or not, after `ns`.
     pub fn copied(&mut self, table: &ChunkTable, now: u64, number: u64, done: bool, ns: u64) {
         if let Some(chunks) = self.orphans.remove(&number) {
             return self.end(chunks, false);
@@ -427,7 +428,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
     }
 
     /// Records that a user has remapped those chunks of the oldest [`Action::Remap`] for which `moved` returns true.
-    /// Its argument is the chunk's position in the action.
+    /// The argument of `moved` is the chunk's position in the action.
     ///
     /// # Errors
     /// Returns an error if the user has no chunks to remap.
@@ -458,7 +459,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         Ok(())
     }
 
-    /// Reports the users whose responses are overdue.
+    /// Reports users whose responses are overdue.
     pub fn tick(&mut self, now: u64) {
         let Config { answer_ns, force_ns, .. } = self.config;
         for (&user, order) in &mut self.orders {
@@ -476,7 +477,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Cancels the order of a user. Copies in progress end before their memory is released.
+    /// Cancels a user's order. Copies in progress finish before their memory is released.
     pub fn cancel(&mut self, user: U) {
         let Some(order) = self.orders.remove(&user) else { return };
         for batch in order.batches {
@@ -496,16 +497,16 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.records.remove(&user);
     }
 
-    /// Gives a user no new order for a while, because a chunk could not move.
+    /// Suspends a user's orders for a while, because a chunk could not move.
     pub fn postpone(&mut self, user: U, now: u64) {
         let record = self.records.entry(user).or_default();
         record.retry_at = record.retry_at.max(now.saturating_add(RETRY_NS));
     }
 
-    /// Copies all chunks that can be copied, and ends the order when no chunk is left.
+    /// Copies all chunks that can be copied, and ends the order when none is left.
     fn advance(&mut self, user: U, table: &ChunkTable) {
         let Some(order) = self.orders.get_mut(&user).filter(|order| order.quiet) else { return };
-        // Chunks that the user has freed meanwhile need no copy.
+        // Chunks that the user has freed in the meantime need no copy.
         let mut freed = Vec::new();
         for batch in order.batches.iter_mut().filter(|batch| batch.stage == Stage::Waiting) {
             for chunk in batch.chunks.extract_if(.., |chunk| chunk.id.is_some_and(|id| table.is_gone(id))) {
@@ -530,7 +531,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
                 self.comply(user);
             }
             self.is_done(tenant);
-            tracing::debug!(?user, order = number, "a user of memory resumes");
+            tracing::debug!(?user, order = number, "resuming a user of memory");
             self.actions.push_back(Action::Resume { user, tenant, order: number });
         }
     }

@@ -1,4 +1,4 @@
-//! Memory of a card, divided among tenants: plans of moves, and quanta for tenants that do not fit together.
+//! A card's memory, divided among tenants: move plans, and quanta for tenants that do not fit together.
 
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,14 +11,14 @@ pub type Holds = Vec<(TenantId, bool)>;
 /// Memory that tenants and the operator currently lack.
 #[derive(Clone, Debug, Default)]
 pub struct Demand {
-    /// Chunks of the card that were refused to each tenant since the last plan.
+    /// Number of card chunks denied to each tenant since the last plan.
     pub unmet: BTreeMap<TenantId, u32>,
-    /// Number of chunks to free for a guarantee. If it is set, no memory returns to the card, because it would take
-    /// these chunks.
+    /// Number of chunks to free for a guarantee. If set, no memory returns to the card, because it would take these
+    /// chunks.
     pub guarantee: Option<u32>,
-    /// Plan only for refused requests and the guarantee, because the executor has moves with priority.
+    /// Set to plan only for denied requests and the guarantee, because the executor has moves with priority.
     pub only_requests: bool,
-    /// Moves do not delay other tenants, so evicted memory may return immediately.
+    /// Set if moves do not delay other tenants, so that evicted memory may return immediately.
     pub is_undisturbed: bool,
 }
 
@@ -27,7 +27,7 @@ pub struct Demand {
 pub struct Planned {
     /// The moves, in order.
     pub steps: Vec<Step>,
-    /// Tenants whose refused requests the moves serve.
+    /// Tenants whose denied requests the moves serve.
     pub served: BTreeSet<TenantId>,
 }
 
@@ -36,12 +36,12 @@ pub struct Planned {
 pub struct Residency {
     balancer: Balancer,
     quanta: Quanta,
-    /// Tenants that are held, each with the start time of the hold in ns.
+    /// Held tenants, each with the start time of the hold in ns.
     held: BTreeMap<TenantId, u64>,
     /// Total time of each tenant's earlier holds, in ns.
     held_ns: BTreeMap<TenantId, u64>,
-    /// Set while memory moves for a quantum that is about to begin. Its holder is then also held, because its work
-    /// would use chunks in host memory, and the return of each such chunk would have to wait for this work.
+    /// Set while memory is moved for a quantum that is about to start. During this time, its holder is also held,
+    /// because its work would use chunks in host memory, whose returns would have to wait for this work.
     is_loading: bool,
     /// Time since which no memory has moved for that quantum, in ns.
     still_since: Option<u64>,
@@ -76,12 +76,12 @@ impl Residency {
         &self.balancer
     }
 
-    /// Returns the balancer, for reports about chunks: their use, their arrival, and hints.
+    /// Returns the balancer, for reporting use, arrivals and hints of chunks.
     pub fn balancer_mut(&mut self) -> &mut Balancer {
         &mut self.balancer
     }
 
-    /// Returns the quanta and the detector of thrashing.
+    /// Returns the quanta and the thrashing detector.
     #[must_use]
     pub fn quanta(&self) -> &Quanta {
         &self.quanta
@@ -99,7 +99,7 @@ impl Residency {
         self.begun
     }
 
-    /// Returns true while memory moves for a quantum that is about to begin.
+    /// Returns true while memory is moved for a quantum that is about to start.
     #[must_use]
     pub fn is_loading(&self) -> bool {
         self.is_loading
@@ -111,15 +111,15 @@ impl Residency {
         self.held.contains_key(&tenant)
     }
 
-    /// Returns the holder of the quantum for which a tenant is held, and the remaining time of the quantum in ns; the
-    /// time is `None` while memory moves for the quantum.
+    /// Returns the holder of the quantum for which a tenant is held, and the quantum's remaining time in ns, which is
+    /// `None` while memory moves for the quantum.
     #[must_use]
     pub fn wait(&self, tenant: TenantId, now: u64) -> Option<(TenantId, Option<u64>)> {
         let turn = self.quanta.turn().filter(|_| self.is_held(tenant))?;
         Some((turn.holder, self.quanta.left_ns(now)))
     }
 
-    /// Returns the time for which a tenant has been held since it was added, in ns.
+    /// Returns the total time in ns that a tenant has been held since it was added.
     #[must_use]
     pub fn held_ns(&self, tenant: TenantId, now: u64) -> u64 {
         let current = self.held.get(&tenant).map_or(0, |since| now.saturating_sub(*since));
@@ -131,7 +131,7 @@ impl Residency {
         self.balancer.active(tenant, now);
     }
 
-    /// Records that tenants' work has moved bytes over the bus by accessing host memory.
+    /// Records that tenants' work has transferred bytes over the bus by accessing host memory.
     pub fn accessed(&mut self, now: u64, bytes: u64) {
         self.quanta.accessed(now, bytes);
     }
@@ -148,9 +148,8 @@ impl Residency {
         self.held_ns.remove(&tenant);
     }
 
-    /// Starts, changes or ends quanta, depending on whether the memory of the active tenants fits together. `weight`
-    /// returns the weight of a tenant's time. `done` returns the tenant's completed work, if the executor has this
-    /// number.
+    /// Starts, changes or ends quanta, depending on whether the active tenants' memory fits together. `weight` returns
+    /// a tenant's time weight. `done` returns a tenant's completed work, if known to the executor.
     pub fn tick(
         &mut self,
         table: &ChunkTable,
@@ -191,10 +190,10 @@ impl Residency {
         self.still_since = None;
     }
 
-    /// Records that no memory is moving. The quantum for which memory was moved begins, unless more of the holder's
-    /// memory may return soon because a program that is ending releases its memory. In that case the quantum begins
+    /// Records that no memory is moving. The quantum for which memory was moved starts, unless more of the holder's
+    /// memory may return soon because a program that is ending releases its memory. In that case, the quantum starts
     /// after the maximum cost of a change of quanta. `fixed` returns the number of a tenant's chunks that never move;
-    /// it is `None` if no tenant ends in this way.
+    /// it is `None` if no tenant is ending in this way.
     pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
         let since = *self.still_since.get_or_insert(now);
@@ -239,14 +238,14 @@ impl Residency {
         planned
     }
 
-    /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
+    /// Returns the moves needed to guarantee `chunks` more chunks of the card.
     pub fn plan_guarantee(&mut self, table: &ChunkTable, now: u64, chunks: u32) -> Vec<Step> {
         self.balancer.plan(table, now, Some(Request { by: By::Guarantee, chunks }))
     }
 
-    /// Returns the settings with which a tenant competes for time instead of its own settings. The holder of a quantum
-    /// competes for all members: each member uses its share of the time in its own quanta, so tenants outside keep
-    /// their shares. `own` returns the operator's settings of a tenant.
+    /// Returns the settings with which a tenant competes for time in place of its own. The holder of a quantum competes
+    /// for all members: each member uses its share of the time in its own quanta, so tenants outside keep their shares.
+    /// `own` returns the operator's settings of a tenant.
     pub fn competing(&self, tenant: TenantId, own: impl Fn(TenantId) -> Option<VgpuParams>) -> Option<VgpuParams> {
         let turn = self.quanta.turn().filter(|turn| turn.holder == tenant)?;
         let members = turn.members.iter().filter_map(|member| own(*member));

@@ -1,4 +1,4 @@
-//! Memory and time of a card in the form for operators, which is the same for both kinds of card.
+//! Memory and time of a card as shown to operators, in the same form for both kinds of card.
 
 use crate::{Residency, Wait};
 use sched::{Account, Engine, Nanos, PERMILLE, Quarantine, Queues, Sample, Scheduler, VgpuParams, WHOLE_SHARE_PPM};
@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use vram::balance::Entitlement;
 use vram::{ChunkTable, Summary, TenantId, Turn};
 
-/// Division of a card's memory at one time.
+/// Division of a card's memory at a point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryView {
-    /// The accounts, in chunks.
+    /// Accounts in chunks.
     pub summary: Summary,
-    /// Memory on the card to which each tenant is entitled, in chunks.
+    /// Card memory to which each tenant is entitled, in chunks.
     pub entitled: BTreeMap<TenantId, Entitlement>,
     /// Number of each tenant's chunks that are pinned to the card.
     pub pinned: BTreeMap<TenantId, u32>,
@@ -22,7 +22,7 @@ pub struct MemoryView {
     pub turn: Option<Turn>,
     /// Number of quanta that have begun.
     pub quanta: u64,
-    /// Measured rate of copies between the card and the host, in bytes per second; 0 before the first copy.
+    /// Measured copy rate between the card and the host in bytes per second; 0 before the first copy.
     pub bytes_per_second: u64,
 }
 
@@ -44,16 +44,16 @@ impl Residency {
     }
 }
 
-/// Division of a card's time at one time.
+/// Division of a card's time at a point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeView {
-    /// Time of the card's clock.
+    /// Time on the card's clock.
     pub now: Nanos,
-    /// Number of submissions that wait for a slice.
+    /// Number of submissions waiting for a slice.
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
-    /// Time for which each engine was busy, in ns. Contains the engines on which time is divided.
+    /// Busy time of each engine on which time is divided, in ns.
     pub busy: BTreeMap<Engine, u64>,
     /// The tenants.
     pub tenants: BTreeMap<TenantId, TenantTime>,
@@ -62,7 +62,7 @@ pub struct TimeView {
 /// A tenant's share of a card's time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantTime {
-    /// Share of the time.
+    /// Configured share of the time.
     pub params: VgpuParams,
     /// Share to which the tenant is entitled if all tenants have work.
     pub entitled: Entitled,
@@ -70,11 +70,11 @@ pub struct TenantTime {
     pub strikes: u32,
     /// State of the tenant's quarantine.
     pub quarantine: Quarantine,
-    /// Number of submissions that wait for a slice.
+    /// Number of submissions waiting for a slice.
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
-    /// True if the tenant has unfinished work, not counting work that it has stopped itself.
+    /// True if the tenant has unfinished work, excluding work that it has stopped itself.
     pub has_work: bool,
     /// Use of each engine.
     pub engines: BTreeMap<Engine, EngineTime>,
@@ -84,12 +84,12 @@ pub struct TenantTime {
     pub wait: Option<Wait>,
 }
 
-/// A tenant's entitled shares of engines, in thousandths.
+/// A tenant's entitled shares of engines, in permille.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entitled {
-    /// The part of compute.
+    /// Share of compute.
     pub compute: u32,
-    /// The share of copies, if it differs.
+    /// Share of copies, if different.
     pub copies: Option<u32>,
 }
 
@@ -98,7 +98,7 @@ pub struct Entitled {
 pub struct EngineTime {
     /// Submissions and use.
     pub account: Account,
-    /// The tenant's state in the policy.
+    /// State of the tenant in the policy.
     pub standing: sched::Standing,
 }
 
@@ -128,7 +128,7 @@ impl Window {
 
 impl TimeView {
     /// Returns the use of these engines, including the history since `since`. The executor adds the work in progress
-    /// and the reasons of waits.
+    /// and the wait reasons.
     #[must_use]
     pub fn new(scheduler: &Scheduler, engines: &[Engine], now: Nanos, since: Nanos) -> Self {
         let mut entitled = entitled(scheduler);
@@ -174,7 +174,7 @@ impl TimeView {
 }
 
 impl TenantTime {
-    /// Returns the part of a window for which the tenant used an engine, in thousandths.
+    /// Returns the fraction of a window in which the tenant used an engine, in permille.
     #[must_use]
     pub fn received_permille(&self, engine: Engine, window: &Window) -> u32 {
         let used = window.of(&self.recent).map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);
@@ -183,8 +183,7 @@ impl TenantTime {
     }
 }
 
-/// Returns the share of each tenant if all tenants have work. A quarantined tenant has no share, and the other tenants
-/// get its share.
+/// Returns each tenant's share if all tenants have work. A quarantined tenant has no share; the other tenants get it.
 fn entitled(scheduler: &Scheduler) -> BTreeMap<TenantId, Entitled> {
     let is_free = |id: &TenantId| scheduler.strikes(*id).is_some_and(|(_, state)| state == Quarantine::Free);
     let free = scheduler.vgpus().filter(is_free).filter_map(|id| Some((id, *scheduler.params(id)?)));
@@ -194,14 +193,14 @@ fn entitled(scheduler: &Scheduler) -> BTreeMap<TenantId, Entitled> {
 /// Divides the time among tenants.
 fn divide(tenants: impl Iterator<Item = (TenantId, VgpuParams)>, queues: Queues) -> BTreeMap<TenantId, Entitled> {
     let (tenants, params): (Vec<TenantId>, Vec<VgpuParams>) = tenants.unzip();
-    // The part is rounded to the nearest thousandth.
+    // The share is rounded to the nearest permille.
     let part = WHOLE_SHARE_PPM / u64::from(PERMILLE);
     let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
     let of = |engine| {
         let params: Vec<_> = params.iter().map(|params| params.for_engine(engine)).collect();
         sched::shares(&params).into_iter().map(permille)
     };
-    // If all engines have one queue, copies are divided in the same way as compute.
+    // If all engines share one queue, copies are divided like compute.
     let copies = if queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
     let parts = of(Engine::Compute).zip(of(copies));
     let parts = parts.map(|(compute, copies)| Entitled { compute, copies: (copies != compute).then_some(copies) });
@@ -217,7 +216,7 @@ mod tests {
     const TWO: TenantId = TenantId(2);
     const MS: u64 = 1_000_000;
 
-    /// Returns a scheduler with two tenants. The first one used 40 ms of compute until 250 ms.
+    /// Returns a scheduler with two tenants, the first of which used 40 ms of compute until 250 ms.
     fn used() -> Scheduler {
         let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
         let mut decisions = Vec::new();

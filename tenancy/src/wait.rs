@@ -14,21 +14,21 @@ pub enum Wait {
     Stopped,
     /// Another tenant has the quantum of the card's memory.
     MemoryQuantum {
-        /// The other tenant.
+        /// Tenant that has the quantum.
         holder: TenantId,
-        /// Remaining time of the quantum, in ns; `None` while memory moves for the quantum.
+        /// Remaining time of the quantum in ns; `None` while memory moves for the quantum.
         left_ns: Option<u64>,
     },
     /// The tenant's own memory is being moved.
     Move,
     /// The tenant has requested memory that it has not received.
     Memory {
-        /// Number of missing bytes, if it is known.
+        /// Number of missing bytes, if known.
         bytes: Option<u64>,
     },
     /// Another tenant has the card.
     Slice {
-        /// The other tenant, if it is known.
+        /// Tenant that has the card, if known.
         holder: Option<TenantId>,
     },
 }
@@ -38,15 +38,15 @@ pub enum Wait {
 pub struct Standing {
     /// The tenant is quarantined.
     pub is_quarantined: bool,
-    /// The tenant has work that has not ended.
+    /// The tenant has unfinished work.
     pub has_work: bool,
     /// The tenant's work may run: it has the card, or work in flight.
     pub runs: bool,
     /// The tenant has requested memory that it has not received.
     pub lacks_memory: bool,
-    /// Number of missing bytes, if it is known.
+    /// Number of missing bytes, if known.
     pub missing_bytes: Option<u64>,
-    /// Another tenant that has the card, if it is known.
+    /// Another tenant that has the card, if known.
     pub holder: Option<TenantId>,
     /// The tenant's processes are stopped.
     pub is_stopped: bool,
@@ -54,7 +54,7 @@ pub struct Standing {
 
 impl Residency {
     /// Returns the reason why a tenant waits; `None` if its work may run or it has no work. `is_moving` means that the
-    /// tenant has work and its memory is being moved.
+    /// tenant has work and its memory is moving.
     pub(crate) fn wait_reason(&self, tenant: TenantId, now: u64, is_moving: bool, standing: &Standing) -> Option<Wait> {
         let quantum = self.wait(tenant, now).filter(|_| standing.has_work);
         match (standing, quantum) {
@@ -72,7 +72,7 @@ impl Residency {
 }
 
 impl Wait {
-    /// Describes the reason in words. `name` returns the name of a tenant.
+    /// Describes the reason in words. `name` returns a tenant's name.
     #[must_use]
     pub fn in_words(&self, name: impl Fn(TenantId) -> String) -> String {
         match *self {

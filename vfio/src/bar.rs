@@ -1,5 +1,5 @@
-//! Accesses to one region of a function: through a mapping if the whole region can be mapped, and otherwise through the
-//! device's file.
+//! Accesses to a region of a function: through a mapping if the whole region is mappable, otherwise through the device
+//! file.
 
 use std::io;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
 
 use crate::kernel::{Kernel, Region, Window};
 
-/// A region.
+/// A mapped or unmapped region of a function.
 pub struct Bar {
-    // Declared first, so that it is dropped before the kernel's files.
+    // Declared first, so that it is dropped before the device files.
     window: Option<Box<dyn Window>>,
     kernel: Arc<dyn Kernel>,
     region: Region,
@@ -20,13 +20,11 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// Creates `region`, and maps it if all of it can be mapped.
+    /// Wraps `region`, and maps it if the whole region is mappable.
     pub fn new(kernel: Arc<dyn Kernel>, region: Region) -> Self {
         let whole = region.flags & VFIO_REGION_INFO_FLAG_MMAP != 0 && !region.sparse;
         let window = whole.then(|| kernel.map_region(&region)).and_then(|mapped| {
-            mapped
-                .inspect_err(|error| tracing::warn!(%error, "a BAR cannot be mapped; each access is a system call"))
-                .ok()
+            mapped.inspect_err(|error| tracing::warn!(%error, "cannot map a BAR; each access is a system call")).ok()
         });
         // Accesses are checked against the region's size, so the mapping must cover the whole region.
         let window = window.filter(|window| window.len() as u64 == region.size);
@@ -51,7 +49,7 @@ impl Bar {
         result
             .inspect_err(|error| {
                 if !self.failed.swap(true, Ordering::Relaxed) {
-                    tracing::error!(%error, "the card refuses an access; further refusals are not logged");
+                    tracing::error!(%error, "the card rejected an access; further errors are not logged");
                 }
             })
             .ok()
@@ -70,7 +68,7 @@ impl Bar {
         self.seen(read).map_or(u32::MAX, |()| u32::from_le_bytes(bytes))
     }
 
-    /// Writes a register. A write outside the region is lost.
+    /// Writes a register. Drops the write if the offset is outside the region.
     pub fn write32(&self, offset: u32, value: u32) {
         if !offset.is_multiple_of(4) || !self.holds(u64::from(offset), 4) {
             return;
@@ -84,7 +82,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes. If the bytes are not within the region, returns all ones.
+    /// Reads bytes. Returns all ones if any byte is outside the region.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if !self.holds(offset, data.len()) {
             data.fill(0xff);
@@ -111,7 +109,7 @@ impl Bar {
         }
     }
 
-    /// Writes bytes. If the bytes are not within the region, the write is lost.
+    /// Writes bytes. Drops the write if any byte is outside the region.
     pub fn write(&self, offset: u64, data: &[u8]) {
         if !self.holds(offset, data.len()) {
             return;
@@ -129,7 +127,7 @@ impl Bar {
                 [a, b, c, d, e, f, g, h] => window.write64(at, u64::from_le_bytes([a, b, c, d, e, f, g, h])),
                 [a, b, c, d] => window.write32(at, u32::from_le_bytes([a, b, c, d])),
                 [byte] => window.write8(at, byte),
-                // `width` does not return other sizes.
+                // `width` returns no other sizes.
                 _ => {}
             }
             at += piece.len();
@@ -137,7 +135,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes of a region that is never mapped. Reports errors to the caller.
+    /// Reads bytes of a region that is never mapped. Returns errors to the caller.
     pub fn try_read<const N: usize>(&self, offset: u64) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         if !self.holds(offset, N) {
@@ -147,7 +145,7 @@ impl Bar {
         Ok(bytes)
     }
 
-    /// Writes bytes of a region that is never mapped. Reports errors to the caller.
+    /// Writes bytes of a region that is never mapped. Returns errors to the caller.
     pub fn try_write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         if !self.holds(offset, data.len()) {
             return Err(io::ErrorKind::UnexpectedEof.into());

@@ -10,19 +10,19 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::kernel::{IommuInfo, Kernel};
 
-/// Size in bytes of the smallest page that can be mapped.
+/// Size in bytes of the smallest mappable page.
 pub const PAGE: u64 = 4096;
 
-/// Mappings of one card. The memory of a mapping stays allocated until the kernel has removed the mapping.
+/// Mappings of one card. A mapping's memory stays allocated until the kernel has removed the mapping.
 pub struct Mappings {
     /// I/O addresses that the IOMMU can map and that the card can generate.
     usable: Vec<Range<u64>>,
-    /// This lock must not be held while the kernel pins pages, because pinning takes time in proportion to the number
-    /// of pages, and other threads must be able to map memory meanwhile.
+    /// This lock must not be held while the kernel pins pages, which takes time in proportion to their number; other
+    /// threads must be able to map memory meanwhile.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
-/// A range of I/O addresses that is in use. The key is its start.
+/// An I/O address range in use, keyed by its start.
 struct Mapping {
     len: u64,
     /// The mapped memory; `None` while the kernel is mapping or unmapping it.
@@ -36,7 +36,7 @@ impl Mappings {
         let clipped = |range: &Range<u64>| range.start.min(reach)..range.end.min(reach);
         let mut usable: Vec<_> = info.usable.iter().map(clipped).collect();
         if usable.is_empty() {
-            // The kernel does not report the ranges, so assume that all addresses can be mapped.
+            // The kernel does not report the ranges, so assume that all addresses are mappable.
             usable.push(0..reach);
         }
         usable.retain(|range| !range.is_empty());
@@ -44,7 +44,7 @@ impl Mappings {
         Self { usable, mapped: Mutex::default() }
     }
 
-    /// Returns the I/O addresses that can be mapped.
+    /// Returns the mappable I/O addresses.
     pub fn usable(&self) -> &[Range<u64>] {
         &self.usable
     }
@@ -56,10 +56,10 @@ impl Mappings {
         ends.zip(starts).map(|(start, end)| start..end).filter(|range| !range.is_empty()).collect()
     }
 
-    /// Lets the card access `memory` at `iova`.
+    /// Maps `memory` for the card at `iova`.
     ///
     /// # Errors
-    /// See [`DmaError`]. In case of an error, the memory is not mapped.
+    /// Returns a [`DmaError`]. On error, the memory is not mapped.
     pub fn map(&self, kernel: &dyn Kernel, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         let len = memory.len() as u64;
         let page = |value: u64| value.is_multiple_of(PAGE);
@@ -106,13 +106,13 @@ impl Mappings {
         let memory = {
             let mut mapped = self.mapped.lock();
             let there = mapped.get_mut(&iova).filter(|mapping| mapping.len == len);
-            // A mapping that is being created does not exist yet, and a mapping that is being removed no longer exists.
+            // A mapping that is being created does not exist yet, and one that is being removed no longer exists.
             there.and_then(|mapping| mapping.memory.take()).ok_or(DmaError::NotMapped { iova, len })?
         };
         let refused = match kernel.unmap(iova, len) {
             Ok(gone) if gone == len => None,
             Ok(gone) => {
-                let what = format!("the kernel withdrew {gone:#x} bytes of the {len:#x} at I/O address {iova:#x}");
+                let what = format!("the kernel unmapped {gone:#x} bytes of the {len:#x} at I/O address {iova:#x}");
                 Some(std::io::Error::other(what))
             }
             Err(error) => Some(error),
@@ -136,14 +136,14 @@ impl Mappings {
         let all = std::mem::take(&mut *self.mapped.lock());
         for (iova, Mapping { len, memory }) in all {
             if !kernel.unmap(iova, len).is_ok_and(|gone| gone == len) {
-                tracing::error!(iova, len, "memory stays mapped for a card that was closed");
+                tracing::error!(iova, len, "memory remains mapped for a closed card");
                 std::mem::forget(memory);
             }
         }
     }
 }
 
-/// Translates an error of the kernel, for a card with `mappings` existing mappings.
+/// Translates a kernel error, for a card with `mappings` existing mappings.
 fn refusal(error: std::io::Error, iova: u64, len: u64, mappings: usize) -> DmaError {
     match error.raw_os_error() {
         Some(libc::EEXIST) => DmaError::Overlap { iova, len, existing: iova },

@@ -1,4 +1,4 @@
-//! Reasons why a card cannot be opened, and their remedies.
+//! Reasons why a card cannot be opened, and remedies.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,16 +8,16 @@ use vfio_host::{Address, ManagerError, Obstacle};
 /// Reason why a card cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The function does not exist, or the host's data cannot be read.
+    /// The function does not exist, or the host's state cannot be read.
     #[error(transparent)]
     Host(#[from] ManagerError),
     /// The host's state prevents VFIO from using the function.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Obstacles(Vec<Obstacle>),
-    /// VFIO's files do not exist.
+    /// VFIO's device files do not exist.
     #[error("the kernel has no {}", .0.display())]
     NoVfio(PathBuf),
-    /// The user is not permitted to open VFIO's files.
+    /// The user is not permitted to open VFIO's device files.
     #[error("{} may not be opened by this user", .0.display())]
     Forbidden(PathBuf),
     /// Another process uses the group.
@@ -31,10 +31,10 @@ pub enum OpenError {
     /// The kernel reports that the group is not viable.
     #[error("the kernel does not permit IOMMU group {group}: a device in it has a driver other than vfio-pci")]
     NotViable {
-        /// The group.
+        /// The IOMMU group.
         group: u32,
     },
-    /// The version or the type of the interface is unknown.
+    /// The version or type of the interface is unknown.
     #[error("the kernel's VFIO {0}")]
     Interface(String),
     /// The IOMMU does not prevent a device from forging interrupts.
@@ -45,18 +45,18 @@ pub enum OpenError {
     Call {
         /// The function.
         address: Address,
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The function does not have the BARs of a card.
+    /// The function does not have a card's BARs.
     #[error("BAR{bar} of {address} has {size:#x} bytes, unlike any known card")]
     Bar {
         /// The function.
         address: Address,
-        /// The BAR's number.
+        /// BAR number.
         bar: u32,
         /// Size of the BAR in bytes.
         size: u64,
@@ -64,10 +64,10 @@ pub enum OpenError {
     /// The operator requested a bus reset, which is impossible.
     #[error("the card's bus cannot be reset: {0}")]
     NoBusReset(String),
-    /// All registers read as ones.
+    /// All registers read as all ones.
     #[error("{0} does not answer: its registers read as ones")]
     Silent(Address),
-    /// An unknown chip.
+    /// The chip is not supported.
     #[error("the identity register of {address} reads {boot0:#010x}, which is not a chip that this version supports")]
     UnknownChip {
         /// The function.
@@ -82,7 +82,7 @@ pub enum OpenError {
     NotPosted {
         /// The function.
         address: Address,
-        /// The register.
+        /// BAR0 offset of the register.
         register: u32,
         /// Value of the register.
         value: u32,
@@ -90,7 +90,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Returns the remedy for the operator.
+    /// Returns a remedy for the operator.
     #[must_use]
     pub fn what_to_do(&self) -> String {
         match self {
@@ -102,22 +102,27 @@ impl OpenError {
                  DeviceAllow=char-vfio rw",
                 path.display()
             ),
-            Self::InUse { group, .. } => format!("end it: `fuser /dev/vfio/{group}` shows who it is"),
+            Self::InUse { group, .. } => format!("stop it: `fuser /dev/vfio/{group}` shows the process"),
             Self::NotViable { group } => {
-                format!("see who is in /sys/kernel/iommu_groups/{group}/devices, and `mediatorctl card list --host`")
+                format!("see /sys/kernel/iommu_groups/{group}/devices, and `mediatorctl card list --host`")
             }
-            Self::Interface(_) => "load the module vfio_iommu_type1, of a kernel from 4.0 on".to_owned(),
+            Self::Interface(_) => "load the module vfio_iommu_type1, which requires kernel 4.0 or later".to_owned(),
             Self::NoInterruptRemapping => {
-                "turn interrupt remapping on in the firmware's setup (for QEMU's machine: intremap=on), or set the parameter \
-                 allow_unsafe_interrupts of the module vfio_iommu_type1 (or iommufd), if nobody who uses the card must be kept apart"
+                "enable interrupt remapping in the firmware setup (for QEMU's machine: intremap=on), or set the \
+                 parameter allow_unsafe_interrupts of the module vfio_iommu_type1 (or iommufd) if the users of the \
+                 card need not be isolated from each other"
                     .to_owned()
             }
             Self::Call { .. } => "see `dmesg`".to_owned(),
             Self::Bar { .. } | Self::UnknownChip { .. } => {
-                "use a card that docs/guides/real-cards.md names; for others the numbers in `nvspec` are not known to hold".to_owned()
+                "use a card that docs/guides/real-cards.md lists; the numbers in `nvspec` are not known to be valid \
+                 for others"
+                    .to_owned()
             }
             Self::NoBusReset(_) => "choose `reset = \"auto\"` or \"units\"".to_owned(),
-            Self::Silent(_) => "check that it has power; if it was reset or slept before, restart the host".to_owned(),
+            Self::Silent(_) => {
+                "check that it has power; if it was reset or suspended before, restart the host".to_owned()
+            }
             Self::NotPosted { address, .. } => format!(
                 "let the firmware run its VBIOS (restart the host, with legacy option ROMs allowed), and keep the kernel from \
                  resetting it: `echo > /sys/bus/pci/devices/{address}/reset_method` before it goes to vfio-pci"

@@ -1,4 +1,4 @@
-//! The folder of VFIO's files, and the interface through which a function is opened.
+//! Folder of VFIO's device files, and the interface for opening a function.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,7 @@ mod tests {
         std::fs::write(folder.path().join("vfio"), "").unwrap();
         let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
         assert_eq!(error.path, folder.path().join("7"));
-        // A plain file does not support the calls of a container.
+        // A plain file does not support the container calls.
         std::fs::write(folder.path().join("7"), "").unwrap();
         let files = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).ok().unwrap();
         assert!(files.api_version().is_err() && files.group_flags().is_err() && files.iommu_info().is_err());

@@ -1,7 +1,7 @@
 //! The interface to the kernel: one method per VFIO call, with plain types.
 //!
-//! The calls have a fixed order. With a container, the group joins the container, the container gets its IOMMU, and the
-//! group opens the device. A function that is opened through its own node is bound to an iommufd and attached to an
+//! The calls have a fixed order. With a container, the group joins the container, the container's IOMMU type is set,
+//! and the group opens the device. A function opened through its own node is bound to an iommufd and attached to an
 //! address space. Tests replace the kernel with a fake that is stricter than the real one.
 
 use std::io;
@@ -11,18 +11,18 @@ use card::DmaMemory;
 use vfio_host::Address;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Capabilities of the IOMMU.
+/// IOMMU capabilities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IommuInfo {
-    /// Supported page sizes, as a bit mask.
+    /// Bit mask of supported page sizes.
     pub page_sizes: u64,
-    /// I/O addresses that can be mapped, sorted. The list is empty if the kernel does not report the addresses.
+    /// Mappable I/O addresses, sorted; empty if the kernel does not report them.
     pub usable: Vec<Range<u64>>,
-    /// Number of further mappings that are possible, if the kernel reports this number.
+    /// Number of mappings left, if reported by the kernel.
     pub available: Option<u32>,
 }
 
-/// Properties of a function in VFIO.
+/// VFIO properties of a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Flags `VFIO_DEVICE_FLAGS_*`.
@@ -38,13 +38,13 @@ pub struct Region {
     pub flags: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Offset in the device's file.
+    /// Offset in the device file.
     pub offset: u64,
-    /// True if only parts of the region can be mapped.
+    /// True if only parts of the region are mappable.
     pub sparse: bool,
 }
 
-/// A function that is also reset by a bus reset.
+/// A function that is also affected by a bus reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dependent {
     /// IOMMU group of the function.
@@ -56,39 +56,39 @@ pub struct Dependent {
 /// A change to a kind of interrupt.
 #[derive(Clone, Copy, Debug)]
 pub enum Irq<'a> {
-    /// Signals the first interrupt of the kind on a descriptor.
+    /// Signals the first interrupt of the kind through an eventfd.
     Signal(&'a EventFd),
-    /// Turns signals off for all interrupts of the kind.
+    /// Disables signalling for all interrupts of the kind.
     Off,
-    /// Lets the first interrupt of the kind signal again.
+    /// Unmasks the first interrupt of the kind.
     Unmask,
 }
 
-/// A mapped region. Offsets are relative to its start. The caller checks that they are within the region and multiples
-/// of the access size.
+/// A mapped region. Offsets are relative to its start. The caller checks that they are within the region and aligned to
+/// the access size.
 pub trait Window: Send + Sync {
     /// Returns the size in bytes.
     fn len(&self) -> usize;
     /// Reads a byte.
     fn read8(&self, offset: usize) -> u8;
-    /// Reads a 32-bit word in one access.
+    /// Reads 32 bits in a single access.
     fn read32(&self, offset: usize) -> u32;
-    /// Reads a 64-bit word in one access.
+    /// Reads 64 bits in a single access.
     fn read64(&self, offset: usize) -> u64;
     /// Writes a byte.
     fn write8(&self, offset: usize, value: u8);
-    /// Writes a 32-bit word in one access.
+    /// Writes 32 bits in a single access.
     fn write32(&self, offset: usize, value: u32);
-    /// Writes a 64-bit word in one access.
+    /// Writes 64 bits in a single access.
     fn write64(&self, offset: usize, value: u64);
 }
 
 /// VFIO for one function: either a container, the function's group, and the function; or the function's node and an
-/// iommufd. Dropping this value closes the files; the kernel then removes all mappings and stops the function's
-/// accesses to memory.
+/// iommufd. Dropping this value closes the files; the kernel then removes all mappings and stops the function's memory
+/// accesses.
 pub trait Kernel: Send + Sync {
-    /// Returns true if the function was opened through its own node. In this case, neither a container nor a group
-    /// exists.
+    /// Returns true if the function was opened through its own node. In this case, there is neither a container nor a
+    /// group.
     fn is_node(&self) -> bool {
         false
     }
@@ -99,19 +99,19 @@ pub trait Kernel: Send + Sync {
     fn bind_iommufd(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Gives the function its own address space. Valid only if the function was opened through its own node.
+    /// Attaches the function to its own address space. Valid only if the function was opened through its own node.
     fn attach_space(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Returns the version of the interface.
+    /// Returns the interface version.
     fn api_version(&self) -> io::Result<u32>;
-    /// Returns true if the kernel supports a kind of IOMMU.
+    /// Returns true if the kernel supports an IOMMU type.
     fn has_extension(&self, kind: u32) -> io::Result<bool>;
-    /// Returns the group's flags `VFIO_GROUP_FLAGS_*`.
+    /// Returns the group's `VFIO_GROUP_FLAGS_*` flags.
     fn group_flags(&self) -> io::Result<u32>;
-    /// Puts the group into the container.
+    /// Adds the group to the container.
     fn set_container(&self) -> io::Result<()>;
-    /// Sets the IOMMU type of the container.
+    /// Sets the container's IOMMU type.
     fn set_iommu(&self, kind: u32) -> io::Result<()>;
     /// Returns the IOMMU's capabilities.
     fn iommu_info(&self) -> io::Result<IommuInfo>;
@@ -130,19 +130,19 @@ pub trait Kernel: Send + Sync {
     fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()>;
     /// Resets only this function.
     fn reset(&self) -> io::Result<()>;
-    /// Lists the functions that a bus reset affects, including this function.
+    /// Lists the functions affected by a bus reset, including this one.
     fn dependents(&self) -> io::Result<Vec<Dependent>>;
-    /// Resets the bus. All functions on the bus must belong to the group.
+    /// Resets the bus, whose functions must all belong to the group.
     fn hot_reset(&self) -> io::Result<()>;
-    /// Reads from the device's file.
+    /// Reads from the device file.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
-    /// Writes to the device's file.
+    /// Writes to the device file.
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
-    /// Maps a region, readable and writable.
+    /// Maps a region as readable and writable.
     fn map_region(&self, region: &Region) -> io::Result<Box<dyn Window>>;
 }
 
-/// Opens VFIO's files.
+/// Opens VFIO's device files.
 pub trait OpenKernel {
     /// Opens the function's node and an iommufd, if the function has a node and both files may be opened. Otherwise
     /// opens a container and, exclusively, the group.
@@ -152,7 +152,7 @@ pub trait OpenKernel {
     fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError>;
 }
 
-/// A file that cannot be opened.
+/// Error for a file that cannot be opened.
 #[derive(Debug)]
 pub struct FileOpenError {
     /// Path of the file.

@@ -1,19 +1,19 @@
-//! A card that is a PCI function behind VFIO: implements [`card::Card`] with mapped BARs, an IOMMU container, and
+//! A card that is a PCI function bound to VFIO: implements [`card::Card`] with mapped BARs, an IOMMU container, and
 //! eventfds.
 //!
-//! Parts:
-//! - [`VfioCard`]: this file
+//! Modules:
+//! - [`VfioCard`]: this module
 //! - [`open`]: opens the card at an address, and reports all obstacles
-//! - `reset`: the kinds of reset of a function
+//! - `reset`: the reset methods of a function
 //! - `pci`: configuration space
 //! - `dma`: memory mapped for the card
-//! - `bar`: accesses to a BAR
+//! - `bar`: BAR accesses
 //! - `lost`: reports that the host needs the card back
 //! - `kernel`: the interface to VFIO's calls, with `real` (through container and group), `node` (through the function's
 //!   own node) and `window`
 //!
-//! This crate does not list a host's functions or bind them to `vfio-pci` (see `vfio-host`). It also does not contain
-//! bring-up, firmware, the card's VBIOS scripts, or support for groups with several cards.
+//! Not included: listing a host's functions and binding them to `vfio-pci` (see `vfio-host`), bring-up, firmware, the
+//! card's VBIOS scripts, and groups with several cards.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use nvspec::regs::{pmc, ptop};
@@ -50,7 +50,7 @@ use kernel::{Irq, Kernel};
 use lost::Lost;
 use reset::Method;
 
-/// A card behind VFIO. This process has exclusive use of the card until the value is dropped.
+/// A card behind VFIO, used exclusively by this process until the value is dropped.
 pub struct VfioCard {
     address: Address,
     identity: Identity,
@@ -59,13 +59,13 @@ pub struct VfioCard {
     bar3: Bar,
     config: Bar,
     method: Method,
-    /// Units that were enabled when the card was opened, as bits of PMC's enable register.
+    /// Units enabled when the card was opened, as bits of PMC's enable register.
     units: u32,
     /// The configured interrupt mode. The lock is held while an interrupt is configured, and while the card is reset.
     interrupt: Mutex<Option<InterruptMode>>,
     lost: Lost,
-    // The mappings of the BARs keep the function open in the kernel. The mappings must therefore be dropped before this
-    // field, and the memory that the card can access after it.
+    // The BAR mappings keep the function open in the kernel, so they must be dropped before this field. The memory that
+    // the card can access must be dropped after it.
     kernel: Arc<dyn Kernel>,
     mappings: Mappings,
 }
@@ -82,14 +82,14 @@ impl std::fmt::Debug for VfioCard {
 }
 
 impl VfioCard {
-    /// Returns the name of the kind of reset that [`Card::reset`] performs.
+    /// Returns the name of the reset method that [`Card::reset`] uses.
     #[must_use]
     pub fn reset_method(&self) -> &'static str {
         self.method.name()
     }
 
-    /// Returns the I/O addresses that can be mapped: all addresses that the card can generate, except the IOMMU's
-    /// reserved ranges.
+    /// Returns the mappable I/O addresses: all addresses that the card can generate, except the IOMMU's reserved
+    /// ranges.
     #[must_use]
     pub fn usable(&self) -> &[Range<u64>] {
         self.mappings.usable()
@@ -106,11 +106,11 @@ impl VfioCard {
         if let Some(mode) = now.take()
             && let Err(error) = self.kernel.set_irq(index(mode), Irq::Off)
         {
-            tracing::error!(card = %self.address, %error, "the card's interrupt cannot be disabled");
+            tracing::error!(card = %self.address, %error, "cannot disable the card's interrupt");
         }
     }
 
-    /// Aborts the work of all units, but keeps memory and the settings of the VBIOS.
+    /// Aborts the work of all units, but preserves memory and the VBIOS settings.
     fn reset_units(&self) {
         self.write32(pmc::INTR_EN_0::OFFSET, 0);
         self.write32(pmc::INTR_EN_1::OFFSET, 0);
@@ -121,23 +121,24 @@ impl VfioCard {
         self.read32(pmc::ENABLE::OFFSET);
     }
 
-    /// Resets the function in the chosen way. Returns `false` if the kernel did not reset it.
+    /// Resets the function with the chosen method. Returns `false` if the kernel did not reset it.
     fn reset_function(&self) -> bool {
         let done = match &self.method {
             Method::Units => return false,
             Method::Function => self.kernel.reset(),
             Method::Bus => self.kernel.hot_reset(),
         };
-        // The kernel has restored only the parts of configuration space that it knows.
+        // The kernel has restored only the parts of configuration space that it knows about.
         let done = done.and_then(|()| pci::wake(&self.config)).and_then(|()| pci::set_enabled(&self.config, true));
         if let Err(error) = &done {
-            tracing::error!(card = %self.address, %error, "the kernel did not reset the card; its units are reset instead");
+            tracing::error!(card = %self.address, %error, "the kernel did not reset the card; resetting its units \
+                instead");
             return false;
         }
         if !ptop::DEVINIT_STATUS::DONE.is_set(self.read32(ptop::DEVINIT_STATUS::OFFSET)) {
             tracing::error!(
                 card = %self.address,
-                "the reset has erased the VBIOS's settings: set `reset = \"units\"`, and restart the host"
+                "the reset erased the VBIOS settings: set `reset = \"units\"`, and restart the host"
             );
         }
         true
@@ -187,7 +188,7 @@ impl Card for VfioCard {
         let Some(event) = event else { return };
         match self.kernel.set_irq(index(mode), Irq::Signal(&event)) {
             Ok(()) => *now = Some(mode),
-            Err(error) => tracing::error!(card = %self.address, ?mode, %error, "the card's interrupt cannot be set up"),
+            Err(error) => tracing::error!(card = %self.address, ?mode, %error, "cannot set up the card's interrupt"),
         }
     }
 
@@ -196,7 +197,7 @@ impl Card for VfioCard {
             return;
         }
         if let Err(error) = self.kernel.set_irq(VFIO_PCI_INTX_IRQ_INDEX, Irq::Unmask) {
-            tracing::error!(card = %self.address, %error, "the card's interrupt stays masked");
+            tracing::error!(card = %self.address, %error, "the card's interrupt remains masked");
         }
     }
 
@@ -223,7 +224,7 @@ impl Drop for VfioCard {
         self.interrupts_off(&mut self.interrupt.lock());
         self.reset_units();
         if let Err(error) = pci::set_enabled(&self.config, false) {
-            tracing::error!(card = %self.address, %error, "the card's bus mastering cannot be disabled");
+            tracing::error!(card = %self.address, %error, "cannot disable the card's bus mastering");
         }
         self.mappings.unmap_all(&*self.kernel);
     }

@@ -1,4 +1,4 @@
-//! Signals from the host about a card in use: the host needs the card back, or the card has failed.
+//! Host signals about a card in use: the host needs the card back, or the card has failed.
 
 use crate::kernel::{Irq, Kernel};
 use std::io;
@@ -23,14 +23,14 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
-    /// Registers for the kernel's signals. If the function does not have a kind of signal, that kind is skipped.
+    /// Registers for the kernel's signals. Skips signals that the function does not support.
     pub(crate) fn watch(kernel: &dyn Kernel) -> Self {
         let set = |(index, why): (u32, &'static str)| -> io::Result<_> {
             let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
             kernel.set_irq(index, Irq::Signal(&event))?;
             Ok((event, why))
         };
-        let told = |error: &io::Error| tracing::debug!(%error, "the host does not report the loss of the card");
+        let told = |error: &io::Error| tracing::debug!(%error, "the host does not report card loss");
         let events = SIGNALS.into_iter().filter_map(|signal| set(signal).inspect_err(told).ok()).collect();
         Self { events, why: OnceLock::new() }
     }

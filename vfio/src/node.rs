@@ -1,7 +1,7 @@
-//! A function that is opened through its own node in `/dev/vfio/devices`, with an I/O address space in an iommufd.
+//! A function opened through its own node in `/dev/vfio/devices`, with an I/O address space in an iommufd.
 //!
-//! Kernels since 6.6 have such nodes, if configured. The function is bound to the iommufd, which gives this process
-//! exclusive use, and attached to an address space. Neither a container nor a group exists.
+//! Available since kernel 6.6, if configured. The function is bound to the iommufd, which gives this process exclusive
+//! use, and attached to an address space. There is neither a container nor a group.
 //!
 //! Sources: the kernel's `Documentation/userspace-api/iommufd.rst`, `include/uapi/linux/iommufd.h`, `vfio.h`.
 
@@ -32,11 +32,11 @@ use crate::real::{
 };
 use crate::window::Mapped;
 
-/// Maximum number of ranges of I/O addresses to request: more than any IOMMU has.
+/// Maximum number of I/O address ranges to request, which exceeds that of any IOMMU.
 const RANGES: usize = 64;
-/// Size in bytes of the structure that binds a function, up to the last field that all kernels with this call support.
+/// Size in bytes of the structure for binding a function, up to the last field that all kernels with this call support.
 const BIND_BYTES: usize = offset_of!(vfio_device_bind_iommufd, token_uuid_ptr);
-/// Size in bytes of the structure that attaches a function, up to the last field that all kernels with this call
+/// Size in bytes of the structure for attaching a function, up to the last field that all kernels with this call
 /// support.
 const ATTACH_BYTES: usize = offset_of!(vfio_device_attach_iommufd_pt, pt_id) + size_of::<u32>();
 /// A group number that no function has.
@@ -46,9 +46,9 @@ const NO_GROUP: u32 = u32::MAX;
 pub(crate) struct NodeFiles {
     device: File,
     iommufd: File,
-    /// The address space, once it exists.
+    /// The address space ID, once created.
     space: OnceLock<u32>,
-    /// The function's group, which determines the functions that are its neighbours.
+    /// The function's IOMMU group, which determines its neighbours.
     group: u32,
 }
 
@@ -121,7 +121,7 @@ impl Kernel for NodeFiles {
     }
 
     fn iommu_info(&self) -> io::Result<IommuInfo> {
-        // The ranges follow the structure. The kernel accepts a longer structure if all bytes after the part that it
+        // The ranges follow the structure. The kernel accepts a longer structure if all bytes beyond the part that it
         // knows are zero.
         let list = size_of::<iommu_ioas_iova_ranges>();
         let mut packet = Packet::new(list + RANGES * size_of::<iommu_iova_range>())
@@ -136,7 +136,7 @@ impl Kernel for NodeFiles {
         };
         let alignment = packet.get64(offset_of!(iommu_ioas_iova_ranges, out_iova_alignment));
         Ok(IommuInfo {
-            // The mask contains the smallest page size that can be mapped, and all larger sizes.
+            // The mask contains the smallest mappable page size, and all larger sizes.
             page_sizes: alignment.wrapping_neg(),
             usable: (0..count.min(RANGES)).map(|index| range(list + index * size_of::<iommu_iova_range>())).collect(),
             available: None,
@@ -218,7 +218,7 @@ mod tests {
         std::fs::write(vfio.join("devices/vfio0"), "").unwrap();
         assert!(files().is_none());
         std::fs::write(folder.path().join("iommu"), "").unwrap();
-        let files = files().expect("both are there");
+        let files = files().expect("both files exist");
         // Plain files support none of the calls.
         assert!(files.is_node() && files.bind_iommufd().is_err() && files.attach_space().is_err());
         assert!(files.iommu_info().is_err() && files.set_container().is_err() && files.device_info().is_err());

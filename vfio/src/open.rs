@@ -28,12 +28,12 @@ use crate::reset::{self, Reset};
 /// Valid sizes of an aperture in bytes.
 const APERTURE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
 
-/// Folders of the host.
+/// Host folders.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The kernel's view of devices.
     pub sysfs: Sysfs,
-    /// The folder of VFIO's files.
+    /// Folder of VFIO's device files.
     pub files: PathBuf,
 }
 
@@ -47,7 +47,7 @@ impl VfioCard {
     /// Opens the function at `address` for this process.
     ///
     /// # Errors
-    /// See [`OpenError`]. In case of an error, the function has been released completely.
+    /// Returns an [`OpenError`]. On error, the function has been released completely.
     pub fn open(place: &Place, address: Address, reset: Reset) -> Result<Self, OpenError> {
         Self::open_by(place, &DeviceFiles(place.files.clone()), address, reset)
     }
@@ -102,7 +102,7 @@ impl VfioCard {
         let config = Bar::new(Arc::clone(&kernel), region(VFIO_PCI_CONFIG_REGION_INDEX)?);
         pci::wake(&config).map_err(fail("waking it"))?;
         // From here on the function can access memory, but no memory is mapped yet.
-        pci::set_enabled(&config, true).map_err(fail("turning it on"))?;
+        pci::set_enabled(&config, true).map_err(fail("enabling it"))?;
         let (vendor, device, subsystem_vendor, subsystem, revision, class) =
             pci::identity(&config).map_err(fail("reading its identity"))?;
         let method =
@@ -167,7 +167,7 @@ fn attach(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenE
     kernel.attach_space().map_err(fail("VFIO_DEVICE_ATTACH_IOMMUFD_PT"))
 }
 
-/// Puts the group into the container and sets the container's IOMMU type.
+/// Adds the group to the container and sets the container's IOMMU type.
 fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenError> {
     let fail = |call| move |source| OpenError::Call { address, call, source };
     let version = kernel.api_version().map_err(fail("VFIO_GET_API_VERSION"))?;
@@ -191,7 +191,7 @@ fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenErr
     })
 }
 
-/// Checks the identity of the chip, and that a driver can use it.
+/// Checks the chip's identity, and that a driver can use the chip.
 fn identify(registers: &Bar, address: Address) -> Result<(), OpenError> {
     let boot0 = registers.read32(pmc::BOOT_0::OFFSET);
     if boot0 == u32::MAX {

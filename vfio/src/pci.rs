@@ -1,6 +1,6 @@
-//! Configuration space of a function behind VFIO: identity, power state, and permission to access memory.
+//! Configuration space of a function behind VFIO: identity, power state, and memory access enables.
 //!
-//! Source: PCI Local Bus 3.0 chapter 6, PCI Power Management 1.2 chapter 3.
+//! Sources: PCI Local Bus 3.0 chapter 6, PCI Power Management 1.2 chapter 3.
 
 use std::io;
 
@@ -18,19 +18,19 @@ mod header {
     pub const CAPABILITIES: u64 = 0x34;
 }
 
-/// Bit of the command register: the function answers accesses to its memory BARs.
+/// Command register: the function responds to accesses to its memory BARs.
 const MEMORY: u16 = 1 << 1;
-/// Bit of the command register: the function may access memory.
+/// Command register: the function may access memory.
 const MASTER: u16 = 1 << 2;
-/// Bit of the command register: the function must not signal through its pin.
+/// Command register: the function must not assert INTx.
 const INTX_OFF: u16 = 1 << 10;
-/// Bit of the status register: the function has a list of capabilities.
+/// Status register: the function has a capability list.
 const LISTED: u16 = 1 << 4;
 /// ID of the power management capability.
 const POWER: u8 = 0x01;
 /// Offset of the control register in the power management capability.
 const POWER_CONTROL: u64 = 4;
-/// Mask of the power state in the control register.
+/// Power state mask in the control register.
 const POWER_STATE: u16 = 3;
 /// Maximum number of capabilities that fit into 256 bytes.
 const MAX_CAPABILITIES: usize = 48;
@@ -53,7 +53,7 @@ pub fn identity(config: &Bar) -> io::Result<(u16, u16, u16, u16, u8, u32)> {
 /// Wakes a sleeping function; the kernel waits until it is awake. A function without power management is always awake.
 ///
 /// # Errors
-/// Returns an error if configuration space cannot be read or written, or the function stays asleep.
+/// Returns an error if configuration space cannot be accessed, or if the function stays asleep.
 pub fn wake(config: &Bar) -> io::Result<()> {
     let Some(at) = capability(config, POWER)? else { return Ok(()) };
     let at = at + POWER_CONTROL;
@@ -69,7 +69,7 @@ pub fn wake(config: &Bar) -> io::Result<()> {
     Err(io::Error::other(format!("it stays in power state D{}", control & POWER_STATE)))
 }
 
-/// Lets a function answer accesses and, if `master` is true, access memory.
+/// Lets a function respond to accesses and, if `master` is true, access memory.
 ///
 /// # Errors
 /// Returns an error if configuration space cannot be accessed, or does not keep the setting.

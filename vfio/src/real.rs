@@ -1,8 +1,8 @@
 //! The kernel's VFIO: its files in `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
 // UNSAFETY: makes `ioctl` system calls. A call that fills a structure passes the structure's length. The kernel then
-// writes at most this number of bytes, or writes to an address within the structure. All other calls take a number, or
-// only read memory. Callers keep memory alive while it is mapped for the card ([`Kernel::map`]).
+// writes at most that many bytes, or writes to an address within the structure. All other calls take a number, or only
+// read memory. Callers keep memory alive while it is mapped for the card ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -27,7 +27,7 @@ use vfio_host::Address;
 use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, Region, Window};
 use crate::window::Mapped;
 
-/// Numbers of the calls, counted from `VFIO_BASE`. Source: the kernel's `include/uapi/linux/vfio.h`.
+/// Call numbers relative to `VFIO_BASE`. Source: the kernel's `include/uapi/linux/vfio.h`.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub(crate) enum Call {
@@ -46,16 +46,15 @@ pub(crate) enum Call {
     /// `VFIO_IOMMU_MAP_DMA` on a container, `VFIO_DEVICE_PCI_HOT_RESET` on a device.
     MapDmaOrHotReset = 13,
     UnmapDma = 14,
-    /// `VFIO_DEVICE_BIND_IOMMUFD`. This call and the next call are for functions that were opened through their own
-    /// node.
+    /// `VFIO_DEVICE_BIND_IOMMUFD`. This call and the next are for functions opened through their own node.
     DeviceBindIommufd = 18,
     DeviceAttachIommufdPt = 19,
 }
 
-/// Buffer size in bytes for answers that end in a list: more than any list needs. A longer list would be truncated.
+/// Buffer size in bytes for replies that end in a list, which exceeds any list. A longer list would be truncated.
 const MAX_ANSWER_BYTES: usize = 4096;
 
-/// The structure of a call, as bytes at the offsets that the kernel's header defines.
+/// A call's structure, as bytes at the offsets defined in the kernel's header.
 pub(crate) struct Packet(Vec<u8>);
 
 impl Packet {
@@ -73,7 +72,7 @@ impl Packet {
         self
     }
 
-    /// Stores at `at` the address of this structure's byte `of`. The kernel then writes to that address.
+    /// Stores the address of this structure's byte `of` at `at`. The kernel then writes to that address.
     pub(crate) fn with_own_address(mut self, at: usize, of: usize) -> Self {
         let address = self.0.as_mut_ptr().wrapping_add(of).expose_provenance();
         self.set(at, &(address as u64).to_ne_bytes());
@@ -102,7 +101,7 @@ impl Packet {
         self.bytes(at).map_or(0, u64::from_ne_bytes)
     }
 
-    /// Returns the offset of the capability `id` in the list that begins at `first`. The kernel links capabilities at
+    /// Returns the offset of the capability `id` in the list that starts at `first`. The kernel links capabilities at
     /// increasing offsets.
     fn capability(&self, first: u32, id: u32) -> Option<usize> {
         let mut at = first as usize;
@@ -120,20 +119,20 @@ impl Packet {
 /// Makes a call whose argument is a number.
 pub(crate) fn call(file: &File, call: Call, argument: u64) -> io::Result<u32> {
     let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
-    // SAFETY: the calls made here take at most a number, and do not access memory of this process.
+    // SAFETY: the calls made here take at most a number, and do not access this process's memory.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) })
 }
 
-/// Makes a VFIO call whose argument is a structure that begins with its length.
+/// Makes a VFIO call whose argument is a structure that starts with its length.
 pub(crate) fn exchange(file: &File, call: Call, packet: &mut Packet) -> io::Result<u32> {
     exchange_numbered(file, u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32), packet)
 }
 
-/// Issues an ioctl whose argument is a structure that begins with its length.
+/// Issues an ioctl whose argument is a structure that starts with its length.
 pub(crate) fn exchange_numbered(file: &File, request: u32, packet: &mut Packet) -> io::Result<u32> {
     let (len, request) = (packet.0.len() as u32, u64::from(request));
     packet.set(0, &len.to_ne_bytes());
-    // SAFETY: the structure begins with its length, and the kernel neither reads nor writes beyond it.
+    // SAFETY: the structure starts with its length, and the kernel neither reads nor writes beyond it.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, packet.0.as_mut_ptr()) })
 }
 
@@ -154,7 +153,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Stores the files. The function is not yet open.
+    /// Stores the files. The function is not open yet.
     pub(crate) fn new(container: File, group: File) -> Self {
         Self { device: OnceLock::new(), group, container }
     }
@@ -237,7 +236,7 @@ impl Kernel for Files {
     fn open_device(&self, address: Address) -> io::Result<()> {
         let name = std::ffi::CString::new(address.to_string())?;
         let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + Call::GroupGetDeviceFd as u32));
-        // SAFETY: the kernel reads a string that ends with a zero byte.
+        // SAFETY: the kernel reads a NUL-terminated string.
         let number = unsafe { libc::ioctl(self.group.as_raw_fd(), request as libc::Ioctl, name.as_ptr()) };
         checked(number)?;
         // SAFETY: the kernel has just created this descriptor for the caller.
@@ -283,7 +282,7 @@ impl Kernel for Files {
     }
 }
 
-/// Returns the properties of the function that this file belongs to.
+/// Returns the properties of this file's function.
 pub(crate) fn device_info(device: &File) -> io::Result<DeviceInfo> {
     let mut info = Packet::new(size_of::<vfio_device_info>());
     exchange(device, Call::DeviceGetInfo, &mut info)?;
@@ -326,8 +325,8 @@ pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()>
     exchange(device, Call::DeviceSetIrqs, &mut packet).map(drop)
 }
 
-/// Lists the functions that a reset of this function's bus affects. Returns flags and, for each function, its address
-/// and the kernel's number for it: the number of a group or of an iommufd device.
+/// Lists the functions affected by a reset of this function's bus. Returns flags and, for each function, its address
+/// and the kernel's number for it: that of a group or an iommufd device.
 pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Address)>)> {
     let mut info = Packet::new(MAX_ANSWER_BYTES);
     exchange(device, Call::InfoOrHotResetInfo, &mut info)?;

@@ -1,8 +1,8 @@
-//! The kinds of reset of a function, and the choice of a kind for a card.
+//! The reset methods of a function, and the selection of one for a card.
 //!
 //! A card is usable only after its VBIOS scripts have run at power-on (POST), and no code here can run them. A Fermi
-//! card has no function-level reset. GUESS: a bus reset loses the settings that the scripts made. The bus is therefore
-//! reset only if the operator requests it. If a card has no function-level reset, its units are reset one by one, as
+//! card has no function-level reset. GUESS: a bus reset loses the settings made by the scripts. The bus is therefore
+//! reset only at the operator's request. If a card has no function-level reset, its units are reset individually, as
 //! the card's driver does.
 
 use nvspec::regs::pmc;
@@ -10,19 +10,19 @@ use nvspec::regs::pmc;
 use crate::error::OpenError;
 use crate::kernel::Kernel;
 
-/// The operator's choice.
+/// The operator's choice of a reset method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reset {
-    /// The function's own reset if it has one, and otherwise a reset of its units.
+    /// The function's own reset if available, otherwise a reset of its units.
     #[default]
     Auto,
     /// A bus reset, which resets all functions on the bus.
     Bus,
-    /// A reset of only the function's units.
+    /// A reset of the function's units only.
     Units,
 }
 
-/// The kind of reset that was chosen.
+/// The selected reset method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// Through `VFIO_DEVICE_RESET`.
@@ -34,7 +34,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// Returns a human-readable name of the kind.
+    /// Returns a human-readable name of the method.
     pub fn name(self) -> &'static str {
         match self {
             Self::Function => "function",
@@ -44,14 +44,14 @@ impl Method {
     }
 }
 
-/// The kernel's names of the resets that affect neither the function's neighbours nor its slot.
+/// The kernel's names of reset methods that affect neither the function's neighbours nor its slot.
 const OWN: [&str; 3] = ["device_specific", "flr", "af_flr"];
 
-/// Chooses a kind of reset for a function in `group`. `offered` is true if the kernel can reset only this function.
-/// `ways` lists the kernel's methods, of which the kernel uses the first one.
+/// Selects a reset method for a function in `group`. `offered` is true if the kernel can reset this function alone.
+/// `ways` lists the kernel's methods, of which it uses the first.
 ///
 /// # Errors
-/// Returns an error if a bus reset was requested and is impossible.
+/// Returns an error if a bus reset was requested but is impossible.
 pub fn choose(
     kernel: &dyn Kernel,
     wanted: Reset,

@@ -1,8 +1,8 @@
-//! A region of a function that is mapped into this process.
+//! A region of a function, mapped into this process.
 #![expect(unsafe_code, reason = "maps a device and touches it")]
-// UNSAFETY: maps device memory. Every access is checked against the length of the mapping and for alignment. The
-// mapping lives as long as the value. Accesses are volatile and have exactly the requested size, because the target is
-// a register or a doorbell.
+// UNSAFETY: maps device memory. Every access is checked for alignment and against the length of the mapping, which
+// lives as long as the value. Accesses are volatile and have exactly the requested size, because the target is a
+// register or a doorbell.
 
 use std::fs::File;
 use std::io;
@@ -18,13 +18,13 @@ pub struct Mapped {
     len: usize,
 }
 
-// SAFETY: the mapping is only used for single volatile accesses, and the device defines the effect of races.
+// SAFETY: the mapping is used only for single volatile accesses, and the device defines the effect of races.
 unsafe impl Send for Mapped {}
 // SAFETY: as above, each access is a single volatile access, and the device defines the effect of races.
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    /// Maps `len` bytes of a device's file, starting at `offset`.
+    /// Maps `len` bytes of a device file, starting at `offset`.
     ///
     /// # Errors
     /// Returns the kernel's error if the call fails.
@@ -37,7 +37,7 @@ impl Mapped {
         Ok(Self { base, len })
     }
 
-    /// Returns the address of an aligned access of a `T` at `offset`; `None` if the access is unaligned or not within
+    /// Returns the address of an aligned access of type `T` at `offset`; `None` if the access is misaligned or outside
     /// the mapping.
     fn place<T>(&self, offset: usize) -> Option<*mut T> {
         let fits = offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len);
@@ -60,7 +60,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `new` made, and no references into it exist.
+        // SAFETY: this is the mapping that `new` created, and no references into it exist.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping was unmapped twice");
     }

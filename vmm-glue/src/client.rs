@@ -1,7 +1,9 @@
-//! A small vfio-user client: for host processes that drive a device without a VMM, tests, benches and hostile guests.
+//! A small vfio-user client, for host processes that drive a device without a VMM, tests, benchmarks and hostile
+//! guests.
 //!
-//! The client blocks and does not trust its server: it checks the length of each reply. [`Client::request`] and the
-//! calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not enforce it.
+//! The client is synchronous and does not trust its server: it checks the length of each reply. [`Client::request`] and
+//! the calls built on it follow the protocol, which [`Client::send_raw`] and [`Client::receive_message`] do not
+//! enforce.
 
 use std::collections::VecDeque;
 use std::io;
@@ -36,28 +38,28 @@ pub const QEMU_CAPABILITIES: &str = "{\"capabilities\": {\"migration\": {\"pgsiz
 pub const CLOUD_HYPERVISOR_CAPABILITIES: &str =
     "{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576,\"migration\":{\"pgsize\":4096}}}";
 
-/// Maximum size of an accepted message, in bytes.
+/// Maximum size of a received message in bytes.
 const MAX_MESSAGE: usize = 2 << 20;
 
-/// Reasons for a failed call.
+/// Reasons why a call fails.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// The socket failed, or no reply arrived within the time set with [`Client::set_timeout`].
+    /// The socket failed, or no reply arrived within the timeout set with [`Client::set_timeout`].
     #[error("the socket failed")]
     Io(#[from] io::Error),
     /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,
-    /// The server answered with an error number.
-    #[error("the server answered with errno {0}")]
+    /// The server replied with an error number.
+    #[error("the server replied with errno {0}")]
     Refused(u32),
     /// The server violates the protocol.
-    #[error("the reply is wrong: {0}")]
+    #[error("invalid reply: {0}")]
     Protocol(String),
 }
 
 impl ClientError {
-    /// Returns the error number from the server.
+    /// Returns the error number in the server's reply.
     pub fn errno(&self) -> Option<u32> {
         match self {
             Self::Refused(errno) => Some(*errno),
@@ -71,15 +73,15 @@ type Result<T> = std::result::Result<T, ClientError>;
 /// A received message.
 #[derive(Debug)]
 pub struct Message {
-    /// Header of the message.
+    /// Message header.
     pub header: Header,
-    /// Bytes that follow the header.
+    /// Message body, without the header.
     pub body: Vec<u8>,
     /// Descriptors attached to the message.
     pub fds: Vec<OwnedFd>,
 }
 
-/// Memory of the client that [`Client::serve_dma`] reads and writes.
+/// Client memory accessed by [`Client::serve_dma`].
 pub trait DmaTarget {
     /// Reads data; an error is the `errno` of the reply.
     fn read(&mut self, gpa: u64, data: &mut [u8]) -> std::result::Result<(), u32>;
@@ -87,14 +89,14 @@ pub trait DmaTarget {
     fn write(&mut self, gpa: u64, data: &[u8]) -> std::result::Result<(), u32>;
 }
 
-/// A connection.
+/// A client's connection to its server.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
     next_id: u16,
-    /// Server requests that arrived while a reply was awaited.
+    /// Server requests that arrived while waiting for a reply.
     requests: VecDeque<Message>,
-    /// Text of the server's capabilities.
+    /// Server capabilities as JSON.
     capabilities: String,
 }
 
@@ -109,7 +111,7 @@ impl Client {
         Self { stream, next_id: 0, requests: VecDeque::new(), capabilities: String::new() }
     }
 
-    /// Connects and negotiates the way QEMU does.
+    /// Connects and negotiates like QEMU.
     pub fn connect(path: &Path) -> Result<Self> {
         Self::connect_as(path, QEMU_CAPABILITIES)
     }
@@ -121,12 +123,14 @@ impl Client {
         Ok(client)
     }
 
-    /// Proposes a version. Returns the version that the server chose.
+    /// Proposes a version. Returns the server's version.
     pub fn negotiate(&mut self, major: u16, minor: u16, capabilities: &str) -> Result<(u16, u16)> {
         let body = [Version { major, minor }.as_bytes(), capabilities.as_bytes(), &[0]].concat();
         let reply = self.request(Command::VERSION, &body, &[])?;
         let (version, text) = parse::<Version>(&reply.body)?;
-        let text = text.strip_suffix(b"\0").ok_or_else(|| ClientError::Protocol("capabilities without NUL".into()))?;
+        let text = text
+            .strip_suffix(b"\0")
+            .ok_or_else(|| ClientError::Protocol("capabilities must not contain NUL".into()))?;
         self.capabilities = String::from_utf8_lossy(text).into_owned();
         Ok((version.major, version.minor))
     }
@@ -141,7 +145,7 @@ impl Client {
         &self.stream
     }
 
-    /// Sets the time limit for a reply; `None`, the default, means no limit.
+    /// Sets the reply timeout; `None`, the default, means no timeout.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         Ok(self.stream.set_read_timeout(timeout)?)
     }
@@ -166,7 +170,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a request without waiting for the reply. Returns the request's number.
+    /// Sends a request without waiting for the reply. Returns the message ID.
     pub fn send(&mut self, command: Command, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u16> {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
@@ -176,7 +180,7 @@ impl Client {
         Ok(id)
     }
 
-    /// Sends a request and waits for its reply. Earlier requests of the server are kept for [`Self::serve_dma`].
+    /// Sends a request and waits for its reply. Server requests that arrive earlier are queued for [`Self::serve_dma`].
     pub fn request(&mut self, command: Command, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Message> {
         let id = self.send(command, 0, body, fds)?;
         self.reply(id)
@@ -238,7 +242,7 @@ impl Client {
         Ok(())
     }
 
-    /// Waits for one `DMA_READ` or `DMA_WRITE` of the server and answers it. Returns the header of the message.
+    /// Waits for a `DMA_READ` or `DMA_WRITE` from the server and replies to it. Returns the message header.
     pub fn serve_dma(&mut self, memory: &mut dyn DmaTarget) -> Result<Header> {
         let message = match self.requests.pop_front() {
             Some(message) => message,
@@ -268,19 +272,19 @@ impl Client {
         Ok(header)
     }
 
-    /// Reads `data.len()` bytes of a region.
+    /// Reads `data.len()` bytes from a region.
     pub fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<()> {
         let access = RegionAccess { offset, region, count: length(data.len()) };
         let reply = self.request(Command::REGION_READ, access.as_bytes(), &[])?;
         let (_, bytes) = parse::<RegionAccess>(&reply.body)?;
         if bytes.len() != data.len() {
-            return Err(ClientError::Protocol(format!("{} bytes for a read of {}", bytes.len(), data.len())));
+            return Err(ClientError::Protocol(format!("{} bytes for a read of {} bytes", bytes.len(), data.len())));
         }
         data.copy_from_slice(bytes);
         Ok(())
     }
 
-    /// Reads 4 bytes of a region.
+    /// Reads 4 bytes from a region.
     pub fn read32(&mut self, region: u32, offset: u64) -> Result<u32> {
         let mut data = [0; 4];
         self.read(region, offset, &mut data)?;
@@ -302,13 +306,12 @@ impl Client {
         self.send(Command::REGION_WRITE, FLAG_NO_REPLY, &write_body(region, offset, data), &[]).map(drop)
     }
 
-    /// Sends writes of up to 8 bytes each in one message, without requesting a reply. Each write is (region, offset,
-    /// data).
+    /// Sends a batch of writes of up to 8 bytes each, without requesting a reply. Each write is (region, offset, data).
     pub fn post_many(&mut self, writes: &[(u32, u64, &[u8])]) -> Result<()> {
         self.send(Command::REGION_WRITE_MULTI, FLAG_NO_REPLY, &multi_body(writes), &[]).map(drop)
     }
 
-    /// Makes memory accessible to the device. The memory is backed by a file, from an offset on, or has no file.
+    /// Maps memory for the device. The memory is backed by a file, from the given offset, or has no file.
     pub fn dma_map(&mut self, gpa: u64, size: u64, writable: bool, file: Option<(BorrowedFd<'_>, u64)>) -> Result<()> {
         let flags = DMA_MAP_READ | if writable { DMA_MAP_WRITE } else { 0 };
         let offset = file.map_or(0, |(_, offset)| offset);
@@ -317,16 +320,15 @@ impl Client {
         self.request(Command::DMA_MAP, body.as_bytes(), &fds).map(drop)
     }
 
-    /// Removes memory from the device. Returns the number of unmapped bytes from the server's reply.
+    /// Unmaps memory from the device. Returns the number of unmapped bytes in the server's reply.
     pub fn dma_unmap(&mut self, gpa: u64, size: u64) -> Result<u64> {
         let body = DmaUnmap { argsz: length(size_of::<DmaUnmap>()), flags: 0, address: gpa, size };
         let reply = self.request(Command::DMA_UNMAP, body.as_bytes(), &[])?;
-        let (reply, _) =
-            DmaUnmap::read_from_prefix(&reply.body).map_err(|_| io::Error::other("the reply is cut short"))?;
+        let (reply, _) = DmaUnmap::read_from_prefix(&reply.body).map_err(|_| io::Error::other("truncated reply"))?;
         Ok(reply.size)
     }
 
-    /// Removes all memory from the device.
+    /// Unmaps all memory from the device.
     pub fn dma_unmap_all(&mut self) -> Result<()> {
         let body = DmaUnmap { argsz: length(size_of::<DmaUnmap>()), flags: DMA_UNMAP_ALL, ..Default::default() };
         self.request(Command::DMA_UNMAP, body.as_bytes(), &[]).map(drop)
@@ -338,7 +340,7 @@ impl Client {
         self.irq_request(IrqSet { argsz: 20, flags, index, start, count: length(fds.len()) }, &[], fds)
     }
 
-    /// Creates `count` eventfds and attaches them to interrupts of a type, starting at interrupt 0.
+    /// Creates `count` eventfds and attaches them to interrupts of a type, from interrupt 0.
     pub fn attach_irqs(&mut self, index: u32, count: usize) -> Result<Vec<OwnedFd>> {
         let fds = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect::<std::result::Result<Vec<_>, _>>();
         let fds = fds.map_err(io::Error::from)?;
@@ -353,13 +355,13 @@ impl Client {
         self.irq_request(IrqSet { argsz: 20, flags, index, start: 0, count: 0 }, &[], &[])
     }
 
-    /// Unmasks INTx, as a VMM does when the guest has handled the interrupt.
+    /// Unmasks INTx, as a VMM does once the guest has handled the interrupt.
     pub fn unmask_intx(&mut self) -> Result<()> {
         let flags = IRQ_DATA_NONE | IRQ_ACTION_UNMASK;
         self.irq_request(IrqSet { argsz: 20, flags, index: 0, start: 0, count: 1 }, &[], &[])
     }
 
-    /// Sends a `DEVICE_SET_IRQS` request without checking it.
+    /// Sends an unchecked `DEVICE_SET_IRQS` request.
     pub fn irq_request(&mut self, request: IrqSet, booleans: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         self.request(Command::DEVICE_SET_IRQS, &[request.as_bytes(), booleans].concat(), fds).map(drop)
     }
@@ -376,7 +378,7 @@ impl Client {
         Ok(parse(&reply.body)?.0)
     }
 
-    /// Queries a region, with `argsz` bytes of space for the reply. Returns the region's description, capabilities and
+    /// Queries a region, accepting a reply of up to `argsz` bytes. Returns the region's description, capabilities and
     /// descriptors.
     pub fn region_info(&mut self, index: u32, argsz: u32) -> Result<(RegionInfoBody, Vec<u8>, Vec<OwnedFd>)> {
         let body = RegionInfoBody { argsz, index, ..Default::default() };
@@ -385,7 +387,7 @@ impl Client {
         Ok((info, caps.to_vec(), reply.fds))
     }
 
-    /// Queries a region the way QEMU does: repeats the query if the first reply does not fit.
+    /// Queries a region like QEMU, which repeats the query if the first reply does not fit.
     pub fn region(&mut self, index: u32) -> Result<Region> {
         let fixed = length(size_of::<RegionInfoBody>());
         let (mut info, mut caps, mut fds) = self.region_info(index, fixed)?;
@@ -442,7 +444,7 @@ pub struct Region {
     pub file: Option<OwnedFd>,
 }
 
-/// The mapped areas of a region. The areas stay mapped after the client disconnects.
+/// The mapped areas of a region. They remain mapped after the client disconnects.
 #[derive(Debug)]
 pub struct MappedRegion {
     /// Areas, each at its offset in the region.
@@ -450,19 +452,18 @@ pub struct MappedRegion {
 }
 
 impl MappedRegion {
-    /// Reads at an offset of the region without sending a message. Fails outside the areas.
+    /// Reads at a region offset without sending a message. Fails outside the areas.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> std::result::Result<(), MemoryError> {
         self.memory.read(offset, data)
     }
 
-    /// Writes at an offset of the region without sending a message. Fails outside the areas.
+    /// Writes at a region offset without sending a message. Fails outside the areas.
     pub fn write(&self, offset: u64, data: &[u8]) -> std::result::Result<(), MemoryError> {
         self.memory.write(offset, data)
     }
 }
 
-/// Returns the areas that the sparse-mmap capability lists. `caps` are the bytes that follow the description of a
-/// region.
+/// Returns the areas listed in the sparse-mmap capability. `caps` are the bytes that follow a region's description.
 fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     let wrong = |what: &str| ClientError::Protocol(format!("capabilities of region {}: {what}", info.index));
     let mut offset = info.cap_offset;
@@ -470,14 +471,14 @@ fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
         let start = usize::try_from(offset).ok().and_then(|offset| offset.checked_sub(size_of::<RegionInfoBody>()));
         let rest =
             start.and_then(|start| caps.get(start..)).ok_or_else(|| wrong("an offset points outside the reply"))?;
-        let (cap, rest) = SparseMmapCap::read_from_prefix(rest).map_err(|_| wrong("a capability is cut short"))?;
+        let (cap, rest) = SparseMmapCap::read_from_prefix(rest).map_err(|_| wrong("a capability is truncated"))?;
         if cap.id == CAP_SPARSE_MMAP {
             let (areas, _) = rest.as_chunks::<{ size_of::<SparseArea>() }>();
             let count = usize::try_from(cap.nr_areas).unwrap_or(usize::MAX);
             let areas = areas.get(..count).ok_or_else(|| wrong("areas are missing"))?;
             let areas =
                 areas.iter().map(|bytes| SparseArea::read_from_bytes(bytes)).collect::<std::result::Result<_, _>>();
-            return areas.map_err(|_| wrong("an area is cut short"));
+            return areas.map_err(|_| wrong("an area is truncated"));
         }
         offset = match cap.next {
             0 => return Ok(Vec::new()),
@@ -487,7 +488,8 @@ fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     }
 }
 
-/// Creates guest memory of `size` bytes in a memfd, as a VMM does. Seals it against shrinking if `sealed` is set.
+/// Creates guest memory of `size` bytes in a memfd, as a VMM does. Seals the memfd against shrinking if `sealed` is
+/// set.
 pub fn memory_file(size: u64, sealed: bool) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, size)?;

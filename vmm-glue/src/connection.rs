@@ -1,6 +1,6 @@
-//! State machine of one client's connection: it takes bytes and file descriptors, and produces replies.
+//! State machine of a client connection: consumes bytes and file descriptors, and produces replies.
 //!
-//! [`Connection`] needs no socket. A server receives into [`Connection::space`], reports the bytes to
+//! [`Connection`] needs no socket. A server receives into [`Connection::space`], passes the length to
 //! [`Connection::received`], calls [`Connection::process`] to execute the messages, and sends [`Connection::output`].
 //! Memory is bounded: a connection has one input buffer, and the caller closes the connection if the output exceeds its
 //! limit.
@@ -34,34 +34,32 @@ use crate::protocol::{Command, HEADER_SIZE, Header, RegionAccess};
 use receive::Receive;
 use session::Session;
 
-/// Maximum size of a message that can be skipped, in bytes. The server closes the connection if a message is longer.
+/// Maximum size of a message that can be skipped, in bytes. A longer message closes the connection.
 pub const MAX_SKIP: u32 = 16 << 20;
-/// Maximum number of file descriptors in one message.
+/// Maximum number of file descriptors per message.
 pub const MAX_FDS: usize = 16;
-/// Size of the output at which the server stops adding requests to the client, in bytes.
+/// Output size in bytes at which the server stops adding requests to the client.
 const FLUSH_AT: usize = 64 << 10;
 
 /// Reasons why the server closes a connection.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Fatal {
-    #[error("a message of {0} bytes: less than its header of 16")]
+    #[error("a message of {0} bytes is shorter than its 16-byte header")]
     Undersized(u32),
-    #[error("a message of {0} bytes: more than the {MAX_SKIP} that can be skipped")]
+    #[error("a message of {0} bytes exceeds the {MAX_SKIP} bytes that can be skipped")]
     Oversized(u32),
     #[error("the first message was {0}, not VERSION")]
     NotNegotiated(Command),
     #[error("version negotiation failed: {0}")]
     Version(String),
-    #[error("the client does not read its replies: {0} bytes wait")]
+    #[error("the client does not read its replies: {0} bytes are queued")]
     NotReading(usize),
-    #[error(
-        "the VMM withdrew guest memory at {gpa:#x} that was mapped (file cut short, or the host cannot provide it)"
-    )]
+    #[error("the VMM withdrew mapped guest memory at {gpa:#x} (file truncated, or page not loadable on the host)")]
     Withdrawn { gpa: u64 },
 }
 
-/// Returns the maximum size of a message that is received completely, in bytes.
+/// Returns the maximum size in bytes of a message that is received in full.
 pub(crate) fn max_message(max_transfer: usize) -> usize {
     HEADER_SIZE.saturating_add(size_of::<RegionAccess>()).saturating_add(max_transfer)
 }
@@ -71,26 +69,26 @@ pub(crate) fn max_message(max_transfer: usize) -> usize {
 pub enum Progress {
     /// All complete messages are handled.
     Done,
-    /// Output should be sent before [`Connection::process`] is called again.
+    /// Send the output before calling [`Connection::process`] again.
     Paused,
 }
 
-/// One client.
+/// A client's connection.
 #[derive(Debug)]
 pub struct Connection {
     receive: Receive,
     out: Outbox,
     session: Session,
-    /// State that lets the next process continue if this process is killed.
+    /// State from which the next process continues if this process is killed.
     journal: Option<Journal>,
-    /// The device's own journal; the connection's journal refers to it.
+    /// The device's own journal, which the connection's journal refers to.
     device_journal: Option<Arc<OwnedFd>>,
-    /// Set if the client's previous device was in a process that was killed.
+    /// Set if a killed process served the client's previous device.
     revival: Option<Revival>,
 }
 
 impl Connection {
-    /// Creates a connection that has not received any data.
+    /// Creates a connection that has received no data yet.
     pub fn new(link: Link, options: &ServerOptions, client: ClientInfo) -> Self {
         let max_transfer = options.max_transfer.clamp(4 << 10, 1 << 20);
         Self {
@@ -103,17 +101,16 @@ impl Connection {
         }
     }
 
-    /// Creates the connection's journal unless it has one.
+    /// Creates the connection's journal if it has none.
     pub(crate) fn keep_journal(&mut self, keeper: &Arc<dyn Keeper>, device: &mut dyn Device) {
         if self.journal.is_some() || !keeper.keeps_more() {
             return;
         }
-        // Drop the previous process's descriptor slots, because this process cannot identify them.
+        // Drop the previous process's descriptor slots, which this process cannot identify.
         keeper.give_up_more();
         if !device.is_renewable() {
             tracing::warn!(
-                "if this daemon is killed, the VMM loses its device: another daemon could not restore the \
-                device's state"
+                "if this daemon is killed, the VMM loses its device: another daemon cannot restore the device's state"
             );
             return;
         }
@@ -129,7 +126,7 @@ impl Connection {
         }
     }
 
-    /// Continues the journal of a process that was killed.
+    /// Continues the journal of a killed process.
     pub(crate) fn goes_on_with(&mut self, journal: Journal, revival: Revival) {
         self.journal = Some(journal);
         self.revival = Some(revival);
@@ -185,7 +182,7 @@ impl Connection {
         }
     }
 
-    /// Records that the socket has accepted only a part of [`Self::output`], and commits the rest.
+    /// Records that the socket has accepted only part of [`Self::output`], and commits the rest.
     pub(crate) fn left_unsent(&mut self) {
         if let Some(journal) = &mut self.journal {
             journal.change();
@@ -193,7 +190,7 @@ impl Connection {
         }
     }
 
-    /// Returns the buffer for the next bytes; not empty after [`Self::process`] returned [`Progress::Done`].
+    /// Returns the buffer for received bytes. Not empty after [`Self::process`] has returned [`Progress::Done`].
     pub fn space(&mut self) -> &mut [u8] {
         self.receive.space()
     }
@@ -211,7 +208,7 @@ impl Connection {
         self.receive.mark(true);
     }
 
-    /// Executes complete messages, until at least `limit` bytes of output are waiting.
+    /// Executes complete messages until at least `limit` bytes of output are queued.
     pub fn process(&mut self, device: &mut dyn Device, limit: usize) -> Result<Progress, Fatal> {
         let mut progress = Progress::Paused;
         while self.out.len() < limit {
@@ -225,14 +222,14 @@ impl Connection {
         Ok(progress)
     }
 
-    /// Completes the write that the device deferred until its reply had been sent, if any. Call this each time
-    /// [`Self::output`] was sent. All other methods that call the device complete the write first.
+    /// Completes the write that the device deferred until after its reply, if any. Call this whenever [`Self::output`]
+    /// has been sent. All other methods that call the device complete the write first.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         self.session.complete_deferred(device);
     }
 
-    /// Feeds bytes as if they were received from a socket, and executes complete messages. Stops early if output should
-    /// be sent. Returns the bytes that were not consumed.
+    /// Feeds bytes as if received from a socket, and executes complete messages. Stops early if output should be sent.
+    /// Returns the unconsumed bytes.
     pub fn handle_bytes<'a>(
         &mut self,
         device: &mut dyn Device,
@@ -256,12 +253,12 @@ impl Connection {
         }
     }
 
-    /// Returns the output that waits to be sent.
+    /// Returns the queued output.
     pub fn output(&mut self) -> &mut Outbox {
         &mut self.out
     }
 
-    /// Returns the number of bytes that wait to be sent.
+    /// Returns the number of queued output bytes.
     pub fn pending_output(&self) -> usize {
         self.out.len()
     }
@@ -271,7 +268,7 @@ impl Connection {
         self.session.is_negotiated()
     }
 
-    /// Handles requests from the link: sends requests to the client, and checks for private or withdrawn memory.
+    /// Handles the link's requests: sends requests to the client, and checks for private or withdrawn memory.
     pub fn work(&mut self, device: &mut dyn Device) -> Result<(), Fatal> {
         self.session.complete_deferred(device);
         self.session.work(device, &mut self.out, FLUSH_AT)?;
@@ -282,7 +279,7 @@ impl Connection {
     /// Continues a [restored](Self::restored) connection on the current thread.
     ///
     /// # Errors
-    /// Returns an error if the client of a killed process cannot use this device.
+    /// Returns an error if a killed process's client cannot use this device.
     pub(crate) fn resume(&mut self, device: &mut dyn Device) -> Result<(), Invalid> {
         self.session.resume(device);
         let Some(revival) = self.revival.take() else { return Ok(()) };
@@ -321,12 +318,12 @@ impl Connection {
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub header: Header,
-    /// Body without the header; empty if `oversized`.
+    /// Message body, without the header; empty if `oversized`.
     pub body: &'a [u8],
     pub fds: Vec<OwnedFd>,
     /// Set if some descriptors were lost.
     pub truncated: bool,
-    /// Set if the body exceeds the limit and is skipped.
+    /// Set if the body exceeds the size limit and is skipped.
     pub oversized: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Traffic counters of one server. Any thread can read them while the server runs.
+//! Traffic counters of one server, readable by any thread while the server runs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use crate::protocol::Command;
 
-/// Number of commands with their own counter. Higher command numbers are counted as number 0.
+/// Number of commands with their own counter. Higher command numbers are counted under number 0.
 const COMMANDS: usize = 19;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// The counters. The counters cover all clients and only grow, except for gauges.
+        /// The counters, which cover all clients and only increase, except for gauges.
         #[derive(Debug, Default)]
         pub struct Counters {
             /// Number of requests by command number; index 0 counts unknown commands.
@@ -28,7 +28,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Reads all counters. Each value is exact, but the values may be a few messages apart.
+            /// Reads all counters. Each value is exact, but values may be a few messages apart.
             pub fn snapshot(&self) -> Snapshot {
                 let messages = (0u16..)
                     .zip(&self.messages)
@@ -42,43 +42,43 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Clients that have negotiated successfully.
+    /// Clients that negotiated successfully.
     clients,
-    /// Connections refused because another client was connected.
+    /// Connections rejected because another client was connected.
     clients_refused,
     /// Connections closed because they sent no data, or no valid message.
     connections_closed,
-    /// Connections that the server closed because of a client's error.
+    /// Connections closed by the server because of a client error.
     clients_dropped,
     /// Messages that needed no reply (posted writes, including batched writes).
     posted,
     /// Region writes inside batches.
     batched_writes,
-    /// Region reads. Each read of a batch counts, and so does each part of an access that the client has split.
+    /// Region reads. Each read in a batch is counted, and each part of an access that the client has split.
     region_reads,
     /// Region writes, including those in batches.
     region_writes,
-    /// Number of bytes received.
+    /// Bytes received.
     bytes_in,
-    /// Number of bytes sent.
+    /// Bytes sent.
     bytes_out,
     /// Number of `recvmsg` calls that returned data.
     receives,
     /// Number of `sendmsg` calls that sent data.
     sends,
-    /// Messages that arrived while the server was polling, before it went to sleep.
+    /// Messages that arrived while the server was polling.
     spin_hits,
-    /// Accesses that the device refused.
+    /// Accesses denied by the device.
     denied,
-    /// Requests answered with an error.
+    /// Requests that failed with an error reply.
     errors,
     /// Posted requests that failed without a reply.
     posted_errors,
-    /// File descriptors that were closed because their message must not carry any.
+    /// File descriptors closed because their message must not carry any.
     stray_fds,
-    /// Gauge: number of currently mapped memory regions.
+    /// Gauge: mapped memory regions.
     dma_regions,
-    /// Gauge: size of the currently mapped memory, in bytes.
+    /// Gauge: mapped memory in bytes.
     dma_bytes,
     /// `DMA_READ` and `DMA_WRITE` messages sent to the client.
     dma_requests,
@@ -86,17 +86,17 @@ counters! {
     dma_request_errors,
     /// Memory regions found to be private to the client.
     not_shared,
-    /// Memory regions that were withdrawn under a mapping.
+    /// Memory regions withdrawn while mapped.
     withdrawn,
     /// Checks for private memory.
     share_checks,
-    /// Number of daemons that were killed while they served the current or last client. After each kill, the next
-    /// daemon reset the device and continued the connection.
+    /// Daemons killed while serving the current or last client. After each kill, the next daemon reset the device and
+    /// continued the connection.
     daemon_deaths_survived,
 }
 
 impl Counters {
-    /// Returns the number of requests with the given command number.
+    /// Returns the number of requests with this command number.
     pub fn messages(&self, command: Command) -> u64 {
         self.slot(command).load(Relaxed)
     }
@@ -127,8 +127,8 @@ pub(crate) fn add_len(count: &AtomicU64, n: usize) {
     count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
 }
 
-/// Returns true if the client error with number `count` should be logged: all of the first errors, and fewer and fewer
-/// of the later ones.
+/// Returns true if client error number `count` should be logged: all of the first errors, and fewer and fewer of the
+/// later ones.
 pub fn worth_logging(count: u64) -> bool {
     count <= 16 || count.is_power_of_two()
 }

@@ -1,4 +1,4 @@
-//! Descriptors that are handed to another process.
+//! Descriptors that are passed to another process.
 
 use std::cell::RefCell;
 use std::io;
@@ -14,22 +14,22 @@ use crate::keeper::{Keeper, SLOTS, Slots};
 #[derive(Debug, Error)]
 pub enum ParkError {
     /// The saved state is invalid.
-    #[error("a saved client is refused: {0}")]
+    #[error("saved client rejected: {0}")]
     Invalid(#[from] Invalid),
-    /// The client's memory, or one of its interrupts, cannot be handed to another process.
-    #[error("the client's {0} cannot be handed to another process")]
+    /// The client's memory, or one of its interrupts, cannot be passed to another process.
+    #[error("the client's {0} cannot be passed to another process")]
     Stays(&'static str),
-    /// The operating system refused to create or duplicate a descriptor.
+    /// The operating system failed to create or duplicate a descriptor.
     #[error("a client's descriptor: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Destination of saved descriptors. Each descriptor is saved under a name.
+/// Destination of saved descriptors, which assigns each descriptor a name.
 #[derive(Debug)]
 pub(crate) enum Giving<'a> {
-    /// Duplicates each descriptor for another process. A descriptor's name is its index.
+    /// Duplicates descriptors for another process. A descriptor's name is its index.
     Over(Vec<OwnedFd>),
-    /// Stores one duplicate of each descriptor in a keeper. A descriptor's name is its slot.
+    /// Stores a duplicate of each descriptor in a keeper. A descriptor's name is its slot.
     Slots(&'a mut Slots, &'a dyn Keeper),
 }
 
@@ -39,7 +39,7 @@ impl<'a> Giving<'a> {
         Self::Slots(slots, keeper)
     }
 
-    /// Duplicates a descriptor for the destination. Returns the descriptor's name.
+    /// Duplicates a descriptor for the destination. Returns its name.
     pub(crate) fn give(&mut self, fd: impl AsFd) -> io::Result<u32> {
         match self {
             Self::Over(fds) => {
@@ -64,7 +64,7 @@ impl<'a> Giving<'a> {
 #[derive(Debug)]
 pub(crate) struct Given {
     fds: Vec<Option<OwnedFd>>,
-    /// Descriptors that were taken: the name, and the descriptor number in this process.
+    /// Descriptors already taken: the name, and the descriptor number in this process.
     taken: RefCell<Vec<(u32, RawFd)>>,
 }
 

@@ -12,7 +12,7 @@ use crate::migration::Migration;
 /// Number of regions of a PCI function: six BARs, the expansion ROM, configuration space, legacy VGA.
 pub const NUM_REGIONS: usize = 9;
 
-/// A region of the device, guaranteed to be one of the nine regions of a PCI function.
+/// A device region, guaranteed to be one of the nine regions of a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "the names say it")]
@@ -32,7 +32,7 @@ pub enum RegionIndex {
 }
 
 impl RegionIndex {
-    /// All regions in the order of their numbers.
+    /// All regions in numerical order.
     pub const ALL: [Self; NUM_REGIONS] =
         [Self::Bar0, Self::Bar1, Self::Bar2, Self::Bar3, Self::Bar4, Self::Bar5, Self::Rom, Self::Config, Self::Vga];
 
@@ -52,17 +52,17 @@ pub struct RegionInfo {
 }
 
 impl RegionInfo {
-    /// Creates a trapped region of `size` bytes that can be read and written.
+    /// Creates a trapped read-write region of `size` bytes.
     pub const fn read_write(size: u64) -> Self {
         Self { size, readable: true, writable: true, mappable: None }
     }
 
-    /// Creates a trapped region of `size` bytes that can only be read.
+    /// Creates a trapped read-only region of `size` bytes.
     pub const fn read_only(size: u64) -> Self {
         Self { size, readable: true, writable: false, mappable: None }
     }
 
-    /// Lets clients map `areas` of the region, backed by `file`. The rest of the region stays trapped.
+    /// Lets clients map `areas` of the region, backed by `file`. The rest of the region remains trapped.
     ///
     /// [`crate::mappable`] lists the requirements for the file and the device.
     pub fn with_mappable(self, file: Arc<OwnedFd>, areas: Vec<MmapArea>) -> Result<Self, MappableError> {
@@ -91,14 +91,14 @@ impl RegionInfo {
     }
 }
 
-/// Reason for refusing an access. The client gets an `errno`. If hardware would ignore an unsupported access (all ones,
-/// a dropped write), the device returns this result as data, not as an error.
+/// Reason for rejecting an access, which the client receives as an `errno`. If hardware would ignore an unsupported
+/// access (read all ones, drop a write), the device does the same instead of returning an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AccessError {
-    /// The access is not allowed (`EACCES`).
+    /// The access is not permitted (`EACCES`).
     #[error("access denied")]
     Denied,
-    /// The access has a wrong size or offset (`EINVAL`).
+    /// The access has an invalid size or offset (`EINVAL`).
     #[error("the device does not accept this size or offset")]
     Invalid,
     /// The device failed (`EIO`).
@@ -106,7 +106,7 @@ pub enum AccessError {
     Failed,
 }
 
-/// Reason for refusing a memory region. The client's `DMA_MAP` fails with `EINVAL`.
+/// Reason for rejecting a memory region. The client's `DMA_MAP` fails with `EINVAL`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct MapError(pub String);
@@ -117,12 +117,12 @@ pub struct MapError(pub String);
 pub enum Ack {
     /// The write is done.
     Done,
-    /// The server can reply to the client now. [`Device::complete`] does the rest of the write.
+    /// The server can reply to the client now. [`Device::complete`] performs the rest of the write.
     Deferred(Deferred),
 }
 
 impl Ack {
-    /// Completes the write now, because no client waits for its reply, or because further writes follow.
+    /// Completes the write now, because no client waits for its reply or because further writes follow.
     pub fn complete_now(self, device: &mut dyn Device) {
         match self {
             Self::Done => {}
@@ -131,40 +131,40 @@ impl Ack {
     }
 }
 
-/// The unfinished part of a write, for [`Device::complete`]. The device stores the data, because other threads of the
-/// device may have to do this part earlier. This type cannot be copied, so each deferred write is completed once.
+/// The unfinished part of a write, to be passed to [`Device::complete`]. The device stores the data, because its other
+/// threads may have to perform this part earlier. The type is not `Copy`, so each deferred write is completed once.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pass it to `Device::complete`"]
 pub struct Deferred(());
 
 /// A virtual PCI function.
 ///
-/// The server's thread makes all calls, one at a time. Calls should return soon, because a virtual CPU may wait for
-/// them. A handler must not wait for [`crate::dma::DmaClient`]: the client cannot reply before it has the reply to its
-/// own request.
+/// The server's thread makes all calls, one at a time. Calls should return quickly, because a virtual CPU may be
+/// waiting. A handler must not wait for [`crate::dma::DmaClient`]: the client cannot reply before it has received the
+/// reply to its own request.
 ///
 /// After a write that returned [`Ack::Deferred`], the next call is [`Device::complete`].
 pub trait Device: Send {
-    /// Returns the regions in the order of [`RegionIndex`]. Called once per client, before the client's first access.
+    /// Returns the regions in [`RegionIndex`] order. Called once per client, before its first access.
     ///
-    /// A client may keep its mappings forever, so a mappable region needs another file for the next client.
+    /// A client may keep its mappings forever, so a mappable region needs a new file for each client.
     fn regions(&self) -> [RegionInfo; NUM_REGIONS];
 
-    /// Records that a client has negotiated; accesses may follow.
+    /// Called when a client has negotiated; accesses may follow.
     fn connected(&mut self) {}
 
     /// Reads `data.len()` bytes at `offset` of `region`.
     ///
     /// The length is 1, 2, 4 or 8, `offset` is a multiple of the length, and all bytes are inside a readable region.
-    /// The server splits other accesses into such parts and starts at the lowest address. The bytes may be in an area
-    /// that clients can map.
+    /// The server splits other accesses into such parts, in ascending address order. The bytes may be in a mappable
+    /// area.
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
 
-    /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].
+    /// Writes `data` at `offset` of `region`, split as for [`Device::region_read`].
     ///
-    /// The device may defer work if the client need not wait for it. No later access of the client may observe the
-    /// difference, even if that access does not arrive through a call of this trait. Posted writes on a PCI bus have
-    /// the same guarantee.
+    /// The device may defer work that the client need not wait for. No later access by the client may observe the
+    /// difference, even one that does not arrive through this trait. Posted writes on a PCI bus give the same
+    /// guarantee.
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError>;
 
     /// Completes a deferred write. Called after the write's reply was sent, or immediately if no reply precedes it.
@@ -172,39 +172,39 @@ pub trait Device: Send {
         let Deferred(()) = deferred;
     }
 
-    /// Records that the client made memory accessible. The region is already in [`crate::GuestMemory`]; an error
-    /// removes it again.
+    /// Called when the client has mapped memory. The region is already in [`crate::GuestMemory`]; an error removes it
+    /// again.
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError>;
 
-    /// Records that the client removed the region of `size` bytes at guest physical address `gpa`, with the same bounds
-    /// as in [`Device::dma_map`]. The region is no longer in [`crate::GuestMemory`].
+    /// Called when the client has unmapped the region of `size` bytes at guest physical address `gpa`, with the same
+    /// bounds as in [`Device::dma_map`]. The region is no longer in [`crate::GuestMemory`].
     ///
-    /// When this call returns, the device no longer accesses the memory.
+    /// Once this call returns, the device no longer accesses the memory.
     fn dma_unmap(&mut self, gpa: u64, size: u64);
 
-    /// Resets the device as a function level reset does. Pending interrupts are dropped before the call.
+    /// Performs a function level reset. Pending interrupts are dropped before the call.
     fn reset(&mut self);
 
-    /// Records that the client has disconnected. Its memory was unmapped with [`Device::dma_unmap`] calls, and its
-    /// interrupts are detached. The next client must find a clean device.
+    /// Called when the client has disconnected. Its memory has been unmapped with [`Device::dma_unmap`], and its
+    /// interrupts are detached. The next client must find the device reset.
     fn disconnected(&mut self);
 
-    /// Maps memory of a client that cannot map files. The client has its own `pages` at the addresses of a mappable
-    /// area, and the device must store the area's data in these pages instead of in the file. Called at most once for
-    /// each area of a client, before or between accesses through messages, which access the same memory. The device
-    /// uses the pages until [`Device::disconnected`] is called.
+    /// Lends memory of a client that cannot map files. The client has its own `pages` at the addresses of a mappable
+    /// area, and the device must store the area's data in these pages instead of in the file. Called at most once per
+    /// area and client, before or between message accesses, which access the same memory. The device uses the pages
+    /// until [`Device::disconnected`] is called.
     ///
     /// # Errors
-    /// Returns an error if the device refuses the pages. The file's data then stays valid, and the client accesses it
+    /// Returns an error if the device rejects the pages. The file's data then remains valid, and the client accesses it
     /// through messages.
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let _ = pages;
-        Err(MapError(format!("no part of region {region:?} at {:#x} is lent", area.offset)))
+        Err(MapError(format!("no part of region {region:?} at {:#x} can be lent", area.offset)))
     }
 
     /// Replaces the file that backs the areas of a region. The client of a killed process may have mapped `file`, so
-    /// the device must use it instead of its own. The device fills the file with zeros, as after a reset, or keeps its
-    /// data if the device has taken over a [journal](Self::take_journal). Called before [`Device::connected`].
+    /// the device must use it instead of its own. The device zeroes the file, as on a reset, or keeps its data if the
+    /// device has taken over a [journal](Self::take_journal). Called before [`Device::connected`].
     ///
     /// # Errors
     /// Returns an error if the region has no such areas, or if the file does not fit them.
@@ -213,17 +213,17 @@ pub trait Device: Send {
         Err(MapError(format!("no part of region {region:?} can be mapped")))
     }
 
-    /// Returns the device's journal: a file from which a device in the next process continues as if this process had
-    /// not been killed. The file stays the same while a client is connected.
+    /// Returns the device's journal: a file from which a device in the next process continues if this process is
+    /// killed. The file does not change while a client is connected.
     fn journal(&self) -> Option<Arc<OwnedFd>> {
         None
     }
 
-    /// Takes over the [journal](Self::journal) of a process that was killed. Called before [`Device::take_file`], which
-    /// then preserves the file's data.
+    /// Takes over the [journal](Self::journal) of a killed process. Called before [`Device::take_file`], which then
+    /// preserves the file's data.
     ///
     /// # Errors
-    /// Returns an error if the device has no journal, or cannot continue with this one.
+    /// Returns an error if the device has no journal, or cannot resume from this one.
     fn take_journal(&mut self, file: Arc<OwnedFd>) -> Result<(), MapError> {
         drop(file);
         Err(MapError("the device has no journal".to_owned()))
@@ -240,8 +240,8 @@ pub trait Device: Send {
         None
     }
 
-    /// Records that the memory at guest physical address `gpa` is private to the client (`share=off`), which means that
-    /// the device would read zeros. Called once per memory file, after the server has logged this fact.
+    /// Called when the memory at guest physical address `gpa` is found to be private to the client (`share=off`), so
+    /// that the device would read zeros. Called once per memory file, after the server has logged this.
     fn memory_not_shared(&mut self, gpa: u64) {
         let _ = gpa;
     }

@@ -1,8 +1,8 @@
 //! Accesses client memory with `DMA_READ` and `DMA_WRITE` messages, for regions without a file.
 //!
-//! Any thread can queue a request. The server's thread sends it after it has replied to the client's own messages. The
-//! client replies when it has time. QEMU replies in its main loop, which must not be waiting for this server. Therefore
-//! a handler of [`crate::Device`] must not wait for a request, and [`Pending::wait`] refuses to wait on that thread.
+//! Any thread can queue a request. The server's thread sends it after replying to the client's own messages. The client
+//! replies when convenient; QEMU replies in its main loop, which must not be waiting for this server. A handler of
+//! [`crate::Device`] therefore must not wait for a request, and [`Pending::wait`] refuses to wait on that thread.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub const MAX_REQUEST: usize = 16 << 20;
 pub const MAX_REQUESTS: usize = 256;
 /// Maximum total size of all requests that are queued or in flight, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
-/// Minimum size of the data per message that a client must accept to get requests, in bytes.
+/// Minimum message data size that a client must accept to receive requests, in bytes.
 pub const MIN_TRANSFER: usize = 512;
 /// Maximum number of unanswered messages.
 const MAX_IN_FLIGHT: usize = 16;
@@ -40,13 +40,13 @@ pub enum DmaError {
     Length(usize),
     #[error("{MAX_REQUESTS} requests or {MAX_BYTES} bytes are already in flight")]
     Busy,
-    #[error("the client refused the access at {gpa:#x} (errno {errno}; 19 while the guest has bus mastering off)")]
+    #[error("the client rejected the access at {gpa:#x} (errno {errno}; 19 while the guest has bus mastering off)")]
     Refused { gpa: u64, errno: u32 },
     #[error("the client replied with {got} bytes instead of {expected}")]
     BadReply { got: usize, expected: usize },
     #[error("the client did not reply in time")]
     TimedOut,
-    #[error("waiting on the server's own thread would never end")]
+    #[error("waiting on the server's own thread would deadlock")]
     WouldDeadlock,
 }
 
@@ -60,20 +60,20 @@ struct Job {
 
 #[derive(Debug)]
 struct JobState {
-    /// Bytes that were read or will be written.
+    /// Bytes read or to be written.
     data: Vec<u8>,
-    /// Number of pieces without a reply, sent or not.
+    /// Number of pieces without a reply, whether sent or not.
     open: usize,
     error: Option<DmaError>,
 }
 
-/// A piece of a request: one message.
+/// A piece of a request, sent as one message.
 #[derive(Debug)]
 struct Piece {
     job: Arc<Job>,
     write: bool,
     gpa: u64,
-    /// Range in the job's data.
+    /// Start offset in the job's data.
     start: usize,
     len: usize,
 }
@@ -85,12 +85,12 @@ struct Waiting {
     write: bool,
     gpa: u64,
     len: usize,
-    /// Number of bytes that were already sent as messages.
+    /// Number of bytes already sent.
     sent: usize,
 }
 
 impl Waiting {
-    /// Returns the next piece of at most `step` bytes, and true if it is the last one.
+    /// Returns the next piece of at most `step` bytes, and whether it is the last one.
     fn next_piece(&mut self, step: usize) -> (Piece, bool) {
         let len = step.min(self.len.saturating_sub(self.sent));
         let gpa = self.gpa.wrapping_add(u64::try_from(self.sent).unwrap_or(0));
@@ -108,15 +108,15 @@ struct Shared {
     server_thread: Option<ThreadId>,
     queue: VecDeque<Waiting>,
     in_flight: HashMap<u16, Piece>,
-    /// Messages of an earlier process that the client has not replied to.
+    /// IDs of an earlier process's messages that the client has not replied to.
     forgotten: HashSet<u16>,
     next_id: u16,
-    /// Number of requests that are queued or in flight, and their total size in bytes.
+    /// Number of queued and in-flight requests, and their total size in bytes.
     requests: usize,
     bytes: usize,
 }
 
-/// Handle for accesses to client memory. Clones use the same client.
+/// Handle for accessing client memory. Clones access the same client.
 #[derive(Clone, Debug)]
 pub struct DmaClient {
     shared: Arc<Mutex<Shared>>,
@@ -124,7 +124,7 @@ pub struct DmaClient {
     counters: Arc<Counters>,
 }
 
-/// A request in flight. Dropping this value does not cancel the request.
+/// A request in flight. Dropping it does not cancel the request.
 #[derive(Debug)]
 pub struct Pending {
     job: Arc<Job>,
@@ -132,7 +132,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Waits until the request ends. Returns the bytes that were read or written.
+    /// Waits for the request to complete. Returns the bytes read or written.
     pub fn wait(self, timeout: Duration) -> Result<Vec<u8>, DmaError> {
         if self.shared.lock().server_thread == Some(std::thread::current().id()) {
             return self.poll().unwrap_or(Err(DmaError::WouldDeadlock));
@@ -152,7 +152,7 @@ impl Pending {
         state.result()
     }
 
-    /// Returns the result if the request has ended. The result is returned only once.
+    /// Returns the result, once, if the request has completed.
     pub fn poll(&self) -> Option<Result<Vec<u8>, DmaError>> {
         let mut state = self.job.state.lock();
         (state.open == 0).then(|| state.result())
@@ -173,7 +173,7 @@ impl DmaClient {
         Self { shared: Arc::default(), wake, counters }
     }
 
-    /// Returns true if the connected client replies to requests. QEMU does; cloud-hypervisor does not.
+    /// Returns true if the connected client replies to requests: QEMU does, cloud-hypervisor does not.
     pub fn is_available(&self) -> bool {
         self.shared.lock().max_transfer != 0
     }
@@ -221,8 +221,7 @@ impl DmaClient {
         shared.server_thread = Some(std::thread::current().id());
     }
 
-    /// Returns the numbers of the messages that the client may still reply to. Threads of this process wait for these
-    /// replies.
+    /// Returns the IDs of messages that the client may still reply to. Threads of this process wait for these replies.
     pub(crate) fn unanswered(&self) -> Vec<u16> {
         let shared = self.shared.lock();
         let mut numbers: Vec<u16> = shared.in_flight.keys().chain(&shared.forgotten).copied().collect();
@@ -230,17 +229,17 @@ impl DmaClient {
         numbers
     }
 
-    /// Returns the number of the next message.
+    /// Returns the ID of the next message.
     pub(crate) fn next_id(&self) -> u64 {
         self.shared.lock().next_id.into()
     }
 
-    /// Sets the number of the next message to `next_id`.
+    /// Sets the ID of the next message to `next_id`.
     pub(crate) fn go_on_from(&self, next_id: u64) {
         self.shared.lock().next_id = u16::try_from(next_id & 0xffff).unwrap_or(0);
     }
 
-    /// Sets the messages that the client may still reply to although no thread waits for the reply.
+    /// Sets the messages that the client may still reply to although no thread waits for the replies.
     pub(crate) fn forget(&self, numbers: Vec<u16>) {
         self.shared.lock().forgotten = numbers.into_iter().collect();
     }
@@ -291,7 +290,7 @@ impl DmaClient {
         }
     }
 
-    /// Handles a client's reply. Returns false if the number of the reply does not match any request.
+    /// Handles a client's reply. Returns false if it does not match any request.
     pub(crate) fn reply(&self, header: &Header, body: &[u8]) -> bool {
         let mut shared = self.shared.lock();
         let Some(piece) = shared.in_flight.remove(&header.id) else { return shared.forgotten.remove(&header.id) };
@@ -316,7 +315,7 @@ impl DmaClient {
 }
 
 impl Job {
-    /// Ends all pieces with an error.
+    /// Completes all pieces with an error.
     fn abort(&self, error: DmaError) {
         let mut state = self.state.lock();
         state.open = 0;
@@ -324,7 +323,7 @@ impl Job {
         self.done.notify_all();
     }
 
-    /// Ends one piece. Returns true if the piece was the last one.
+    /// Completes one piece. Returns true if it was the last one.
     fn finish(&self, outcome: Result<Option<(usize, &[u8])>, DmaError>) -> bool {
         let mut state = self.state.lock();
         state.open = state.open.saturating_sub(1);

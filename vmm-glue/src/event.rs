@@ -1,13 +1,14 @@
-//! A client's event descriptor. The client cannot block any thread of this process through it.
+//! A client's event descriptor, through which the client cannot block a thread of this process.
 //!
-//! The client shares the open file: it can fill the counter and clear `O_NONBLOCK` at any moment, so a write can block
-//! despite earlier checks. Therefore the kernel itself adds the 1, as the completion event (`IOCB_FLAG_RESFD`) of an
-//! empty asynchronous read. This never waits, a full counter stays full, and the kernel checks at each signal that the
-//! descriptor is an eventfd. Reads pass `RWF_NOWAIT`, which applies to one read, whatever the flags of the file are.
+//! The client shares the open file description: it can fill the counter and clear `O_NONBLOCK` at any time, so a write
+//! can block despite earlier checks. The kernel therefore adds the 1 itself, as the completion event
+//! (`IOCB_FLAG_RESFD`) of an empty asynchronous read. This never waits, a full counter stays full, and the kernel
+//! checks on each signal that the descriptor is an eventfd. Reads use `RWF_NOWAIT`, which applies to a single read
+//! regardless of the file flags.
 //!
 //! Sources: `io_submit(2)`, `eventfd(2)`, `preadv2(2)`, `linux/aio_abi.h`.
 #![expect(unsafe_code, reason = "the kernel's asynchronous I/O has no safe wrapper")]
-// UNSAFETY: makes three system calls whose arguments are this module's own structures on the caller's stack.
+// UNSAFETY: makes three system calls whose arguments are local structures of this module.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -16,19 +17,19 @@ use std::sync::OnceLock;
 
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// Number of concurrent requests to reserve; the kernel reserves more. Each request ends before its `io_submit`
+/// Number of concurrent requests to reserve; the kernel reserves more. Each request completes before its `io_submit`
 /// returns.
 const REQUESTS: libc::c_long = 64;
 /// Maximum number of completions removed from the ring per call.
 const REAPED: usize = 16;
 /// Maximum number of attempts while other threads' completions fill the ring. Each attempt removes some completions.
 const MAX_ATTEMPTS: u32 = 64;
-/// `IOCB_CMD_PREAD` of `linux/aio_abi.h`.
+/// `IOCB_CMD_PREAD` from `linux/aio_abi.h`.
 const PREAD: u16 = 0;
-/// `IOCB_FLAG_RESFD` of `linux/aio_abi.h`.
+/// `IOCB_FLAG_RESFD` from `linux/aio_abi.h`.
 const RESFD: u32 = 1;
 
-/// `struct iocb` of `linux/aio_abi.h`, on a little-endian machine.
+/// `struct iocb` from `linux/aio_abi.h`, on a little-endian machine.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Request {
@@ -46,14 +47,14 @@ struct Request {
     result_fd: u32,
 }
 
-/// `struct io_event` of `linux/aio_abi.h`.
+/// `struct io_event` from `linux/aio_abi.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Completion {
     words: [u64; 4],
 }
 
-/// The process's context for asynchronous I/O. All threads use it concurrently.
+/// The process's asynchronous I/O context, used concurrently by all threads.
 #[derive(Debug)]
 struct Context {
     id: libc::c_ulong,
@@ -65,7 +66,7 @@ impl Context {
     fn open() -> io::Result<Self> {
         let nothing = File::open("/dev/null")?;
         let mut id: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one word, which fits into `id`.
+        // SAFETY: the kernel writes one word, which fits `id`.
         let done = unsafe { libc::syscall(libc::SYS_io_setup, REQUESTS, &raw mut id) };
         if done == 0 { Ok(Self { id, nothing }) } else { Err(io::Error::last_os_error()) }
     }
@@ -82,8 +83,8 @@ impl Context {
         };
         for _ in 0..MAX_ATTEMPTS {
             let mut list = [&raw mut request];
-            // SAFETY: the list contains one pointer to one request, and both are local variables; the request reads 0
-            // bytes, so it uses no buffer.
+            // SAFETY: the list contains one pointer to one request, both of which are local variables; the request
+            // reads 0 bytes, so it uses no buffer.
             let sent = unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1 as libc::c_long, list.as_mut_ptr()) };
             let errno = (sent != 1).then(|| io::Error::last_os_error().raw_os_error().unwrap_or(0));
             self.reap();
@@ -96,7 +97,7 @@ impl Context {
         Err(Errno::AGAIN)
     }
 
-    /// Removes completions from the ring, without waiting.
+    /// Removes completions from the ring without waiting.
     fn reap(&self) {
         let mut completions = [Completion::default(); REAPED];
         let mut no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -134,27 +135,27 @@ pub fn check() -> io::Result<()> {
     context().map(drop).map_err(explain)
 }
 
-/// A client's eventfd. Its calls never block, and they never change the flags of the file.
+/// A client's eventfd. Its calls never block and never change the file flags.
 #[derive(Debug)]
 pub struct ClientEvent(OwnedFd);
 
 impl ClientEvent {
     /// Wraps a client's descriptor. Returns `None` if the descriptor is not an eventfd.
     pub fn new(fd: OwnedFd) -> Option<Self> {
-        // The client chooses the file's name, but the link of a named file begins with a slash. Without a mounted
-        // /proc, the kernel still refuses to signal a file that is not an eventfd.
+        // The client chooses the file name, but the link of a named file starts with a slash. Without a mounted /proc,
+        // the kernel still refuses to signal a file that is not an eventfd.
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]").then_some(Self(fd))
     }
 
-    /// Adds 1 to the counter. A full counter counts as signalled, because the client has an event to read.
+    /// Adds 1 to the counter. A full counter is also signalled, because the client has an event to read.
     pub fn signal(&self) -> bool {
         context().is_ok_and(|context| context.add(self.0.as_fd()).is_ok())
     }
 
     /// Clears the counter. Returns false if the counter was 0.
     pub fn take(&self) -> bool {
-        // The offset -1 reads at the file's own position, which an eventfd does not have.
+        // The offset -1 reads at the file position, which an eventfd does not have.
         let mut count = [0u8; 8];
         rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT).is_ok()
     }
@@ -200,7 +201,7 @@ mod tests {
         assert!(event.signal(), "a write would block here");
         assert!(event.signal());
         let flags = rustix::fs::fcntl_getfl(&theirs).unwrap();
-        assert!(!flags.contains(OFlags::NONBLOCK), "the client's use of its file does not matter here");
+        assert!(!flags.contains(OFlags::NONBLOCK), "the client's file flags do not matter here");
     }
 
     #[test]

@@ -1,10 +1,9 @@
-//! Drives a [`Connection`] with steps decoded from arbitrary bytes. The fuzz target calls it, and so does a test with
-//! the fuzz target's seeds.
+//! Drives a [`Connection`] with steps decoded from arbitrary bytes, for the fuzz target and for a test that runs its
+//! seeds.
 //!
-//! Checks: every framed request gets one reply unless it requests none; the device gets only aligned pieces inside its
-//! regions; a deferred write is completed before the next call of the device; maps and unmaps come in pairs; a
-//! descriptor is sent only with a reply that describes a region and its areas; the output stays bounded; no resource
-//! leaks.
+//! Checks: every framed request gets one reply unless it requests none; the device receives only aligned pieces inside
+//! its regions; a deferred write is completed before the next device call; maps and unmaps are paired; a descriptor is
+//! sent only with a reply that describes a region and its areas; the output is bounded; no resource leaks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,30 +28,30 @@ use crate::server::ServerOptions;
 
 /// Maximum number of steps in one input.
 const MAX_STEPS: usize = 512;
-/// Maximum number of memory regions of the client in one run.
+/// Maximum number of client memory regions in one run.
 const MAX_REGIONS: usize = 8;
 /// Maximum size of a memory file in one run, in bytes.
 const FILE_SIZE: u64 = 0x1_0000;
-/// Maximum size of the output that a run collects before it takes the output, in bytes.
+/// Maximum number of output bytes that a run accumulates before draining them.
 const MAX_OUTPUT: usize = 256 << 10;
 
 /// One action of the client or the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Raw bytes. The stream may lose its framing.
+    /// Raw bytes, after which the stream may have lost its framing.
     Raw(Vec<u8>),
     /// A framed message with `fds` (0 to 3) descriptors of a kind (0 eventfd, 1 sealed memory, 2 memory, 3 a pipe).
     #[expect(missing_docs, reason = "said above")]
     Message { command: u8, flags: u8, fds: u8, kind: u8, body: Vec<u8> },
     /// The device raises an interrupt, or sets its INTx level.
     Interrupt(u8),
-    /// Another thread reads client memory through messages: (address in pages, and size in bytes).
+    /// Another thread reads client memory through messages: (address in pages, size in bytes).
     Dma(u8, u16),
-    /// The client answers the oldest request of the server with an error number, or with data.
+    /// The client replies to the server's oldest request with an error number or with data.
     Answer(u8),
-    /// The device requests a check of memory sharing.
+    /// The device requests a memory sharing check.
     CheckShared,
-    /// The device reads memory through the mapping, at an address in pages.
+    /// The device reads mapped memory at an address, in pages.
     Touch(u8),
     /// The client truncates all its unsealed memory files to this number of pages.
     Truncate(u8),
@@ -89,7 +88,7 @@ fn byte(rest: &mut &[u8]) -> Option<u8> {
     Some(*first)
 }
 
-/// Reads a length of two bytes and the number of bytes that it specifies, or all remaining bytes if there are fewer.
+/// Reads a two-byte length and that many bytes, or all remaining bytes if there are fewer.
 fn bytes(rest: &mut &[u8]) -> Option<Vec<u8>> {
     let len = usize::from(u16::from_le_bytes([byte(rest)?, byte(rest)?]));
     let (head, tail) = rest.split_at(len.min(rest.len()));
@@ -130,18 +129,18 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
     out
 }
 
-/// A device that checks the calls it gets.
+/// A device that validates the calls that it receives.
 #[derive(Debug)]
 struct Checked {
     mapped: BTreeMap<u64, u64>,
     connected: bool,
-    /// The region that clients may map.
+    /// The mappable region.
     bar1: RegionInfo,
     /// Set if the last write was deferred.
     deferred: bool,
     /// Migration state, as set by the calls.
     state: State,
-    /// Number of bytes of the state that are not read yet, or that were written.
+    /// Number of remaining state bytes to read, or number of written bytes.
     bytes: usize,
     logs: bool,
 }
@@ -150,7 +149,7 @@ struct Checked {
 const STATE_BYTES: usize = 100;
 
 impl Checked {
-    /// Changes from state `from` to state `to`.
+    /// Moves from state `from` to state `to`.
     fn goes(&mut self, from: State, to: State) {
         assert!(self.connected);
         assert_eq!(std::mem::replace(&mut self.state, to), from);
@@ -195,13 +194,13 @@ impl Migration for Checked {
         assert_eq!(self.state, State::Resuming);
         assert!(data.len() <= 4096, "{} bytes", data.len());
         self.bytes = self.bytes.saturating_add(data.len());
-        if self.bytes > STATE_BYTES { Err(MigrationError::invalid("it is too long")) } else { Ok(()) }
+        if self.bytes > STATE_BYTES { Err(MigrationError::invalid("too long")) } else { Ok(()) }
     }
 
     fn end_loading(&mut self) -> Result<(), MigrationError> {
         let whole = self.bytes == STATE_BYTES;
         self.goes(State::Resuming, if whole { State::Stop } else { State::Error });
-        if whole { Ok(()) } else { Err(MigrationError::invalid("it is not all")) }
+        if whole { Ok(()) } else { Err(MigrationError::invalid("incomplete")) }
     }
 
     fn log_writes(&mut self, on: bool) {
@@ -322,10 +321,10 @@ impl Device for Checked {
     }
 }
 
-/// Size in bytes of the message that describes a region without areas.
+/// Size in bytes of a message that describes a region without areas.
 const PLAIN_REGION: usize = HEADER_SIZE.saturating_add(size_of::<RegionInfoBody>());
 
-/// Takes the output, which consists of whole messages. Checks that a descriptor is sent exactly with each description
+/// Drains the output, which consists of whole messages. Checks that a descriptor is sent exactly with each description
 /// of areas.
 fn take(out: &mut Outbox) -> Vec<u8> {
     let mut all = Vec::new();
@@ -350,15 +349,15 @@ struct Run {
     device: Checked,
     connection: Option<Connection>,
     options: ServerOptions,
-    /// Set as long as the stream is framed correctly.
+    /// Set while the stream is framed correctly.
     framed: bool,
     next_id: u16,
     files: Vec<OwnedFd>,
-    /// Requests of the server that the client has not replied to.
+    /// Server requests that the client has not replied to.
     requests: Vec<(Header, DmaAccess)>,
 }
 
-/// Runs the steps that are encoded in `bytes`. Panics if a check fails.
+/// Runs the steps encoded in `bytes`. Panics if a check fails.
 pub fn run(bytes: &[u8]) {
     let Ok(link) = Link::new(IrqCounts { intx: 1, msi: 4, msix: 2, err: 1, req: 1 }) else { return };
     let Some(device) = Checked::new() else { return };
@@ -427,7 +426,7 @@ impl Run {
                 Ok(())
             }
             Step::Dma(page, len) => {
-                // The tests of `dma` check the result. Here it may arrive at any time or never.
+                // The tests of `dma` check the result, which may arrive at any time or never here.
                 let _ = self.link.dma().read(u64::from(page) << 12, usize::from(len));
                 self.feed(&[], Vec::new()).map(drop)
             }

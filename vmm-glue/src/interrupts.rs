@@ -1,9 +1,9 @@
-//! Interrupts of one device: the client's event descriptors, and the pending interrupts.
+//! Interrupts of one device: the client's event descriptors and the pending interrupts.
 //!
 //! INTx is an auto-masked level: raising the level signals once and masks INTx. If the level is still high when the
-//! client unmasks INTx, INTx is signalled again. MSI and MSI-X are edges. An edge without a descriptor stays pending
-//! until the client attaches one, so that no edge is lost while a client switches from INTx to MSI. The edge is dropped
-//! when the client disables the type.
+//! client unmasks INTx, INTx is signalled again. MSI and MSI-X are edge-triggered. An edge without a descriptor stays
+//! pending until the client attaches one, so that no edge is lost while a client switches from INTx to MSI. The edge is
+//! dropped when the client disables the type.
 //!
 //! This module never waits for a client; `event` signals the client's descriptors.
 
@@ -35,7 +35,7 @@ const MSIX: usize = 2;
 const ERR: usize = 3;
 const REQ: usize = 4;
 
-/// Number of interrupts of each type. 0 means that the device does not have the type.
+/// Number of interrupts of each type; 0 if the device lacks the type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IrqCounts {
     /// INTx, 0 or 1.
@@ -50,31 +50,31 @@ pub struct IrqCounts {
     pub req: u32,
 }
 
-/// Reasons for refusing a `DEVICE_SET_IRQS` request. The client gets `EINVAL`.
+/// Reasons for rejecting a `DEVICE_SET_IRQS` request. The client receives `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum IrqError {
     #[error("interrupt type {0} does not exist; a PCI function has types 0 to 4")]
     Type(u32),
-    #[error("flags {0:#x} need one data bit of 0x7 and one action bit of 0x38")]
+    #[error("flags {0:#x} must contain one data bit of 0x7 and one action bit of 0x38")]
     Flags(u32),
-    #[error("flags {0:#x} do not suit this interrupt type")]
+    #[error("flags {0:#x} are invalid for this interrupt type")]
     Unsuitable(u32),
     #[error("{count} interrupts from {start} exceed the {have} of type {index}")]
     Range { index: u32, start: u32, count: u32, have: usize },
     #[error("the client sent {got} bytes of booleans for {count} interrupts")]
     Booleans { got: usize, count: u32 },
-    #[error("the client sent {got} file descriptors for {count} interrupts; 0 or {count} were expected")]
+    #[error("the client sent {got} file descriptors for {count} interrupts; expected 0 or {count}")]
     Descriptors { got: usize, count: u32 },
-    #[error("a file descriptor for an interrupt is not an eventfd")]
+    #[error("an interrupt's file descriptor is not an eventfd")]
     NotEventfd,
 }
 
-/// Delivers an interrupt to a client without a descriptor. Any thread may call this function, with the device's
-/// interrupts locked; it must neither wait nor call back.
+/// Delivers an interrupt to a client without a descriptor. Any thread may call this with the device's interrupts
+/// locked, so it must neither wait nor call back.
 pub type Deliver = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// A way to signal a client.
+/// A method of signalling a client.
 enum Signal {
     Event(ClientEvent),
     Deliver(Deliver),
@@ -117,7 +117,7 @@ struct State {
     lines: [Vec<Line>; NUM_IRQ_TYPES],
     intx_level: bool,
     intx_masked: bool,
-    /// Event with which the client unmasks INTx (KVM's resampling).
+    /// Event through which the client unmasks INTx (KVM's resampling).
     unmask: Option<Arc<ClientEvent>>,
 }
 
@@ -151,7 +151,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Creates interrupts without descriptors. Limits the numbers to the bounds of [`IrqCounts`].
+    /// Creates interrupts without descriptors. Clamps the counts to the bounds of [`IrqCounts`].
     pub fn new(counts: IrqCounts) -> Self {
         let counts = IrqCounts {
             intx: counts.intx.min(1),
@@ -171,7 +171,7 @@ impl Interrupts {
     }
 
     /// Raises an MSI vector. Returns true if the client was signalled; otherwise the edge stays pending until the
-    /// client attaches a descriptor. Ignores a vector that the device does not have.
+    /// client attaches a descriptor. Ignores vectors that the device lacks.
     pub fn trigger_msi(&self, vector: u32) -> bool {
         self.trigger(MSI, vector)
     }
@@ -186,7 +186,7 @@ impl Interrupts {
         self.trigger(ERR, 0)
     }
 
-    /// Requests that the client releases the device.
+    /// Requests that the client release the device.
     pub fn trigger_req(&self) -> bool {
         self.trigger(REQ, 0)
     }
@@ -198,12 +198,12 @@ impl Interrupts {
         state.raise_intx();
     }
 
-    /// Returns the number of MSI vectors that have a descriptor; 0 while the client has MSI disabled.
+    /// Returns the number of MSI vectors with a descriptor; 0 while the client has MSI disabled.
     pub fn msi_attached(&self) -> usize {
         self.attached(MSI)
     }
 
-    /// Returns the number of MSI-X vectors that have a descriptor.
+    /// Returns the number of MSI-X vectors with a descriptor.
     pub fn msix_attached(&self) -> usize {
         self.attached(MSIX)
     }
@@ -236,7 +236,7 @@ impl Interrupts {
         })
     }
 
-    /// Executes a `DEVICE_SET_IRQS`.
+    /// Executes a `DEVICE_SET_IRQS` request.
     pub(crate) fn set(&self, request: &IrqSet, booleans: &[u8], fds: Vec<OwnedFd>) -> Result<(), IrqError> {
         let IrqSet { argsz: _, flags, index, start, count } = *request;
         let kind = usize::try_from(index).ok().filter(|&kind| kind < NUM_IRQ_TYPES).ok_or(IrqError::Type(index))?;
@@ -308,14 +308,13 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Sets `deliver` as the way to deliver the first MSI vector, and delivers a pending edge immediately. `None`
-    /// disables MSI.
+    /// Delivers the first MSI vector through `deliver`, including a pending edge. `None` disables MSI.
     pub fn deliver_msi(&self, deliver: Option<Deliver>) {
         self.deliver(MSI, deliver);
     }
 
-    /// Sets `deliver` as the way to deliver the rising edge of the INTx pin, once until [`Self::unmask_intx`]. `None`
-    /// disables INTx.
+    /// Delivers the rising edge of the INTx pin through `deliver`, once until [`Self::unmask_intx`]. `None` disables
+    /// INTx.
     pub fn deliver_intx(&self, deliver: Option<Deliver>) {
         self.deliver(INTX, deliver);
     }
@@ -334,19 +333,19 @@ impl Interrupts {
         }
     }
 
-    /// Unmasks INTx; signals immediately if the level is still high.
+    /// Unmasks INTx. Signals immediately if the level is still high.
     pub fn unmask_intx(&self) {
         let mut state = self.state.lock();
         state.intx_masked = false;
         state.raise_intx();
     }
 
-    /// Returns the event with which the client unmasks INTx.
+    /// Returns the event through which the client unmasks INTx.
     pub(crate) fn unmask_source(&self) -> Option<Arc<ClientEvent>> {
         self.state.lock().unmask.clone()
     }
 
-    /// Clears the event of [`Self::unmask_source`], if it is set, and unmasks INTx.
+    /// Clears the event of [`Self::unmask_source`] if it is set, and unmasks INTx.
     pub(crate) fn unmask_event(&self) {
         let mut state = self.state.lock();
         if state.unmask.as_ref().is_some_and(|event| event.take()) {
@@ -355,14 +354,14 @@ impl Interrupts {
         }
     }
 
-    /// Drops pending interrupts and keeps the descriptors.
+    /// Drops pending interrupts but keeps the descriptors.
     pub(crate) fn clear_pending(&self) {
         let mut state = self.state.lock();
         state.intx_level = false;
         state.lines.iter_mut().flatten().for_each(|line| line.pending = false);
     }
 
-    /// Closes the descriptors of a disconnected client and drops pending interrupts.
+    /// Closes a disconnected client's descriptors and drops pending interrupts.
     pub fn detach_all(&self) {
         let mut state = self.state.lock();
         state.intx_level = false;

@@ -1,16 +1,15 @@
 //! A client's journal: the state from which the next process continues the connection if this process is killed.
 //!
 //! A journal is a memory file. The service manager holds its descriptor (`file`), and the descriptors of the connection
-//! and of everything that the client has lent: memory files and event descriptors. The service manager gets a
-//! descriptor before the journal refers to it, and drops it after the journal no longer refers to it. State that
-//! changes with every message, such as the received and answered parts of the stream, is stored in a few words of
-//! mapped memory, and the stream's bytes are received into the file. State that rarely changes (negotiation, memory,
-//! interrupts, PCI configuration) is committed as a whole: it is written next to the previous commit, with a checksum
-//! over all of it, before the server replies to the client.
+//! and of the client's memory files and eventfds. The service manager receives a descriptor before the journal refers
+//! to it, and drops it after the last reference is gone. State that changes with every message, such as the received
+//! and handled parts of the stream, is stored in a few words of mapped memory, and the stream is received into the
+//! file. State that rarely changes (negotiation, memory, interrupts, PCI configuration) is committed as a whole: it is
+//! written next to the previous commit, with a checksum, before the server replies to the client.
 //!
-//! The next process reads the journal with the same checks as any saved state (`saved`), and handles messages without a
-//! reply again. Its device is new, in the state after a reset. Decision 075 (`docs/decisions`) describes the effects
-//! that a client can observe.
+//! The next process validates the journal like any saved state (`saved`), and handles messages without a reply again.
+//! Its device is new, in the reset state. Decision 075 (`docs/decisions`) describes the effects that a client can
+//! observe.
 
 mod file;
 mod saved;
@@ -30,12 +29,12 @@ use crate::descriptors::{Giving, ParkError};
 use crate::keeper::{Keeper, Slots};
 pub use crate::keeper::{Kept, SLOTS};
 
-/// Maximum number of stored descriptors of one client: its slots, the journal, and the connection.
+/// Maximum number of a client's stored descriptors: its slots, the journal, and the connection.
 pub const DESCRIPTORS: usize = SLOTS as usize + 2;
-/// Owner number of a client's part, in the journal's file.
+/// Owner number of a client's part in the journal file.
 const CLIENT: u32 = 0;
 
-/// A client's descriptors that another process stored in a [`Keeper`].
+/// A client's descriptors that a previous process stored in a [`Keeper`].
 #[derive(Debug)]
 pub struct Remains {
     /// The client's connection.
@@ -44,7 +43,7 @@ pub struct Remains {
     pub kept: Vec<(Kept, OwnedFd)>,
 }
 
-/// The journal of one client.
+/// A client's journal.
 #[derive(Debug)]
 pub(crate) struct Journal {
     keeper: Arc<dyn Keeper>,
@@ -54,18 +53,18 @@ pub(crate) struct Journal {
     sequence: u64,
     /// Number of processes that were killed while they served this client.
     pub deaths: u32,
-    /// PCI configuration space of the device: the words that the client writes.
+    /// PCI configuration space of the device: the dwords that the client writes.
     pub words: Words,
     /// Set if the latest commit is out of date.
     changed: bool,
-    /// Set if the keeper has the file.
+    /// Set if the keeper has stored the file.
     kept: bool,
-    /// Set if the journal has ended because the keeper cannot store all descriptors of the client.
+    /// Set if the journal has ended because the keeper cannot store all of the client's descriptors.
     void: bool,
 }
 
 impl Journal {
-    /// Creates a journal and its buffer, which holds messages of `message` bytes and `extra` more bytes.
+    /// Creates a journal with a buffer for messages of `message` bytes and `extra` more bytes.
     pub fn new(keeper: Arc<dyn Keeper>, message: usize, extra: usize) -> io::Result<(Self, Room)> {
         let (file, room) = file::create(message, extra)?;
         Ok((Self::with(keeper, file, Slots::default()), room))
@@ -96,8 +95,7 @@ impl Journal {
         self.sequence
     }
 
-    /// Commits the state that `save` returns, with its descriptors. If this fails, ends the journal and logs the
-    /// reason.
+    /// Commits the state returned by `save`, with its descriptors. On failure, ends the journal and logs the reason.
     pub fn commit(&mut self, save: impl FnOnce(&mut Giving<'_>) -> Result<SavedJournal, ParkError>) {
         if !self.is_changed() {
             return;
@@ -105,8 +103,8 @@ impl Journal {
         if let Err(error) = self.write(save) {
             tracing::warn!(
                 why = %error,
-                "the VMM's connection is not stored for another daemon: if this daemon is killed, the VMM loses its \
-                 device"
+                "the VMM's connection is not preserved for another daemon: if this daemon is killed, the VMM loses \
+                 its device"
             );
             self.give_up();
         }
@@ -126,7 +124,7 @@ impl Journal {
         let mut writer = Writer::new(identity);
         writer.put(CLIENT, &saved).map_err(io::Error::other)?;
         if !file::write_half(file.as_fd(), next, &writer.finish())? {
-            return Err(io::Error::other("its state exceeds the size of a journal").into());
+            return Err(io::Error::other("the state exceeds the journal's capacity").into());
         }
         *sequence = next;
         if !self.kept {
@@ -140,7 +138,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Ends the journal. The keeper still has the connection, and the next process closes it, so that the client
+    /// Ends the journal. The keeper still holds the connection, and the next process closes it, so that the client
     /// notices.
     fn give_up(&mut self) {
         self.void = true;

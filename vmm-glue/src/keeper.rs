@@ -1,38 +1,38 @@
-//! Stores a client's descriptors outside this process in numbered slots.
+//! Stores a client's descriptors outside this process, in numbered slots.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rustix::fs::{FileType, OFlags};
 
-/// Maximum number of descriptors that one client's journal refers to: one file for each of its memory backends, and
-/// three for interrupts.
+/// Maximum number of descriptors that a client's journal refers to: one file for each of its memory backends, and three
+/// for interrupts.
 pub const SLOTS: u8 = 12;
 
-/// A descriptor that a [`Keeper`] holds in addition to the connection.
+/// A descriptor that a [`Keeper`] stores in addition to the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kept {
     /// The journal itself.
     Journal,
-    /// A descriptor that the journal refers to by this number, which is below [`SLOTS`].
+    /// A descriptor that the journal refers to by this number, which is less than [`SLOTS`].
     Slot(u8),
 }
 
-/// Holds a second copy of the client's connection, so that the connection survives this process. The keeper also holds
-/// copies of further descriptors, so that another process can continue the connection from its journal.
+/// Stores a second copy of the client's connection, so that the connection survives this process. Also stores copies of
+/// further descriptors, so that another process can continue the connection from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Stores a copy of the connection, which now belongs to the client.
+    /// Stores a copy of the connection, which is now owned by the client.
     fn keep(&self, connection: BorrowedFd<'_>);
 
-    /// Drops all copies, because the client was notified of the connection's end.
+    /// Drops all copies, because the client has been notified of the end of the connection.
     fn release(&self);
 
-    /// Returns true if the keeper holds more than the connection.
+    /// Returns true if the keeper stores more than the connection.
     fn keeps_more(&self) -> bool {
         false
     }
 
-    /// Stores a copy of a descriptor, and replaces the previous descriptor with that name. Returns `false` if the copy
+    /// Stores a copy of a descriptor, replacing the previous descriptor with that name. Returns `false` if the copy
     /// cannot be stored.
     fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
         let _none = (what, fd);
@@ -60,7 +60,7 @@ pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
 
 #[derive(Debug)]
 struct Slot {
-    /// Descriptor numbers in this process; empty if only the keeper has the descriptor. After a restart the list may
+    /// Descriptor numbers in this process; empty if only the keeper holds the descriptor. After a restart the list may
     /// have several entries, one of which is open.
     fds: Vec<RawFd>,
     /// The identity of the file, if it has one.
@@ -70,13 +70,13 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns true if only the keeper has the descriptor and no commit refers to it.
+    /// Returns true if only the keeper holds the descriptor and no commit refers to it.
     fn is_spare(&self) -> bool {
         !self.named && self.fds.is_empty()
     }
 }
 
-/// Identity and access mode of a file. As long as the keeper has the file, no other file has this identity.
+/// Identity and access mode of a file. While the keeper holds the file, no other file has this identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId {
     device: u64,
@@ -85,8 +85,8 @@ struct FileId {
 }
 
 impl FileId {
-    /// Returns the identity of a memory file. Event descriptors have no identity, because all event descriptors of a
-    /// host share one inode.
+    /// Returns the identity of a memory file. Eventfds have no identity, because all eventfds of a host share one
+    /// inode.
     fn from_fd(fd: BorrowedFd<'_>) -> Option<Self> {
         let stat = rustix::fs::fstat(fd).ok()?;
         let access = rustix::fs::fcntl_getfl(fd).ok()? & OFlags::ACCMODE;
@@ -96,13 +96,13 @@ impl FileId {
 }
 
 impl Slots {
-    /// Returns the slot of a descriptor. The caller's journal will refer to it.
+    /// Returns the slot of a descriptor, to which the caller's journal will refer.
     pub fn give(&mut self, fd: BorrowedFd<'_>, keeper: &dyn Keeper) -> io::Result<u32> {
         let number = fd.as_raw_fd();
         let file = FileId::from_fd(fd);
         let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
         let known = find(&|slot| slot.fds.contains(&number))
-            // Use the slot of a file that the client has removed and that the keeper still has.
+            // Reuse the slot of a file that the client has removed but the keeper still holds.
             .or_else(|| find(&|slot| slot.fds.is_empty() && file.is_some() && slot.file == file));
         let place = match known {
             Some(place) => place,
@@ -115,7 +115,7 @@ impl Slots {
                     })
                 });
                 let free =
-                    free.ok_or_else(|| io::Error::other(format!("the client has lent more than {SLOTS} descriptors")))?;
+                    free.ok_or_else(|| io::Error::other(format!("the client uses more than {SLOTS} descriptors")))?;
                 let slot = Kept::Slot(u8::try_from(free).unwrap_or(SLOTS));
                 if !keeper.keep_more(slot, fd) {
                     return Err(io::Error::other("the service manager accepts no more descriptors"));
@@ -157,12 +157,12 @@ impl Slots {
         }
     }
 
-    /// Begins a commit, which does not refer to any descriptor yet.
+    /// Starts a commit without descriptors.
     pub(crate) fn begin(&mut self) {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
 
-    /// Drops descriptors from the keeper that the commit does not refer to. After many changes, files are kept for a
+    /// Drops descriptors that the commit does not refer to from the keeper. After many changes, files are kept for a
     /// while, so that a client that repeatedly maps and unmaps the same memory causes no further changes.
     pub(crate) fn sweep(&mut self, keeper: &dyn Keeper) {
         let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();

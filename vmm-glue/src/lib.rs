@@ -2,34 +2,34 @@
 //!
 //! Modules, from the wire to the device:
 //! - [`protocol`]: numbers and structures of the wire format.
-//! - [`socket`]: binds a path, sets access rights, and passes file descriptors.
-//! - [`connection`]: one client's state machine, which turns bytes into replies. The state machine needs no socket, so
-//!   tests and fuzzers can drive it.
-//! - [`server`]: the event loop of one socket. The loop serves one client after another, with busy polling and a
-//!   bounded output queue.
+//! - [`socket`]: binds a path, sets permissions, and passes file descriptors.
+//! - [`connection`]: a client's state machine, which turns bytes into replies. It needs no socket, so tests and fuzzers
+//!   can drive it.
+//! - [`server`]: the event loop of one socket, which serves one client after another, with busy polling and a bounded
+//!   output queue.
 //! - [`device`]: the trait that a device implements.
-//! - [`migration`]: the trait of a device that can be migrated.
-//! - [`mappable`]: parts of a region that a client maps and accesses without messages.
+//! - [`migration`]: the trait that a migratable device implements.
+//! - [`mappable`]: parts of a region that a client can map and access without messages.
 //! - [`link`]: the parts that a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
-//! - `options`: options of a server; `wake`: an event that wakes a server's thread.
-//! - `suspended_client`: a server's suspended client. The server can continue with it in this process or in another.
+//! - `options`: server options; `wake`: an event that wakes a server's thread.
+//! - `suspended_client`: a suspended client, which a server can resume in this process or in another.
 //! - `descriptors`, `keeper`: descriptors for another process, and their storage outside this process.
-//! - [`journal`]: state of a client for the next process, in case this process is killed.
+//! - [`journal`]: a client's state for the next process, in case this process is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
-//! - [`pieces`], [`spin`]: splitting of accesses, and polling before sleeping; other kinds of servers use them too.
+//! - [`pieces`], [`spin`]: splitting of accesses, and polling before sleeping. Other kinds of servers also use them.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `client`): a client, and the body of the fuzz target.
 //!
-//! The crate does not depend on GPUs. It does not support: copying a device's state while the device runs (`PRE_COPY`),
-//! the dirty page messages of older specification editions, I/O file descriptors of regions, the twin-socket mode,
+//! The crate is not specific to GPUs. Not supported: copying a device's state while the device runs (`PRE_COPY`), the
+//! dirty page messages of older specification editions, I/O file descriptors of regions, twin-socket mode, and
 //! transports other than UNIX sockets.
 //!
-//! All input from a client is untrusted: sizes, counts, offsets, flags and file descriptors are checked, buffers are
+//! All input from a client is untrusted: sizes, counts, offsets, flags and file descriptors are validated, buffers are
 //! bounded, and a client that does not read its replies is disconnected. An invalid but framed message gets an error
-//! reply. If a stream cannot be framed, the server closes the connection.
+//! reply. If a stream loses its framing, the server closes the connection.
 //!
-//! Lock order: the state of `Link`, then [`interrupts`]; the other locks are leaves. No lock is held while the server
-//! calls a device.
+//! Lock order: the state of `Link`, then [`interrupts`]; the other locks are leaf locks. No lock is held while the
+//! server calls a device.
 //!
 //! Sources: the vfio-user specification (`docs/interop/vfio-user.rst` in QEMU, `docs/vfio-user.rst` in libvfio-user),
 //! the behaviour of QEMU's `hw/vfio-user` and of the rust-vmm `vfio-user` crate's client (used by cloud-hypervisor),

@@ -17,7 +17,7 @@ use crate::dma::DmaClient;
 use crate::interrupts::{Interrupts, IrqCounts};
 use crate::memory::GuestMemory;
 
-/// Stops or suspends a running server, also from another thread. Clones control the same servers.
+/// Stops or suspends a running server from any thread. Clones control the same servers.
 #[derive(Clone, Debug)]
 pub struct StopHandle(Arc<Stop>);
 
@@ -35,14 +35,14 @@ impl StopHandle {
         Ok(Self(Arc::new(Stop { wake: Wake::new()?, stopped, parking })))
     }
 
-    /// Stops every [`crate::Server::run`] call with this handle, current and future.
+    /// Stops every current and future [`crate::Server::run`] call with this handle.
     pub fn stop(&self) {
         self.0.stopped.store(true, Ordering::Release);
         self.0.wake.wake();
     }
 
-    /// Makes every [`crate::Server::serve`] call with this handle return its suspended clients, as soon as none of
-    /// their requests is partly executed.
+    /// Makes every [`crate::Server::serve`] call with this handle return its suspended clients, once none of their
+    /// requests is partially executed.
     pub fn park(&self) {
         self.0.parking.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -65,7 +65,7 @@ impl StopHandle {
         self.0.stopped.load(Ordering::Acquire)
     }
 
-    /// Returns the event that is set when the servers with this handle must stop or suspend.
+    /// Returns the event that is set when servers with this handle must stop or suspend.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.wake.fd()
     }
@@ -74,11 +74,11 @@ impl StopHandle {
 /// The connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClientInfo {
-    /// Process that connected, as a PID in the server's namespace; 0 if the process is not visible there.
+    /// PID of the connected process, in the server's namespace; 0 if the process is not visible there.
     pub pid: i32,
-    /// User of the process.
+    /// User ID of the process.
     pub uid: u32,
-    /// The domain that is served, if the client is not a process.
+    /// ID of the served domain, if the client is not a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain: Option<u16>,
 }
@@ -102,7 +102,7 @@ pub struct Link(Arc<Inner>);
 
 impl Link {
     /// Creates a link for a device with these interrupts. Fails if no file descriptor is available, or if the kernel
-    /// has no asynchronous I/O.
+    /// lacks asynchronous I/O.
     pub fn new(irqs: IrqCounts) -> std::io::Result<Self> {
         crate::event::check()?;
         let wake = Arc::new(Wake::new()?);
@@ -124,12 +124,12 @@ impl Link {
         &self.0.interrupts
     }
 
-    /// Returns the memory that the client has lent.
+    /// Returns the memory mapped by the client.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.0.memory
     }
 
-    /// Returns the interface for access to client memory through messages, for regions without a file.
+    /// Returns the interface for accessing client memory through messages, for regions without a file.
     pub fn dma(&self) -> &DmaClient {
         &self.0.dma
     }
@@ -144,8 +144,8 @@ impl Link {
         *self.0.client.lock()
     }
 
-    /// Requests that the server check whether the client's memory is really shared. A device calls it when the guest
-    /// enables bus mastering. If the memory is private, the server calls [`crate::Device::memory_not_shared`].
+    /// Requests that the server check whether the client's memory is actually shared. A device calls this when the
+    /// guest enables bus mastering. If the memory is private, the server calls [`crate::Device::memory_not_shared`].
     pub fn check_shared(&self) {
         self.0.check_shared.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -162,27 +162,27 @@ impl Link {
         &self.0.wake
     }
 
-    /// Returns true if [`Self::check_shared`] was called since the last call of this function.
+    /// Returns true if [`Self::check_shared`] was called since the last call.
     pub fn take_check_shared(&self) -> bool {
         self.0.check_shared.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns true if [`Self::disconnect`] was called since the last call of this function.
+    /// Returns true if [`Self::disconnect`] was called since the last call.
     pub fn take_disconnect(&self) -> bool {
         self.0.disconnect.swap(false, Ordering::AcqRel)
     }
 
-    /// Sets the connected client. Only the server calls it.
+    /// Sets the connected client. Called only by the server.
     pub fn set_client(&self, client: Option<ClientInfo>) {
         *self.0.client.lock() = client;
     }
 }
 
-/// Simulated messages of a client, for tests that drive a device without a server.
+/// Simulated client messages, for tests that drive a device without a server.
 #[cfg(feature = "client")]
 impl Link {
-    /// Lends memory as `DMA_MAP` does. Returns the region to pass to [`crate::Device::dma_map`]. Addresses and sizes
-    /// are multiples of 4 KiB; the file is mapped from its start.
+    /// Maps memory like `DMA_MAP`. Returns the region to pass to [`crate::Device::dma_map`]. Addresses and sizes are
+    /// multiples of 4 KiB; the file is mapped from offset 0.
     ///
     /// # Errors
     /// Returns an error if the region overlaps another, or if the file cannot be mapped.
@@ -197,12 +197,12 @@ impl Link {
         self.memory().add(region, &crate::memory::MemoryLimits::default(), self.wake())
     }
 
-    /// Removes the region at `gpa`, as `DMA_UNMAP` does before it calls [`crate::Device::dma_unmap`].
+    /// Removes the region at `gpa`, like `DMA_UNMAP` before a call of [`crate::Device::dma_unmap`].
     pub fn take_back(&self, gpa: u64) -> Option<crate::memory::DmaRegion> {
         self.memory().remove(gpa)
     }
 
-    /// Returns true if the server has been requested to close the connection and has not done so yet.
+    /// Returns true if the server was requested to close the connection and has not done so yet.
     pub fn is_disconnecting(&self) -> bool {
         self.0.disconnect.load(Ordering::Acquire)
     }

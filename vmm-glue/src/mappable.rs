@@ -1,24 +1,23 @@
-//! Parts of a region that a client maps and accesses without messages.
+//! Parts of a region that a client can map and access without messages.
 //!
-//! A [`Mappable`] is a file (a memfd) and the areas of a region that it backs; an offset in the file equals the offset
-//! in the region. The reply to `DEVICE_GET_REGION_INFO` always lists the areas in a sparse-mmap capability, even if one
-//! area is the whole region, because QEMU (at least up to 11.1) maps nothing without the capability. The reply carries
-//! the file's descriptor only together with the capability, that is, if the reply fits (`argsz`) and the client accepts
-//! descriptors. The kernel creates the client's copy of the descriptor when the reply is sent; this code does not
-//! duplicate it.
+//! A [`Mappable`] is a file (a memfd) and the areas of a region that it backs; file offsets equal region offsets. The
+//! reply to `DEVICE_GET_REGION_INFO` always lists the areas in a sparse-mmap capability, even if one area is the whole
+//! region, because QEMU (at least up to 11.1) maps nothing without the capability. The reply carries the file's
+//! descriptor only with the capability, that is, if the reply fits (`argsz`) and the client accepts descriptors. The
+//! kernel creates the client's copy of the descriptor when the reply is sent; this code does not duplicate it.
 //!
 //! Requirements for a device:
-//! - The areas only inform an honest client about the mappable parts. The descriptor gives access to the whole file, so
-//!   the file must not contain anything that this client may not read or, unless it is sealed against writing, may not
+//! - The areas only tell an honest client which parts are mappable. The descriptor gives access to the whole file, so
+//!   the file must not contain anything that the client may not read or, unless it is sealed against writing, may not
 //!   write.
-//! - A mapping cannot be revoked, not even from a client that has disconnected. The next client needs another file;
+//! - A mapping cannot be revoked, not even from a disconnected client. Each client therefore needs a new file;
 //!   [`crate::Device::regions`] is called once per client.
-//! - Data in these areas can change at any time, so copy the data first, then check and use the copy.
-//! - The client can still access a mapped area through messages, and the device must handle them.
+//! - Data in these areas can change at any time, so copy it first, then validate and use the copy.
+//! - The client can also access a mapped area through messages, which the device must handle.
 //! - QEMU, at least up to 11.1, stops posting writes to the whole device as soon as one region has a mappable area.
 //!
-//! The file is sealed. Otherwise the client could truncate it, which causes a `SIGBUS` at the device's next access,
-//! grow it at the host's expense, or seal it against the device.
+//! The file is sealed. Otherwise the client could truncate it (`SIGBUS` at the device's next access), grow it at the
+//! host's expense, or seal it against the device.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,28 +29,28 @@ use thiserror::Error;
 
 use crate::memory::PAGE_SIZE;
 
-/// Maximum number of areas of a region.
+/// Maximum number of areas per region.
 pub const MAX_AREAS: usize = 64;
 
-/// Seals that every file must have.
+/// Seals required on every file.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// A part of a region that a client may map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MmapArea {
-    /// Offset in bytes in the region and in the file, a multiple of the file's page size.
+    /// Offset in the region and in the file, in bytes. A multiple of the file's page size.
     pub offset: u64,
-    /// Size in bytes, a multiple of the file's page size, not 0.
+    /// Size in bytes. A nonzero multiple of the file's page size.
     pub size: u64,
 }
 
-/// Reasons why a part of a region cannot be offered to clients.
+/// Reasons why part of a region cannot be offered to clients.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MappableError {
-    #[error("{0} areas; a region has 1 to {MAX_AREAS}")]
+    #[error("{0} areas; a region must have 1 to {MAX_AREAS}")]
     Count(usize),
-    #[error("the area at {offset:#x} of {size:#x} bytes is not a whole number of pages of {page:#x} bytes")]
+    #[error("the area at {offset:#x} of {size:#x} bytes is not a whole number of {page:#x}-byte pages")]
     Unaligned { offset: u64, size: u64, page: u64 },
     #[error("the area at {offset:#x} starts before {least:#x}, the end of the previous area")]
     Order { offset: u64, least: u64 },
@@ -59,17 +58,17 @@ pub enum MappableError {
     Outside { offset: u64, size: u64, region: u64 },
     #[error("cannot read the file's properties: {0}")]
     Stat(Errno),
-    #[error("not a regular file; a memfd is needed")]
+    #[error("not a regular file; a memfd is required")]
     NotRegular,
-    #[error("the file has {file:#x} bytes, the areas reach to {end:#x}")]
+    #[error("the areas extend to {end:#x}, beyond the file's {file:#x} bytes")]
     TooShort { file: u64, end: u64 },
-    #[error("the file lacks the seals {missing:?}; a client could change it under the device")]
+    #[error("the file lacks the seals {missing:?}; a client could modify it under the device")]
     NotSealed { missing: SealFlags },
-    #[error("the region is read-only and the file is writable; seal the file against writing (F_SEAL_FUTURE_WRITE)")]
+    #[error("the region is read-only but the file is writable; seal the file against writing (F_SEAL_FUTURE_WRITE)")]
     Writable,
 }
 
-/// A file and the areas of a region that it backs. The areas are valid for the file.
+/// A file and the validated areas of a region that it backs.
 #[derive(Clone, Debug)]
 pub struct Mappable {
     file: Arc<OwnedFd>,
@@ -77,7 +76,7 @@ pub struct Mappable {
 }
 
 impl Mappable {
-    /// Checks `areas` against `file` and a region of `region` bytes. `writable` is set if clients may write to the
+    /// Validates `areas` against `file` and a region of `region` bytes. `writable` is set if clients may write to the
     /// region.
     pub(crate) fn new(
         file: Arc<OwnedFd>,
@@ -100,7 +99,7 @@ impl Mappable {
         if !writable && !seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
             return Err(MappableError::Writable);
         }
-        // Files that can be sealed are on tmpfs or hugetlbfs, which report the page size as the block size.
+        // Sealable files are on tmpfs or hugetlbfs, which report the page size as the block size.
         let statfs = rustix::fs::fstatfs(&file).map_err(MappableError::Stat)?;
         let page = u64::try_from(statfs.f_bsize).unwrap_or(0).max(PAGE_SIZE);
         let mut end = 0u64;
@@ -123,18 +122,18 @@ impl Mappable {
         Ok(Self { file, areas })
     }
 
-    /// Returns the file. Clients get a descriptor of it.
+    /// Returns the file. Clients receive a descriptor of it.
     pub fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
 
-    /// Returns the areas in ascending order and without overlaps, 1 to [`MAX_AREAS`] of them.
+    /// Returns the 1 to [`MAX_AREAS`] areas, in ascending order and without overlaps.
     pub fn areas(&self) -> &[MmapArea] {
         &self.areas
     }
 }
 
-/// Creates a memfd of `size` zero bytes for [`crate::RegionInfo::with_mappable`]. The file appears as `name` in
+/// Creates a zeroed memfd of `size` bytes for [`crate::RegionInfo::with_mappable`]. The file appears as `name` in
 /// `/proc`.
 pub fn region_memory(name: &str, size: u64) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -155,7 +154,7 @@ mod tests {
         MmapArea { offset, size }
     }
 
-    /// Offers `areas` of a region of `REGION_BYTES` bytes with a file of the same size, and returns the result.
+    /// Offers `areas` of a `REGION_BYTES` region with a file of the same size.
     fn offer(areas: &[MmapArea]) -> Result<Mappable, MappableError> {
         Mappable::new(Arc::new(region_memory("test", REGION_BYTES).unwrap()), areas.to_vec(), REGION_BYTES, true)
     }

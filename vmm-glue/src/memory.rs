@@ -1,9 +1,9 @@
-//! Memory that a client lends to its device: a table that maps guest physical addresses to mappings.
+//! Client memory: a table that maps guest physical addresses to mappings.
 //!
-//! Other threads work on a [`MemoryTable`], a snapshot of the regions. After a client has removed a region, the
-//! snapshot is still safe to access, but the memory is no longer the guest's. Therefore a device must end its accesses
-//! in [`crate::Device::dma_unmap`] and take a new snapshot afterwards. Data is copied only through volatile slices,
-//! because the guest may change it at any time: copy the data first, then check and use the copy.
+//! Other threads use a [`MemoryTable`], a snapshot of the regions. After a client has removed a region, the snapshot is
+//! still safe to access, but the memory no longer belongs to the guest. A device must therefore end its accesses in
+//! [`crate::Device::dma_unmap`] and take a new snapshot afterwards. Data is copied only through volatile slices,
+//! because the guest may change it at any time: copy the data first, then validate and use the copy.
 
 mod mapping;
 mod saved;
@@ -29,21 +29,21 @@ pub use written::{LOG_BLOCK, WriteLog};
 
 use crate::wake::Wake;
 
-/// Granularity of addresses, sizes and file offsets of regions, in bytes.
+/// Granularity of region addresses, sizes and file offsets, in bytes.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// Limits on the memory that a client may lend.
+/// Limits on a client's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryLimits {
     /// Maximum number of regions at a time.
     pub regions: usize,
-    /// Maximum number of different files of regions at a time. Each file keeps one descriptor of this process open, and
-    /// all devices and the operator share the process's limit.
+    /// Maximum number of different region files at a time. Each file keeps one descriptor of this process open, and all
+    /// devices and the operator share the process's limit.
     pub files: usize,
-    /// Maximum number of bytes mapped at a time, because all devices share the address space of the process.
+    /// Maximum number of mapped bytes at a time, because all devices share the process's address space.
     pub mapped_bytes: u64,
-    /// Accepts files of any file system. Otherwise only memory files are accepted (memfd, `/dev/shm`, hugetlbfs),
-    /// because a file on a network or FUSE file system can block every thread that accesses it for an unlimited time.
+    /// Accepts files on any file system. Otherwise only memory files are accepted (memfd, `/dev/shm`, hugetlbfs),
+    /// because a file on a network or FUSE file system can block accessing threads indefinitely.
     pub any_file_system: bool,
 }
 
@@ -53,18 +53,19 @@ impl Default for MemoryLimits {
     }
 }
 
-/// One region that a client lends.
+/// A region of client memory.
 #[derive(Clone, Debug)]
 pub struct DmaRegion {
     /// First guest physical address.
     pub gpa: u64,
-    /// Size in bytes; a multiple of [`PAGE_SIZE`], never 0, and `gpa + size` does not overflow.
+    /// Size in bytes: a nonzero multiple of [`PAGE_SIZE`]. `gpa + size` does not overflow.
     pub size: u64,
     /// Set if the device may read.
     pub readable: bool,
     /// Set if the device may write.
     pub writable: bool,
-    /// The memory, if the client passed a file. Without a file, only [`crate::dma::DmaClient`] can access the memory.
+    /// The mapping, if the client passed a file. Memory without a file is only accessible through
+    /// [`crate::dma::DmaClient`].
     pub mapping: Option<Arc<Mapping>>,
 }
 
@@ -83,13 +84,13 @@ impl DmaRegion {
         if self.mapping.is_some() { self.size } else { 0 }
     }
 
-    /// Returns true if the memory is known to be private to the client (`share=off`), so that the mapping contains only
-    /// zeros.
+    /// Returns true if the memory is known to be private to the client (`share=off`), which means that the mapping
+    /// contains only zeros.
     pub fn is_not_shared(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.sharing() == Sharing::Private)
     }
 
-    /// Returns true if the client has withdrawn the memory of the mapping.
+    /// Returns true if the client has withdrawn the mapped memory.
     pub fn is_withdrawn(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.is_withdrawn())
     }
@@ -112,7 +113,7 @@ pub enum MemoryError {
     #[error("memory at guest physical address {gpa:#x} was withdrawn by the VMM")]
     Withdrawn { gpa: u64 },
     #[error(
-        "memory at guest physical address {gpa:#x} was never touched by the VM, and the limit of memory that the \
+        "memory at guest physical address {gpa:#x} was never touched by the VM, and the limit on memory that the \
          daemon may touch first is reached"
     )]
     Untouched { gpa: u64 },
@@ -134,8 +135,8 @@ pub enum AddError {
     #[error("{0} regions are already mapped, which is the maximum")]
     TooMany(usize),
     #[error(
-        "the region has a new file, and the other regions already have {0} different files, which is the maximum; \
-         lend memory as parts of fewer files"
+        "the region has a new file, but the other regions already use the maximum of {0} different files; lend \
+         memory as parts of fewer files"
     )]
     TooManyFiles(usize),
     #[error("{have:#x} bytes are already mapped; the maximum is {limit:#x}")]
@@ -148,14 +149,14 @@ pub enum AddError {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,
-    /// Total size of the mapped regions in bytes. The total is stored because each change of the table needs it.
+    /// Total size of the mapped regions in bytes. Stored because each table change needs it.
     mapped_bytes: u64,
-    /// Shared by all tables of a client.
+    /// Shared by all of a client's tables.
     writes: Arc<WriteLog>,
 }
 
 impl MemoryTable {
-    /// Returns the regions in ascending order of addresses.
+    /// Returns the regions in ascending address order.
     pub fn regions(&self) -> &[DmaRegion] {
         &self.regions
     }
@@ -166,7 +167,7 @@ impl MemoryTable {
         self.regions.get(behind.checked_sub(1)?).filter(|region| gpa < region.end())
     }
 
-    /// Copies guest memory at guest physical address `gpa` to `data`, also across adjacent regions.
+    /// Copies guest memory at guest physical address `gpa` to `data`, including across adjacent regions.
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         let mut at = gpa;
         let mut rest = data;
@@ -183,9 +184,9 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Copies `data` to guest memory at guest physical address `gpa`, also across adjacent regions.
+    /// Copies `data` to guest memory at guest physical address `gpa`, including across adjacent regions.
     ///
-    /// If an error occurs, a part of the data may already have been written.
+    /// On error, part of the data may already have been written.
     pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
         let mut at = gpa;
         let mut rest = data;
@@ -203,9 +204,9 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Returns a slice of the memory at guest physical address `gpa`, of 1 to `len` bytes, with its region.
+    /// Returns a slice of 1 to `len` bytes of the memory at guest physical address `gpa`, and its region.
     ///
-    /// A write through the slice faults if the region is not writable; check [`DmaRegion::writable`].
+    /// Writing to the slice faults if the region is not writable; check [`DmaRegion::writable`].
     pub fn piece(&self, gpa: u64, len: usize) -> Result<(&DmaRegion, vm_memory::VolatileSlice<'_>), MemoryError> {
         let region = self.find(gpa).ok_or(MemoryError::NotMapped { gpa })?;
         let mapping = region.mapping.as_ref().ok_or(MemoryError::NoFile { gpa })?;
@@ -226,7 +227,7 @@ impl MemoryTable {
     }
 }
 
-/// The memory of one client. The server changes it, and any thread can read it.
+/// A client's memory. The server modifies it, and any thread can read it.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     table: RwLock<Arc<MemoryTable>>,
@@ -239,7 +240,7 @@ impl GuestMemory {
         Arc::clone(&self.table.read())
     }
 
-    /// Returns the counter of pages that this process was the first to touch, with its limit.
+    /// Returns the limited counter of pages that this process was the first to touch.
     pub fn first_touches(&self) -> &FirstTouches {
         &self.touches
     }
@@ -259,7 +260,7 @@ impl GuestMemory {
         self.snapshot().write(gpa, data)
     }
 
-    /// Checks a region, maps it, and adds it. All arguments are untrusted.
+    /// Validates, maps and adds a region. All arguments are untrusted.
     pub(crate) fn add(
         &self,
         request: AddRegion,
@@ -285,7 +286,7 @@ impl GuestMemory {
         self.place(RegionBounds { gpa, size, offset, readable, writable }, limits, map)
     }
 
-    /// Adds a region whose file can no longer be mapped. The region counts as withdrawn.
+    /// Adds a withdrawn region, whose file can no longer be mapped.
     pub(crate) fn add_withdrawn(
         &self,
         request: AddRegion,
@@ -302,7 +303,7 @@ impl GuestMemory {
         self.place(RegionBounds { gpa, size, offset, readable, writable }, limits, map)
     }
 
-    /// Adds a region at `gpa` for the whole `mapping`, which the guest may read and write.
+    /// Adds a region at `gpa` for the whole `mapping`, readable and writable by the guest.
     pub fn add_mapping(&self, gpa: u64, mapping: Arc<Mapping>, limits: &MemoryLimits) -> Result<DmaRegion, AddError> {
         let size = len64(mapping.len());
         let bounds = RegionBounds { gpa, size, offset: 0, readable: true, writable: true };
@@ -312,7 +313,7 @@ impl GuestMemory {
         })
     }
 
-    /// Checks a region, maps it with the given function, and adds it.
+    /// Validates a region, maps it with the given function, and adds it.
     fn place(
         &self,
         bounds: RegionBounds,
@@ -381,7 +382,7 @@ impl MemoryTable {
     }
 }
 
-/// Unchecked addresses and access rights of a region to be added.
+/// Unvalidated address range and permissions of a region to be added.
 #[derive(Clone, Copy)]
 struct RegionBounds {
     gpa: u64,
@@ -391,7 +392,7 @@ struct RegionBounds {
     writable: bool,
 }
 
-/// An unchecked region that a client offers to lend.
+/// An unvalidated region offered by a client.
 #[derive(Debug)]
 pub(crate) struct AddRegion {
     pub gpa: u64,

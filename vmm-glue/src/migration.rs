@@ -1,8 +1,8 @@
-//! The interface to a device that a client migrates.
+//! The interface of a migratable device.
 //!
 //! The client moves the device from state to state ([`State`]), reads the device's state, and loads it into another
-//! device. Each device defines its own format; a loaded state is untrusted. In addition the client queries the memory
-//! that the device has written ([`crate::memory::WriteLog`] contains this process's writes).
+//! device. Each device defines its own format; a loaded state is untrusted. The client also queries the memory that the
+//! device has written ([`crate::memory::WriteLog`] contains this process's writes).
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use thiserror::Error;
 
 use crate::protocol::{STATE_ERROR, STATE_RESUMING, STATE_RUNNING, STATE_STOP, STATE_STOP_COPY};
 
-/// State of a device, as reported to its client.
+/// Migration state of a device, as reported to its client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
     /// The device has failed. Only a reset leaves this state.
     Error,
-    /// The device changes neither its own state nor the client's memory.
+    /// The device changes neither its own state nor client memory.
     Stop,
     /// The device runs.
     #[default]
@@ -28,7 +28,7 @@ pub enum State {
 }
 
 impl State {
-    /// Returns the state with a wire number that a client may request.
+    /// Returns the requestable state with a wire number.
     pub(crate) fn from_wire(number: u32) -> Option<Self> {
         let all = [Self::Stop, Self::Running, Self::StopCopy, Self::Resuming];
         all.into_iter().find(|state| state.to_wire() == number)
@@ -44,14 +44,14 @@ impl State {
         }
     }
 
-    /// Returns the next state on the way to `to`, which must differ from `self`. The shortest way between any two
+    /// Returns the next state on the way to `to`, which must differ from `self`. The shortest path between any two
     /// states is through [`Self::Stop`].
     pub(crate) fn toward(self, to: Self) -> Self {
         if self == Self::Stop { to } else { Self::Stop }
     }
 }
 
-/// Reason for refusing a request. The client gets the error number.
+/// Reason for rejecting a request. The client receives the error number.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{why}")]
 pub struct MigrationError {
@@ -73,31 +73,31 @@ impl MigrationError {
     }
 }
 
-/// A device that can be migrated. The server calls these functions only in the order of the states. A reset of the
-/// device, or the end of its client, ends any operation in progress.
+/// A migratable device. The server calls these functions only in the order of the states. A device reset, or the
+/// client's disconnection, aborts any operation in progress.
 pub trait Migration {
-    /// Changes from running to stopped. When this call has returned, the device no longer changes any state.
+    /// Moves from running to stopped. Once this call has returned, the device no longer changes any state.
     ///
     /// # Errors
     /// Returns an error if the device cannot stop; it then keeps running.
     fn stop(&mut self) -> Result<(), MigrationError>;
 
-    /// Changes from stopped to running.
+    /// Moves from stopped to running.
     fn start(&mut self);
 
-    /// Begins to save the state of the stopped device.
+    /// Begins saving the state of the stopped device.
     ///
     /// # Errors
-    /// Returns an error if the state cannot be saved; the device then stays stopped.
+    /// Returns an error if the state cannot be saved; the device then remains stopped.
     fn begin_saving(&mut self) -> Result<(), MigrationError>;
 
-    /// Writes the next bytes of the state into `data`. Writes fewer bytes than fit only at the end of the state.
+    /// Writes the next bytes of the state into `data`. Fills `data` completely except at the end of the state.
     ///
     /// # Errors
     /// Returns an error if the state cannot be read.
     fn save(&mut self, data: &mut [u8]) -> Result<usize, MigrationError>;
 
-    /// Ends saving. The device stays stopped.
+    /// Ends saving. The device remains stopped.
     fn end_saving(&mut self);
 
     /// Drops the state of the stopped device, so that another state can be loaded.
@@ -106,19 +106,19 @@ pub trait Migration {
     /// Returns an error if no other state can be loaded; the device has then failed.
     fn begin_loading(&mut self) -> Result<(), MigrationError>;
 
-    /// Accepts the next bytes of the new state. The bytes are untrusted.
+    /// Accepts the next bytes of the new state, which are untrusted.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not valid for this device.
+    /// Returns an error if the bytes are invalid for this device.
     fn load(&mut self, data: &[u8]) -> Result<(), MigrationError>;
 
-    /// Applies the complete state. The device stays stopped.
+    /// Applies the complete state. The device remains stopped.
     ///
     /// # Errors
     /// Returns an error if the state is invalid; the device has then failed.
     fn end_loading(&mut self) -> Result<(), MigrationError>;
 
-    /// Starts or stops the log of the device's own writes to client memory.
+    /// Starts or stops logging the device's own writes to client memory.
     fn log_writes(&mut self, on: bool);
 
     /// Calls `each` with ranges of client memory that contain all of the device's own writes in `range` since the last

@@ -1,4 +1,4 @@
-//! Options of a server.
+//! Server options.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use crate::memory::MemoryLimits;
 /// Options of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Limits on the memory that a client may lend.
+    /// Limits on a client's memory.
     pub memory: MemoryLimits,
-    /// Maximum size of the data in one message in bytes, 4 KiB to 1 MiB.
+    /// Maximum size of the data in one message in bytes, from 4 KiB to 1 MiB.
     pub max_transfer: usize,
-    /// Time to poll for the next message before sleeping; zero disables polling. Polling halves the latency of
-    /// reads, costs nothing while the client is idle, and is suspended while it does not help.
+    /// Time to poll for the next message before sleeping; zero disables polling. Polling halves the latency of reads,
+    /// costs nothing while the client is idle, and is suspended while it does not help.
     pub spin: Duration,
-    /// Maximum total size of the queued replies of a client, in bytes. A client that does not read is disconnected if
-    /// its replies exceed this size.
+    /// Maximum total size of a client's queued replies in bytes. A client whose replies exceed this size is
+    /// disconnected.
     pub max_queued: usize,
 }
 

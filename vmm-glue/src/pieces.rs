@@ -1,6 +1,6 @@
 //! Splits accesses into naturally aligned pieces of at most 8 bytes.
 
-/// Maximum size of an access that a device gets, in bytes.
+/// Maximum size of an access passed to a device, in bytes.
 const MAX_PIECE: usize = 8;
 
 /// Returns the length of the first piece of `len` bytes at `offset`: the largest power of two up to 8 that fits and to

@@ -1,20 +1,20 @@
-//! Constants and structures of the vfio-user wire format, in the host's byte order.
+//! Constants and structures of the vfio-user wire format, in host byte order.
 //!
-//! This module contains only definitions. The module repeats structures from `linux/vfio.h` that the wire format
-//! shares, because this crate parses them from untrusted bytes. `REGION_WRITE_MULTI` and the command numbers from 16 on
-//! follow QEMU's edition of the specification.
+//! This module contains only definitions. It repeats structures from `linux/vfio.h` that the wire format shares,
+//! because this crate parses them from untrusted bytes. `REGION_WRITE_MULTI` and command numbers from 16 follow QEMU's
+//! edition of the specification.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Size in bytes of the header that starts every message.
 pub const HEADER_SIZE: usize = size_of::<Header>();
 
-/// Protocol major version that this server speaks.
+/// Protocol major version of this server.
 pub const VERSION_MAJOR: u16 = 0;
-/// Highest protocol minor version that this server speaks.
+/// Highest protocol minor version supported by this server.
 pub const VERSION_MINOR: u16 = 1;
 
-/// The number of a command. A client can send any number.
+/// A command number. A client can send any number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Command(pub u16);
 
@@ -23,7 +23,7 @@ macro_rules! commands {
         impl Command {
             $($(#[$doc])* pub const $name: Self = Self($value);)*
 
-            /// Returns the name in the specification, or `None` for an unknown number.
+            /// Returns the name in the specification; `None` for an unknown number.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($name)),)*
@@ -35,11 +35,11 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Negotiation of version and capabilities, the first message of a client.
+    /// Version and capability negotiation, a client's first message.
     VERSION = 1;
-    /// The client makes memory accessible to the device.
+    /// The client maps memory for the device.
     DMA_MAP = 2;
-    /// The client removes memory from the device.
+    /// The client unmaps memory from the device.
     DMA_UNMAP = 3;
     /// Number of regions and interrupt types.
     DEVICE_GET_INFO = 4;
@@ -51,13 +51,13 @@ commands! {
     DEVICE_GET_IRQ_INFO = 7;
     /// Attaches event file descriptors to interrupts, or masks, unmasks or triggers interrupts.
     DEVICE_SET_IRQS = 8;
-    /// Read of a region.
+    /// Read from a region.
     REGION_READ = 9;
-    /// Write of a region.
+    /// Write to a region.
     REGION_WRITE = 10;
-    /// Server to client: read of client memory.
+    /// Server to client: read from client memory.
     DMA_READ = 11;
-    /// Server to client: write of client memory.
+    /// Server to client: write to client memory.
     DMA_WRITE = 12;
     /// Reset of the device.
     DEVICE_RESET = 13;
@@ -65,7 +65,7 @@ commands! {
     DIRTY_PAGES = 14;
     /// Several small region writes in one message.
     REGION_WRITE_MULTI = 15;
-    /// Device features; all of them concern migration.
+    /// Device features, all of which concern migration.
     DEVICE_FEATURE = 16;
     /// Migration data from the device.
     MIG_DATA_READ = 17;
@@ -88,13 +88,13 @@ impl std::fmt::Debug for Command {
     }
 }
 
-/// `flags` of [`Header`]: mask of the message type.
+/// `flags` of [`Header`]: message type mask.
 pub const FLAG_TYPE_MASK: u32 = 0xf;
-/// `flags` of [`Header`]: type of a request.
+/// `flags` of [`Header`]: request type.
 pub const FLAG_TYPE_COMMAND: u32 = 0;
-/// `flags` of [`Header`]: type of a reply.
+/// `flags` of [`Header`]: reply type.
 pub const FLAG_TYPE_REPLY: u32 = 1;
-/// `flags` of [`Header`]: the sender does not expect a reply (a posted write).
+/// `flags` of [`Header`]: the sender expects no reply (a posted write).
 pub const FLAG_NO_REPLY: u32 = 1 << 4;
 /// `flags` of [`Header`]: the reply reports an error.
 pub const FLAG_ERROR: u32 = 1 << 5;
@@ -103,7 +103,7 @@ pub const FLAG_ERROR: u32 = 1 << 5;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
-    /// Number that the sender of a request chooses. The reply contains the same number.
+    /// ID chosen by the sender of a request and repeated in the reply.
     pub id: u16,
     /// See [`Command`].
     pub command: u16,
@@ -111,13 +111,13 @@ pub struct Header {
     pub size: u32,
     /// Type and `FLAG_*` bits.
     pub flags: u32,
-    /// `errno` value when `FLAG_ERROR` is set.
+    /// `errno` value if `FLAG_ERROR` is set.
     pub error: u32,
 }
 const _: () = assert!(size_of::<Header>() == 16);
 
 impl Header {
-    /// Creates the header of a request of `size` bytes, which include the header.
+    /// Creates the header of a request of `size` bytes, including the header.
     pub const fn request(id: u16, command: Command, size: u32, flags: u32) -> Self {
         Self { id, command: command.0, size, flags, error: 0 }
     }
@@ -143,7 +143,7 @@ impl Header {
     }
 }
 
-/// Fixed part of `VERSION`; JSON text with a final NUL follows.
+/// Fixed part of `VERSION`, followed by a NUL-terminated JSON text.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Version {
@@ -161,7 +161,7 @@ pub struct DmaMap {
     pub argsz: u32,
     /// `DMA_MAP_*` bits.
     pub flags: u32,
-    /// Offset in the file of the attached descriptor.
+    /// Offset in the attached descriptor's file.
     pub offset: u64,
     /// First guest physical address.
     pub address: u64,
@@ -175,7 +175,7 @@ pub const DMA_MAP_READ: u32 = 1;
 /// `flags` of [`DmaMap`]: the device may write.
 pub const DMA_MAP_WRITE: u32 = 2;
 
-/// Body of `DMA_UNMAP` and of its reply.
+/// Body of `DMA_UNMAP` and its reply.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaUnmap {
@@ -190,12 +190,12 @@ pub struct DmaUnmap {
 }
 const _: () = assert!(size_of::<DmaUnmap>() == 24);
 
-/// `flags` of [`DmaUnmap`]: the client requests a dirty bitmap; not supported here.
+/// `flags` of [`DmaUnmap`]: request a dirty bitmap; not supported here.
 pub const DMA_UNMAP_GET_DIRTY_BITMAP: u32 = 1;
-/// `flags` of [`DmaUnmap`]: unmaps every region; address and size are 0.
+/// `flags` of [`DmaUnmap`]: unmap every region; address and size are 0.
 pub const DMA_UNMAP_ALL: u32 = 2;
 
-/// Body of `DEVICE_GET_INFO` and of its reply.
+/// Body of `DEVICE_GET_INFO` and its reply.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceInfo {
@@ -214,7 +214,7 @@ pub const DEVICE_RESETTABLE: u32 = 1;
 /// `flags` of [`DeviceInfo`]: a PCI device.
 pub const DEVICE_PCI: u32 = 2;
 
-/// Body of `DEVICE_GET_REGION_INFO`, start of its reply.
+/// Body of `DEVICE_GET_REGION_INFO`, and start of its reply.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionInfoBody {
@@ -222,9 +222,9 @@ pub struct RegionInfoBody {
     pub argsz: u32,
     /// `REGION_*` bits.
     pub flags: u32,
-    /// Number of the region.
+    /// Region number.
     pub index: u32,
-    /// Offset in the body of the first capability.
+    /// Offset of the first capability in the body.
     pub cap_offset: u32,
     /// Size of the region in bytes.
     pub size: u64,
@@ -242,15 +242,15 @@ pub const REGION_MMAP: u32 = 4;
 /// `flags` of [`RegionInfoBody`]: capabilities follow.
 pub const REGION_CAPS: u32 = 8;
 
-/// Region capability that lists the mappable parts; [`SparseArea`]s follow.
+/// Region capability that lists the mappable parts, followed by [`SparseArea`]s.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SparseMmapCap {
-    /// Kind of the capability, `CAP_SPARSE_MMAP`.
+    /// Capability ID, `CAP_SPARSE_MMAP`.
     pub id: u16,
     /// Always 1.
     pub version: u16,
-    /// Offset in the body of the next capability, 0 for the last capability.
+    /// Offset of the next capability in the body; 0 in the last capability.
     pub next: u32,
     /// Number of areas.
     pub nr_areas: u32,
@@ -261,7 +261,7 @@ pub struct SparseMmapCap {
 /// `id` of [`SparseMmapCap`].
 pub const CAP_SPARSE_MMAP: u16 = 1;
 
-/// A part of a region that may be mapped.
+/// A mappable part of a region.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SparseArea {
@@ -271,7 +271,7 @@ pub struct SparseArea {
     pub size: u64,
 }
 
-/// Body of `DEVICE_GET_IRQ_INFO` and of its reply.
+/// Body of `DEVICE_GET_IRQ_INFO` and its reply.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqInfo {
@@ -285,7 +285,7 @@ pub struct IrqInfo {
     pub count: u32,
 }
 
-/// `flags` of [`IrqInfo`]: signalled by event file descriptors.
+/// `flags` of [`IrqInfo`]: signalled through eventfds.
 pub const IRQ_INFO_EVENTFD: u32 = 1;
 /// `flags` of [`IrqInfo`]: can be masked.
 pub const IRQ_INFO_MASKABLE: u32 = 2;
@@ -294,7 +294,7 @@ pub const IRQ_INFO_AUTOMASKED: u32 = 4;
 /// `flags` of [`IrqInfo`]: all interrupts of the type must be set up together.
 pub const IRQ_INFO_NORESIZE: u32 = 8;
 
-/// Start of the body of `DEVICE_SET_IRQS`; booleans may follow.
+/// Start of the body of `DEVICE_SET_IRQS`, which booleans may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqSet {
@@ -313,46 +313,46 @@ const _: () = assert!(size_of::<IrqSet>() == 20);
 
 /// `flags` of [`IrqSet`]: no data.
 pub const IRQ_DATA_NONE: u32 = 1;
-/// `flags` of [`IrqSet`]: one byte per interrupt, nonzero if the action applies to the interrupt.
+/// `flags` of [`IrqSet`]: one byte per interrupt, nonzero if the action applies to it.
 pub const IRQ_DATA_BOOL: u32 = 2;
-/// `flags` of [`IrqSet`]: event file descriptors are attached.
+/// `flags` of [`IrqSet`]: eventfds are attached.
 pub const IRQ_DATA_EVENTFD: u32 = 4;
 /// `flags` of [`IrqSet`]: mask.
 pub const IRQ_ACTION_MASK: u32 = 8;
 /// `flags` of [`IrqSet`]: unmask.
 pub const IRQ_ACTION_UNMASK: u32 = 16;
-/// `flags` of [`IrqSet`]: triggers the interrupt, or attaches the descriptor to signal when the device triggers it.
+/// `flags` of [`IrqSet`]: trigger the interrupt, or attach the descriptor to signal when the device triggers it.
 pub const IRQ_ACTION_TRIGGER: u32 = 32;
 
-/// Start of the body of `REGION_READ` and `REGION_WRITE` and of their replies; data may follow.
+/// Start of the body of `REGION_READ` and `REGION_WRITE` and their replies; data may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionAccess {
     /// Offset in the region.
     pub offset: u64,
-    /// Number of the region.
+    /// Region number.
     pub region: u32,
     /// Number of bytes.
     pub count: u32,
 }
 const _: () = assert!(size_of::<RegionAccess>() == 16);
 
-/// One write of `REGION_WRITE_MULTI`. The message's body is a count (`u64`), followed by this number of writes.
+/// One write of `REGION_WRITE_MULTI`. The body is a count (`u64`) followed by that many writes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MultiWrite {
     /// Offset in the region.
     pub offset: u64,
-    /// Number of the region.
+    /// Region number.
     pub region: u32,
-    /// Number of valid bytes of `data`, 1 to 8.
+    /// Number of valid bytes in `data`, 1 to 8.
     pub count: u32,
-    /// The bytes.
+    /// Bytes to write.
     pub data: [u8; 8],
 }
 const _: () = assert!(size_of::<MultiWrite>() == 24);
 
-/// Start of the body of `DMA_READ` and `DMA_WRITE` and of their replies; data may follow.
+/// Start of the body of `DMA_READ` and `DMA_WRITE` and their replies; data may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaAccess {
@@ -363,38 +363,38 @@ pub struct DmaAccess {
 }
 const _: () = assert!(size_of::<DmaAccess>() == 16);
 
-/// Start of the body of `DEVICE_FEATURE` and of its reply; the feature's data follow.
+/// Start of the body of `DEVICE_FEATURE` and its reply; the feature's data follows.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceFeature {
     /// Request: maximum size of the reply body that the client accepts. Reply: size of the full body.
     pub argsz: u32,
-    /// Number of the feature, `FEATURE_*`, and `FEATURE_GET`, `FEATURE_SET` and `FEATURE_PROBE`.
+    /// Feature number (`FEATURE_*`), with `FEATURE_GET`, `FEATURE_SET` and `FEATURE_PROBE`.
     pub flags: u32,
 }
 const _: () = assert!(size_of::<DeviceFeature>() == 8);
 
-/// `flags` of [`DeviceFeature`]: mask for the feature number.
+/// `flags` of [`DeviceFeature`]: feature number mask.
 pub const FEATURE_MASK: u32 = 0xffff;
-/// `flags` of [`DeviceFeature`]: the client requests the feature's data.
+/// `flags` of [`DeviceFeature`]: get the feature's data.
 pub const FEATURE_GET: u32 = 1 << 16;
-/// `flags` of [`DeviceFeature`]: the client sets the feature's data.
+/// `flags` of [`DeviceFeature`]: set the feature's data.
 pub const FEATURE_SET: u32 = 1 << 17;
-/// `flags` of [`DeviceFeature`]: the client queries whether getting and setting are supported.
+/// `flags` of [`DeviceFeature`]: query whether getting and setting are supported.
 pub const FEATURE_PROBE: u32 = 1 << 18;
 
-/// Feature: the supported migration states, in addition to the two that all devices have.
+/// Feature: supported migration states, in addition to the two mandatory ones.
 pub const FEATURE_MIGRATION: u32 = 1;
 /// Feature: the migration state.
 pub const FEATURE_MIG_DEVICE_STATE: u32 = 2;
-/// Feature: starts the log of the device's writes to client memory.
+/// Feature: start logging the device's writes to client memory.
 pub const FEATURE_DMA_LOGGING_START: u32 = 6;
-/// Feature: stops the log.
+/// Feature: stop logging.
 pub const FEATURE_DMA_LOGGING_STOP: u32 = 7;
-/// Feature: reports the device's writes.
+/// Feature: report the device's writes.
 pub const FEATURE_DMA_LOGGING_REPORT: u32 = 8;
 
-/// Data of [`FEATURE_MIGRATION`]: the device can be stopped, and its state can be read while it is stopped.
+/// Data of [`FEATURE_MIGRATION`]: the device can be stopped, and its state can be read while stopped.
 pub const MIGRATION_STOP_COPY: u64 = 1;
 
 /// Data of [`FEATURE_MIG_DEVICE_STATE`].
@@ -409,16 +409,16 @@ pub struct MigDeviceState {
 
 /// `device_state` of [`MigDeviceState`]: the device has failed, and must be reset.
 pub const STATE_ERROR: u32 = 0;
-/// `device_state` of [`MigDeviceState`]: the device does not change any state.
+/// `device_state` of [`MigDeviceState`]: the device is stopped and changes no state.
 pub const STATE_STOP: u32 = 1;
-/// `device_state` of [`MigDeviceState`]: the device runs.
+/// `device_state` of [`MigDeviceState`]: the device is running.
 pub const STATE_RUNNING: u32 = 2;
 /// `device_state` of [`MigDeviceState`]: the device is stopped, and its state can be read.
 pub const STATE_STOP_COPY: u32 = 3;
-/// `device_state` of [`MigDeviceState`]: the device is stopped and loads another state.
+/// `device_state` of [`MigDeviceState`]: the device is stopped and is loading another state.
 pub const STATE_RESUMING: u32 = 4;
 
-/// Start of the data of [`FEATURE_DMA_LOGGING_START`]; [`LoggingRange`]s follow.
+/// Start of the data of [`FEATURE_DMA_LOGGING_START`], followed by [`LoggingRange`]s.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingStart {
@@ -441,7 +441,7 @@ pub struct LoggingRange {
     pub length: u64,
 }
 
-/// Data of [`FEATURE_DMA_LOGGING_REPORT`]. In the reply, a bitmap with one bit per page follows, in 64-bit words.
+/// Data of [`FEATURE_DMA_LOGGING_REPORT`]. In the reply, a bitmap of 64-bit words with one bit per page follows.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingReport {
@@ -449,12 +449,12 @@ pub struct LoggingReport {
     pub iova: u64,
     /// Size in bytes.
     pub length: u64,
-    /// Size of a page in bytes.
+    /// Page size in bytes.
     pub page_size: u64,
 }
 const _: () = assert!(size_of::<LoggingReport>() == 24);
 
-/// Start of the body of `MIG_DATA_READ`, of its reply, and of `MIG_DATA_WRITE`; data may follow.
+/// Start of the body of `MIG_DATA_READ`, its reply, and `MIG_DATA_WRITE`; data may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MigData {

@@ -1,8 +1,9 @@
 //! The event loop of one socket.
 //!
-//! The server serves one client at a time. A new connection is not served before it sends data. If no client is served,
-//! the first connection that sends data becomes the client; otherwise the connection is refused immediately. The server
-//! blocks only while it waits for events. A client that stops sending or reading delays only its own connection.
+//! The server serves one client at a time. A new connection is not served until it sends data. If no client is being
+//! served, the first connection that sends data becomes the client; otherwise the connection is rejected immediately.
+//! The server blocks only while waiting for events. A client that stops sending or reading delays only its own
+//! connection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,13 +31,13 @@ use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
 use crate::suspended_client::{SavedClients, SuspendedClient};
 
-/// Maximum number of connections that have sent no data. If a further connection arrives, the oldest one is closed.
+/// Maximum number of connections that have sent no data. A further connection closes the oldest one.
 const MAX_WAITING: usize = 4;
-/// Size of collected output at which it is sent, in bytes.
+/// Output size at which output is sent, in bytes.
 const FLUSH_AT: usize = 64 << 10;
 /// Number of receive calls after which other events are checked even if the client keeps sending.
 const MAX_ROUNDS: u32 = 64;
-/// TIMEOUT: pause before a descriptor is resent that the system did not accept. Clients request descriptors when they
+/// TIMEOUT: pause before resending a descriptor that the system did not accept. Clients request descriptors when they
 /// start.
 const FDS_PAUSE: Duration = Duration::from_millis(10);
 
@@ -50,7 +51,7 @@ pub enum ServerError {
     Poll(#[source] io::Error),
 }
 
-/// A listening socket.
+/// A listening socket that serves one device.
 #[derive(Debug)]
 pub struct Server {
     listener: UnixListener,
@@ -61,7 +62,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds `path`. Replaces the file of a socket that no process serves.
+    /// Binds `path`. Replaces a socket file that no process serves.
     pub fn bind(path: &Path, socket: &SocketOptions, options: ServerOptions) -> Result<Self, BindError> {
         let (listener, bound) = socket::bind(path, socket)?;
         Ok(Self { listener, _bound: Some(bound), options, keeper: None })
@@ -73,17 +74,16 @@ impl Server {
         Ok(Self { listener, _bound: None, options, keeper: None })
     }
 
-    /// Sets the keeper of the client's connection, if any.
+    /// Sets the keeper of the client's connection.
     #[must_use]
     pub fn kept_by(self, keeper: Option<Arc<dyn Keeper>>) -> Self {
         Self { keeper, ..self }
     }
 
-    /// Restores clients that another process has saved, for [`Self::serve`]. Restores the state of their link into
-    /// `link`.
+    /// Restores clients saved by another process, for [`Self::serve`]. Restores their link state to `link`.
     ///
     /// # Errors
-    /// Returns an error for the same reasons as [`SuspendedClient::restored`].
+    /// Fails for the same reasons as [`SuspendedClient::restored`].
     pub fn restored(
         &self,
         saved: SavedClients,
@@ -93,8 +93,8 @@ impl Server {
         SuspendedClient::restored(saved, descriptors, link, &self.options)
     }
 
-    /// Restores the client of a killed process from the keeper's descriptors, for [`Self::serve`]. Restores the state
-    /// of its link into `link`. The client's device must be new.
+    /// Restores a killed process's client from the keeper's descriptors, for [`Self::serve`]. Restores its link state
+    /// to `link`. The client's device must be new.
     ///
     /// # Errors
     /// Returns an error if no such client exists, its journal is invalid, or its memory cannot be mapped.
@@ -110,23 +110,23 @@ impl Server {
     /// Returns a duplicate of the listening socket, for another process.
     ///
     /// # Errors
-    /// Returns an error if this process has reached its limit of descriptors.
+    /// Returns an error if this process has reached its descriptor limit.
     pub fn listener(&self) -> io::Result<OwnedFd> {
         self.listener.as_fd().try_clone_to_owned()
     }
 
     /// Serves one client after another until `stop`. `device` must have been created with a clone of `link`.
     ///
-    /// Returns an error only if the host fails. No client can cause this.
+    /// Returns an error only on a host failure, which no client can cause.
     pub fn run(&self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
         self.serve(link, device, stop, None).map(drop)
     }
 
-    /// Same as [`Self::run`], but first continues with the `parked` clients, if any. `device` must be in the state of
-    /// these clients' device.
+    /// Same as [`Self::run`], but first resumes the `parked` clients, if any. `device` must be in the state of these
+    /// clients' device.
     ///
-    /// After [`StopHandle::park`], stops serving the clients and returns them. At that time none of their requests is
-    /// partly executed.
+    /// After [`StopHandle::park`], stops serving the clients and returns them, with none of their requests partially
+    /// executed.
     pub fn serve(
         &self,
         link: &Link,
@@ -171,19 +171,18 @@ struct Ready {
     listener: bool,
 }
 
-/// A connection. The connection is shut down on drop, so that the other end notices, unless another process continues
-/// it.
+/// A connection. It is shut down on drop, so that the peer notices, unless another process continues it.
 #[derive(Debug)]
 struct Accepted<'a> {
     stream: UnixStream,
-    /// Keeper that holds a copy of the connection.
+    /// Keeper that stores a copy of the connection.
     keeper: Option<&'a dyn Keeper>,
-    /// Set if another process continues the connection with another descriptor.
+    /// Set if another process continues the connection through another descriptor.
     left: bool,
 }
 
 impl Accepted<'_> {
-    /// Returns a descriptor with which another process continues the connection. The keeper keeps its copy.
+    /// Returns a descriptor through which another process continues the connection. The keeper retains its copy.
     fn leave(mut self) -> io::Result<UnixStream> {
         let stream = self.stream.try_clone()?;
         self.left = true;
@@ -207,7 +206,7 @@ impl Drop for Accepted<'_> {
 struct Active<'a> {
     accepted: Accepted<'a>,
     connection: Connection,
-    /// Set if a process was killed between receiving and handling some messages.
+    /// Set if a process was killed between receiving and handling messages.
     unhandled: bool,
 }
 
@@ -221,7 +220,7 @@ struct Clients<'a> {
 }
 
 impl Clients<'_> {
-    /// Continues with clients.
+    /// Resumes suspended clients.
     fn resume(&mut self, parked: SuspendedClient) {
         let SuspendedClient { active, waiting } = parked;
         if let Some((stream, mut connection)) = active {
@@ -233,14 +232,14 @@ impl Clients<'_> {
             let accepted = Accepted { stream, keeper, left: false };
             self.active = Some(Active { accepted, connection, unhandled: true });
             if let Err(why) = resumed {
-                tracing::error!(%why, "the VMM of a killed daemon has lost its device");
+                tracing::error!(%why, "a killed daemon's VMM has lost its device");
                 self.end(None);
             }
         }
         self.waiting.extend(waiting.into_iter().map(|stream| Accepted { stream, keeper: None, left: false }));
     }
 
-    /// Takes the suspended clients. Closes a client's connection if its descriptor cannot be duplicated.
+    /// Suspends and returns the clients. Closes a client's connection if its descriptor cannot be duplicated.
     fn park(&mut self) -> SuspendedClient {
         let mut parked = SuspendedClient::default();
         if let Some(Active { accepted, connection, unhandled: _ }) = self.active.take() {
@@ -275,7 +274,7 @@ impl Clients<'_> {
 
     fn wait(&self, stop: &StopHandle) -> Result<Ready, ServerError> {
         let unmask = self.active.as_ref().and_then(|_| self.link.interrupts().unmask_source());
-        // Entries without a descriptor use a placeholder descriptor that waits for no events.
+        // Entries without a descriptor use a placeholder descriptor that polls for no events.
         let nothing = || PollFd::from_borrowed_fd(stop.fd(), PollFlags::empty());
         let mut fds: [PollFd<'_>; 5 + MAX_WAITING] = std::array::from_fn(|_| nothing());
         let [stopped, wake, listener, client, unmasked, waiting @ ..] = &mut fds;
@@ -310,26 +309,25 @@ impl Clients<'_> {
         match self.server.listener.accept() {
             Ok((stream, _)) => {
                 if let Err(error) = stream.set_nonblocking(true) {
-                    tracing::warn!(%error, "connection closed: it cannot be made non-blocking");
+                    tracing::warn!(%error, "connection closed: cannot make it non-blocking");
                     return;
                 }
                 if self.waiting.len() >= MAX_WAITING {
-                    self.closed("it sent no data and other connections wait");
+                    self.closed("it sent no data, and other connections are waiting");
                     self.waiting.remove(0);
                 }
                 self.waiting.push(Accepted { stream, keeper: None, left: false });
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
             Err(error) => {
-                tracing::error!(%error, "a VMM's connection cannot be accepted");
-                // The process has probably run out of descriptors. Without a pause, this loop would retry at full
-                // speed.
+                tracing::error!(%error, "cannot accept a VMM's connection");
+                // The process has probably run out of descriptors. Without a pause, this loop would spin.
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
     }
 
-    /// Makes the first connection that sends data the client, or refuses it.
+    /// Makes the first connection that sends data the client, or rejects it.
     fn listen_to_waiting(&mut self) {
         for mut accepted in std::mem::take(&mut self.waiting) {
             let mut bytes = [0u8; HEADER_SIZE];
@@ -367,7 +365,7 @@ impl Clients<'_> {
         if worth_logging(before.saturating_add(1)) {
             let pid = socket::peer(stream).pid;
             let served = self.link.client().map_or(0, |client| client.pid);
-            tracing::warn!(pid, served, "VMM refused: another one is connected to this device");
+            tracing::warn!(pid, served, "VMM rejected: another one is connected to this device");
         }
         let mut buffer = [0u8; HEADER_SIZE];
         let Ok(first) = socket::receive(stream, &mut buffer) else { return };
@@ -400,7 +398,7 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
 
 /// Result of serving the client.
 enum Served {
-    /// No work is left at the moment.
+    /// No work is left for now.
     Idle,
     /// Some work was done.
     Busy,
@@ -489,8 +487,8 @@ impl Active<'_> {
                     out.advance(len);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
-                // The number of descriptors in flight is limited per user, and clients that do not read can use up this
-                // limit. The socket has space, so without a pause this loop would retry at full speed.
+                // The number of descriptors in flight is limited per user, and clients that do not read can exhaust
+                // this limit. The socket has space, so without a pause this loop would spin.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
                     break;

@@ -1,4 +1,4 @@
-//! UNIX sockets: binds a path with access rights, and sends and receives messages with file descriptors.
+//! UNIX sockets: binds a path with permissions, and sends and receives messages with file descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,13 +21,13 @@ use crate::link::ClientInfo;
 
 /// Maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 16;
-/// Maximum number of receive calls to empty a closed socket. A socket holds far less data.
+/// Maximum number of receive calls to drain a closed socket. A socket buffers far less data.
 const MAX_UNREAD: u32 = 1 << 16;
 
-/// Access rights of a socket's path.
+/// Ownership and permissions of a socket's path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Permission bits; `None` uses the process's mask.
+    /// Permission bits; `None` uses the process's umask.
     pub mode: Option<u32>,
     /// User ID of the owner. Setting it requires privileges.
     pub uid: Option<u32>,
@@ -39,11 +39,11 @@ pub struct SocketOptions {
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum BindError {
-    #[error("{} is in use: {owner} serves it; choose another path or stop that process", path.display())]
+    #[error("{} is in use by {owner}; choose another path or stop that process", path.display())]
     InUse { path: PathBuf, owner: String },
     #[error("{} exists and is not a socket; choose another path or remove the file", path.display())]
     NotASocket { path: PathBuf },
-    #[error("{} is too long for a socket: the maximum is 107 bytes", path.display())]
+    #[error("{} is too long for a socket path: the maximum is 107 bytes", path.display())]
     TooLong { path: PathBuf },
     #[error("{} cannot be bound: the directory {} does not exist; create it", path.display(), parent.display())]
     NoDirectory { path: PathBuf, parent: PathBuf },
@@ -58,7 +58,7 @@ pub enum BindError {
     },
 }
 
-/// The path of a listening socket. The socket is removed on drop, if it is still the same file.
+/// The path of a listening socket. The socket file is removed on drop, if it is still the same file.
 #[derive(Debug)]
 pub struct BoundPath {
     path: PathBuf,
@@ -81,22 +81,22 @@ impl BoundPath {
         &self.path
     }
 
-    /// Sets the access rights of the path.
+    /// Sets the path's ownership and permissions.
     ///
     /// # Errors
-    /// Returns an error if the access rights cannot be set.
+    /// Returns an error if they cannot be set.
     pub fn set_rights(&self, options: &SocketOptions) -> Result<(), BindError> {
         set_rights(&self.path, options)
     }
 
-    /// Leaves the path in place permanently, because another process serves the socket.
+    /// Leaves the path in place, because another process serves the socket.
     pub fn leave(mut self) {
         // This number does not match any file.
         self.inode = 0;
     }
 }
 
-/// Takes over the path of a listening socket from an earlier process. Returns `None` if the socket has no path.
+/// Takes over the path of an earlier process's listening socket. Returns `None` if the socket has no path.
 #[must_use]
 pub fn adopt(listener: &UnixListener) -> Option<BoundPath> {
     let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
@@ -109,12 +109,12 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
         let path = path.to_owned();
         move |source: io::Error| BindError::System { action, path, source }
     };
-    // Use one descriptor for all steps, because another user who may write to the folder could replace the file in the
-    // meantime.
+    // Use one descriptor for all steps, because another user with write access to the folder could replace the file in
+    // the meantime.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| system("open")(errno.into()))?;
     let there = rustix::fs::fstat(&file).map_err(|errno| system("look at")(errno.into()))?;
-    // A socket of an earlier process already has its access rights.
+    // An earlier process's socket already has its permissions.
     let is_ours = there.st_uid == rustix::process::geteuid().as_raw() || Some(there.st_uid) == options.uid;
     if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
         let source =
@@ -134,7 +134,7 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
     Ok(())
 }
 
-/// Binds `path` and listens. The access rights are in place before the first client can connect.
+/// Binds `path` and listens. Permissions are set before the first client can connect.
 pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, BoundPath), BindError> {
     let path = path.to_owned();
     let parent = match path.parent() {
@@ -149,7 +149,7 @@ pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, Bound
     let address = SocketAddrUnix::new(&path).map_err(|_| BindError::TooLong { path: path.clone() })?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(|errno| system("make a socket for")(errno.into()))?;
+        .map_err(|errno| system("create a socket for")(errno.into()))?;
     rustix::net::bind(&socket, &address).map_err(|errno| match errno {
         Errno::NOENT => BindError::NoDirectory { path: path.clone(), parent },
         Errno::ACCESS | Errno::PERM | Errno::ROFS => BindError::NotPermitted { path: path.clone(), parent },
@@ -163,7 +163,7 @@ pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, Bound
     Ok((UnixListener::from(socket), bound))
 }
 
-/// Removes the file of a socket that no process serves.
+/// Removes a socket file that no process serves.
 fn make_free(path: &Path) -> Result<(), BindError> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     let path = path.to_owned();
@@ -191,7 +191,7 @@ fn make_free(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// Returns the process at the other end.
+/// Returns the peer process.
 pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     match rustix::net::sockopt::socket_peercred(stream) {
         Ok(credentials) => ClientInfo {
@@ -203,15 +203,15 @@ pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     }
 }
 
-/// Closes a connection in such a way that the other end reads an end of file.
+/// Closes a connection such that the peer reads end-of-file.
 ///
-/// If a socket is closed with unread data in it, the other end gets an error instead (`ECONNRESET`). QEMU 11.1 then
-/// fails an assertion and terminates, together with the virtual machine.
+/// If a socket is closed with unread data, the peer gets an error instead (`ECONNRESET`). QEMU 11.1 then fails an
+/// assertion and terminates, together with the virtual machine.
 pub fn end(stream: &UnixStream) {
     if stream.shutdown(Shutdown::Both).is_err() {
         return;
     }
-    // No more data can arrive, and a socket holds only a limited amount.
+    // No more data can arrive, and a socket buffers only a limited amount.
     let mut buffer = [0; 4096];
     (0..MAX_UNREAD).take_while(|_| receive(stream, &mut buffer).is_ok_and(|it| it.len != 0)).count();
 }
@@ -219,15 +219,15 @@ pub fn end(stream: &UnixStream) {
 /// The result of one receive call.
 #[derive(Debug)]
 pub struct Received {
-    /// Number of bytes; 0 means that the other end has closed the connection.
+    /// Number of bytes; 0 means that the peer has closed the connection.
     pub len: usize,
-    /// File descriptors: [`MAX_FDS`] or a few more.
+    /// File descriptors: up to [`MAX_FDS`] or a few more.
     pub fds: Vec<OwnedFd>,
     /// Set if more descriptors arrived than fit, or than the process may open.
     pub truncated: bool,
 }
 
-/// Receives the available data, up to `buffer.len()` bytes; fails with `WouldBlock` if no data is available.
+/// Receives available data, up to `buffer.len()` bytes. Fails with `WouldBlock` if no data is available.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -242,7 +242,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     Ok(Received { len: result.bytes, fds, truncated: result.flags.contains(ReturnFlags::CTRUNC) })
 }
 
-/// Sends as much as fits, with descriptors; fails with `WouldBlock` if no byte fits. Returns the number of bytes.
+/// Sends as much as fits, with descriptors. Fails with `WouldBlock` if no byte fits. Returns the number of bytes sent.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

@@ -1,28 +1,27 @@
-//! Polls for the next message for a short time before sleeping.
+//! Polls briefly for the next message before sleeping.
 
 use std::time::{Duration, Instant};
 
-/// Maximum credit for polling.
+/// Maximum polling credit.
 const MAX_CREDIT: u32 = 8;
-/// Bounds on the number of consecutive short sleeps after which polling is tried again. The number starts at twice the
+/// Bounds on the number of consecutive short sleeps after which polling is retried. The initial number is twice the
 /// lower bound.
 const MIN_STREAK: u32 = 16;
 const MAX_STREAK: u32 = 1024;
 
 /// Decides whether to poll for messages before sleeping.
 ///
-/// Polling that finds a message earns credit. Polling that finds no message, or that uses a processor which other
-/// threads need, costs credit. Without credit, the thread sleeps immediately, until it has had a number of consecutive
-/// sleeps that were each as short as a polling interval. Each time polling stops, the number of short sleeps that
-/// restarts it grows.
+/// Polling that finds a message earns credit. Polling that finds no message, or that uses a CPU needed by other
+/// threads, costs credit. Without credit, the thread sleeps immediately, until a number of consecutive sleeps were each
+/// as short as a polling interval. Each time polling stops, the number of short sleeps required to restart it grows.
 #[derive(Debug)]
 pub struct Spin {
     length: Duration,
     credit: u32,
-    /// Number of consecutive short sleeps, and the number needed to poll again.
+    /// Number of consecutive short sleeps, and the number required to resume polling.
     streak: u32,
     needed: u32,
-    /// Start of the current sleep. Not set if polling was omitted for this message only.
+    /// Start of the current sleep. Not set if polling was skipped for this message only.
     slept: Option<Instant>,
 }
 
@@ -33,7 +32,7 @@ impl Spin {
         Self { length, credit: MAX_CREDIT / 2, streak: 0, needed: MIN_STREAK, slept: None }
     }
 
-    /// Returns the deadline for polling that starts at `now`, if the thread should poll.
+    /// Returns the polling deadline from `now`, if the thread should poll.
     pub fn deadline(&mut self, now: Instant) -> Option<Instant> {
         if self.length.is_zero() {
             return None;
@@ -45,7 +44,7 @@ impl Spin {
         now.checked_add(self.length)
     }
 
-    /// Records that a message arrived at `now` during polling until `deadline`.
+    /// Records that a message arrived at `now` while polling until `deadline`.
     pub fn hit(&mut self, now: Instant, deadline: Instant) {
         if now > deadline.checked_add(self.length).unwrap_or(deadline) {
             return self.lose();
@@ -70,7 +69,7 @@ impl Spin {
         }
     }
 
-    /// Records that a sleep ended at `now`. `message` is true if a message of the client ended it.
+    /// Records that a sleep ended at `now`. `message` is true if a client message ended it.
     pub fn woke(&mut self, message: bool, now: Instant) {
         if !message {
             return;
@@ -94,13 +93,13 @@ mod tests {
 
     const SPIN_TIME: Duration = Duration::from_millis(1);
 
-    /// Polls without success until polling stops. Returns the number of polls.
+    /// Polls unsuccessfully until polling stops. Returns the number of polls.
     fn give_up(spin: &mut Spin) -> u32 {
         let now = Instant::now();
         let mut rounds = 0;
         while spin.deadline(now).is_some() {
             spin.miss(now);
-            assert!(spin.deadline(now).is_none(), "one spin per message");
+            assert!(spin.deadline(now).is_none(), "poll once per message");
             sleep(spin, Duration::from_secs(1));
             rounds += 1;
         }
@@ -113,7 +112,7 @@ mod tests {
         spin.woke(true, slept.checked_add(length).unwrap());
     }
 
-    /// Sleeps for short times until polling starts again. Returns the number of sleeps.
+    /// Sleeps briefly until polling resumes. Returns the number of sleeps.
     fn come_back(spin: &mut Spin) -> u32 {
         (1..10_000)
             .find(|_| {

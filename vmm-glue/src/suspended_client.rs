@@ -1,8 +1,8 @@
-//! A server's suspended client. The server can continue with it in this process or in another.
+//! A suspended client, which a server can resume in this process or in another.
 //!
 //! The client only notices a delay: its connection and state are preserved, and its messages wait in the socket.
-//! Descriptors are handed to another process directly. The rest is plain data, which is checked when it is read, like
-//! all data from another process.
+//! Descriptors are passed to another process directly. The rest is plain data, which is validated on restore, like all
+//! data from another process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,21 +18,20 @@ use crate::options::ServerOptions;
 
 /// Maximum number of connections that have sent no data.
 const WAITING_MAX: usize = 16;
-/// Maximum number of descriptors that a client has sent or will receive: one for each region of memory and each
-/// interrupt.
+/// Maximum number of descriptors that a client has sent or will receive: one per memory region and interrupt.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 14;
 
-/// The suspended clients of a server. Dropping it does not notify the clients, because another process continues their
+/// A server's suspended clients. Dropping this does not notify the clients, because another process continues their
 /// connections.
 #[derive(Debug, Default)]
 pub struct SuspendedClient {
-    /// The client that is being served.
+    /// The client being served.
     pub(crate) active: Option<(UnixStream, Connection)>,
     /// Connections that have sent no data, oldest first.
     pub(crate) waiting: Vec<UnixStream>,
 }
 
-/// The saved form of a server's clients, without their descriptors.
+/// Saved form of a server's clients, without their descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedClients {
     active: Option<SavedClient>,
@@ -42,7 +41,7 @@ pub struct SavedClients {
 
 first_version!(SavedClients, "vmm-glue");
 
-/// The client that is being served.
+/// The client being served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedClient {
     /// Name of the connection's descriptor.
@@ -60,7 +59,7 @@ impl SuspendedClient {
     /// Saves the clients and the state of `link`. Duplicates all their descriptors.
     ///
     /// # Errors
-    /// Returns an error if a descriptor cannot be handed to another process.
+    /// Returns an error if a descriptor cannot be passed to another process.
     pub fn save(&self, link: &Link) -> Result<(SavedClients, Vec<OwnedFd>), ParkError> {
         let Self { active, waiting } = self;
         let mut giving = Giving::Over(Vec::new());
@@ -74,7 +73,7 @@ impl SuspendedClient {
         Ok((SavedClients { active, waiting }, giving.over()))
     }
 
-    /// Restores the clients with their `descriptors`. Restores the state of their link into `link`, which must be new.
+    /// Restores the clients with their `descriptors`. Restores their link state to `link`, which must be new.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid, or the clients' memory cannot be mapped.

@@ -14,9 +14,9 @@ impl Wake {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Sets the event; it stays set until the waiting thread clears it.
+    /// Sets the event, which remains set until the waiting thread clears it.
     pub fn wake(&self) {
-        // The write fails only if the counter is full; in this case the event is already set.
+        // The write fails only if the counter is full, in which case the event is already set.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 

@@ -1,5 +1,5 @@
 //! Runs cloud-hypervisor's own client, the crate `vfio_user`, against the server, with requests in the VMM's order. The
-//! client ignores error replies, and must stay in sync with the server nevertheless.
+//! client ignores error replies, but must still stay in sync with the server.
 
 mod support;
 
@@ -53,8 +53,8 @@ fn registers_are_accessible_and_rejection_keeps_client_in_step() {
     let mut client = client(&host);
     for round in 0..3_u32 {
         client.region_write(0, 0x10, &round.to_le_bytes()).unwrap();
-        // The client ignores both errors. If a reply were too short or too long, its next request would read the rest
-        // of it.
+        // The client ignores both errors. If a reply were too short or too long, its next request would misread the
+        // stream.
         client.region_write(0, DENIED, &[1, 2, 3, 4]).unwrap();
         client.region_write(0, BAR0_SIZE, &[0; 4]).unwrap();
         let mut data = [0; 4];
@@ -81,7 +81,7 @@ fn memory_is_lent_taken_back_and_refused() {
     let mut byte = [0];
     host.link.memory().read(0x10_0000, &mut byte).unwrap();
     assert_eq!(byte, [5]);
-    // Lend more than the file contains. Then unmap a part of the lent memory, and memory that was never lent. The
+    // Map more than the file contains. Then unmap part of the mapped memory, and memory that was never mapped. The
     // client continues.
     client.dma_map(0x3000, 0x20_0000, 0x2000, fd).unwrap();
     client.dma_unmap(0x10_0000, 0x1000).unwrap();

@@ -1,4 +1,5 @@
-//! Tests clients that connect, disconnect, hang or connect twice, and sockets that are in use, stale or forbidden.
+//! Tests clients that connect, disconnect, hang or connect twice, and socket paths that are in use, stale or
+//! inaccessible.
 
 mod support;
 
@@ -240,7 +241,7 @@ fn path_of_a_running_server_is_refused_and_names_its_process() {
     assert!(matches!(error, BindError::InUse { .. }));
     let text = error.to_string();
     assert!(text.contains(&format!("process {}", std::process::id())) && text.contains("device.sock"), "{text}");
-    host.client().read32(0, 0).expect("the running server was not disturbed");
+    host.client().read32(0, 0).expect("the running server is not disturbed");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests regions that a client can map: their descriptions, descriptors and contents.
+//! Tests mappable regions: their descriptions, descriptors and contents.
 
 mod support;
 
@@ -15,7 +15,7 @@ use vmm_glue::{MmapArea, RegionIndex, RegionInfo, ServerOptions};
 
 const BAR1: u32 = 1;
 const REGION_BYTES: u64 = 0x8000;
-/// Size of the body of a reply that describes a region with two areas.
+/// Body size of a reply that describes a region with two areas.
 const FULL: u32 = 32 + 16 + 2 * 16;
 
 /// Creates a server whose BAR1 has mappable `areas` (offset, size). Also returns the device's own descriptor of the
@@ -27,7 +27,7 @@ fn host_with(areas: &[(u64, u64)]) -> (Host, Arc<OwnedFd>) {
     (Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1), file)
 }
 
-/// Creates a server whose region can be mapped at 0x1000 and 0x4000.
+/// Creates a server whose region is mappable at 0x1000 and 0x4000.
 fn host() -> (Host, Arc<OwnedFd>) {
     host_with(&[(0x1000, 0x2000), (0x4000, 0x1000)])
 }
@@ -40,7 +40,7 @@ fn request(argsz: u32, index: u32) -> Vec<u8> {
     body
 }
 
-/// Sends the request. Returns the reply (its body as 32-bit numbers, parsed by hand) and its descriptors.
+/// Sends the request. Returns the reply (its body as dwords, parsed by hand) and its descriptors.
 fn ask(client: &mut Client, argsz: u32, index: u32) -> (Vec<u32>, Vec<OwnedFd>) {
     let reply = client.request(Command::DEVICE_GET_REGION_INFO, &request(argsz, index), &[]).unwrap();
     assert_eq!(reply.header.size as usize, 16 + reply.body.len());
@@ -55,9 +55,9 @@ fn reply_is_laid_out_as_specified() {
     let (words, fds) = ask(&mut host.client(), FULL, BAR1);
     assert_eq!(words[..4], [FULL, 0b1111, BAR1, 32], "argsz, flags (read, write, mmap, caps), index, offset of caps");
     assert_eq!(words[4..8], [REGION_BYTES as u32, 0, 0, 0], "size, offset in the file");
-    assert_eq!(words[8..10], [0x0001_0001, 0], "capability 1 (sparse mmap), version 1, no next one");
+    assert_eq!(words[8..10], [0x0001_0001, 0], "capability 1 (sparse mmap), version 1, no next capability");
     assert_eq!(words[10..12], [2, 0], "areas, reserved");
-    assert_eq!(words[12..], [0x1000, 0, 0x2000, 0, 0x4000, 0, 0x1000, 0], "offset and size of each");
+    assert_eq!(words[12..], [0x1000, 0, 0x2000, 0, 0x4000, 0, 0x1000, 0], "offset and size of each area");
     assert_eq!(fds.len(), 1);
 }
 
@@ -87,8 +87,7 @@ fn small_argsz_returns_needed_size_without_descriptor() {
     let mut client = host.client();
     for argsz in [32, 33, 48, FULL - 1] {
         let (words, fds) = ask(&mut client, argsz, BAR1);
-        // The flags and the offset of the capabilities equal those of the full reply, because clients check them
-        // immediately.
+        // The flags and the capability offset equal those of the full reply, because clients check them immediately.
         assert_eq!(words, [FULL, 0b1111, BAR1, 32, REGION_BYTES as u32, 0, 0, 0], "room for {argsz}");
         assert!(fds.is_empty(), "room for {argsz}");
     }
@@ -177,7 +176,7 @@ fn client_and_device_see_each_others_writes() {
     rustix::io::pread(&*file, &mut data, 0x4ff8).unwrap();
     assert_eq!(&data, b"client");
 
-    assert!(host.quiet(), "the device got no message");
+    assert!(host.quiet(), "the device received no message");
     assert_eq!(host.link.counters().region_reads.load(std::sync::atomic::Ordering::Relaxed), 0);
 }
 
@@ -205,7 +204,7 @@ fn accesses_by_messages_still_go_to_the_device() {
     host.expect(Event::Write(RegionIndex::Bar1, 0x3000, vec![1, 0, 0, 0]));
     let mut data = [0; 4];
     rustix::io::pread(&*file, &mut data, 0x1000).unwrap();
-    assert_eq!(data, [0xaa; 4], "the server wrote nothing to the file by itself");
+    assert_eq!(data, [0xaa; 4], "the server wrote nothing to the file itself");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 const BAR1: u32 = 1;
 
-/// Returns the number of open descriptors of this process, including the descriptor used for counting.
+/// Returns the number of open descriptors of this process, including the one used for counting.
 fn open() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -25,7 +25,7 @@ fn descriptors_do_not_pile_up() {
     let bar1 = RegionInfo::read_write(0x4000).with_mappable(file.clone(), areas).unwrap();
     let host = Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1);
 
-    // Once the reply has arrived, the server has finished with the previous client and with this client's request.
+    // When the reply has arrived, the server has finished the previous client and this client's request.
     let mut client = host.client();
     client.device_info().unwrap();
     let (fds, owners) = (open(), Arc::strong_count(&file));
@@ -41,7 +41,7 @@ fn descriptors_do_not_pile_up() {
     check("1000 queries");
 
     let kept: Vec<_> = (0..10).map(|_| client.region(BAR1).unwrap()).collect();
-    assert_eq!(open(), fds + kept.len(), "each query returns one descriptor, which shows that the counting is right");
+    assert_eq!(open(), fds + kept.len(), "each query returns one descriptor, which shows that the count is correct");
     drop(kept);
 
     for _ in 0..100 {
@@ -53,7 +53,7 @@ fn descriptors_do_not_pile_up() {
     client.device_info().unwrap();
     check("100 connections");
 
-    // Request more data than the socket holds, so that replies with their descriptors wait in the socket and in the
+    // Request more data than the socket buffers, so that replies with descriptors are queued in the socket and in the
     // server when the client disconnects.
     let body = RegionInfoBody { argsz: 64, index: BAR1, ..Default::default() };
     for _ in 0..5 {

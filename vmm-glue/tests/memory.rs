@@ -1,4 +1,4 @@
-//! Tests guest memory: lending, removal, withdrawal, and access through messages.
+//! Tests guest memory: mapping, unmapping, withdrawal, and access through messages.
 
 mod support;
 
@@ -92,7 +92,7 @@ fn unmapped_memory_is_gone_for_the_device_before_the_reply() {
     client.dma_unmap(0, MIB).unwrap();
     host.expect(Event::Unmap { gpa: 0, size: MIB });
     assert_eq!(host.link.memory().read(0, &mut [0]), Err(MemoryError::NotMapped { gpa: 0 }));
-    snapshot.read(0, &mut [0]).expect("an old snapshot stays valid memory");
+    snapshot.read(0, &mut [0]).expect("an old snapshot remains valid memory");
     assert_eq!(host.link.counters().dma_regions.load(Relaxed), 0);
 }
 
@@ -188,7 +188,7 @@ fn bad_maps_are_refused() {
     let body = DmaMap { argsz: 32, flags: 3, offset: 0, address: 0, size: 0x1000 };
     let two = client.request(Command::DMA_MAP, body.as_bytes(), &[file.as_fd(), file.as_fd()]).unwrap_err();
     assert_eq!(two.errno(), EINVAL);
-    assert!(host.quiet(), "the device got none of these calls");
+    assert!(host.quiet(), "the device received none of these calls");
     assert_eq!(host.link.memory().snapshot().regions().len(), 1);
 }
 
@@ -242,7 +242,7 @@ fn truncated_memory_reads_zeros_and_ends_only_its_client() {
 
     let mut data = [1; 4];
     snapshot.read(0x1000, &mut data).unwrap();
-    assert_eq!(data, [0; 4], "this access would have ended the process");
+    assert_eq!(data, [0; 4], "this access would have killed the process");
     assert!(snapshot.regions()[0].is_withdrawn());
     assert_eq!(snapshot.read(0, &mut data), Err(MemoryError::Withdrawn { gpa: 0 }));
 
@@ -265,7 +265,7 @@ fn memory_that_is_cut_short_can_be_written_to_as_well() {
     host.wait_for(&Event::Disconnected);
 }
 
-/// A client's memory: `bytes`, starting at address 0.
+/// Client memory: `bytes`, starting at address 0.
 struct Memory {
     bytes: Vec<u8>,
     errno: u32,
@@ -417,7 +417,7 @@ fn client_that_takes_no_requests_is_judged_by_its_file() {
     host.link.memory().read(0, &mut [0]).unwrap();
 }
 
-/// Makes the server check the sharing of memory, and replies to its requests.
+/// Makes the server check memory sharing, and replies to its requests.
 fn check_shared(client: &mut Client, mut memory: Memory, requests: usize) {
     client.write32(0, CHECK_SHARED, 1).unwrap();
     for _ in 0..requests {
@@ -450,11 +450,7 @@ fn memory_that_the_client_never_touched_is_counted_and_bounded() {
     rustix::io::pwrite(&file, &[1], 0x9000).unwrap();
     memory.write(0x9000, &data).expect("the client has touched the page");
     let blocks = rustix::fs::fstat(&file).unwrap().st_blocks;
-    assert_eq!(
-        blocks * 512,
-        0x1000 + 0x4000 + 0x1000,
-        "the file has the pages that were counted, and the client's two"
-    );
+    assert_eq!(blocks * 512, 0x1000 + 0x4000 + 0x1000, "the file has the counted pages, and the client's two");
     assert_eq!((touches.bytes(), touches.refused()), (0x4000, 2));
 
     // The next client has other memory.

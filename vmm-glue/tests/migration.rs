@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 const MIB: u64 = 1 << 20;
 
-/// A device whose state is its BAR0. The device records the order of its calls.
+/// A device whose state is its BAR0. It records the order of its calls.
 #[derive(Default)]
 struct Movable {
     bar0: Vec<u8>,
@@ -78,7 +78,7 @@ impl Migration for Movable {
     fn end_loading(&mut self) -> Result<(), MigrationError> {
         self.told("end_loading");
         if self.coming.len() != self.bar0.len() {
-            return Err(MigrationError::invalid("the state is cut short"));
+            return Err(MigrationError::invalid("the state is truncated"));
         }
         self.bar0 = std::mem::take(&mut self.coming);
         Ok(())
@@ -107,7 +107,7 @@ impl Device for Movable {
 
     fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         self.bar0[offset as usize..][..data.len()].copy_from_slice(data);
-        // A write at one of these offsets makes the device write to client memory, by itself or through this process.
+        // A write at one of these offsets makes the device write client memory, itself or through this process.
         match offset {
             0x100 => self.written.push(4 * MIB..6 * MIB),
             0x108 => drop(self.link.as_ref().map(|link| link.memory().write(9 * MIB, data))),
@@ -294,7 +294,7 @@ fn device_given_invalid_state_fails_until_reset() {
     assert_eq!(errno(client.migration_read(8)), EINVAL);
     client.reset().unwrap();
     assert_eq!((client.device_state().unwrap(), client.read32(0, 0x40).unwrap()), (STATE_RUNNING, 0));
-    // A device that cannot save its state stays stopped, and can run again.
+    // A device that cannot save its state remains stopped, and can run again.
     client.write32(0, 0, 0xee).unwrap();
     assert_eq!(errno(client.set_device_state(STATE_STOP_COPY)), Some(rustix::io::Errno::IO.raw_os_error() as u32));
     assert_eq!(client.device_state().unwrap(), STATE_STOP);

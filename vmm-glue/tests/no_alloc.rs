@@ -1,6 +1,6 @@
-//! Checks that an access does not allocate once the buffers have grown.
+//! Checks that accesses do not allocate once the buffers have grown.
 #![allow(unsafe_code, reason = "a global allocator that counts")]
-// UNSAFETY: forwards every call to the system's allocator.
+// UNSAFETY: forwards every call to the system allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -18,7 +18,7 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator fulfils the contract, and counting does not allocate.
+// SAFETY: the system allocator fulfils the contract, and counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.with(|calls| calls.set(calls.get() + 1));

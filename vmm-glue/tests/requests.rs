@@ -73,7 +73,7 @@ fn deferred_write_is_completed_after_its_reply() {
     let host = Host::start_with(ServerOptions::default(), |device| device.held_completion = Some(held));
     let mut client = host.client();
     client.write32(BAR0, DEFERRED_WRITE_AT, 1).unwrap();
-    assert!(host.quiet(), "the reply was sent, but the write is not complete");
+    assert!(host.quiet(), "the reply was sent, but the write is incomplete");
     let_go.send(()).unwrap();
     host.expect(completed(1));
     // Send consecutive requests, and a request from a client that disconnects.
@@ -123,7 +123,7 @@ fn write_without_awaited_answer_is_completed_at_once() {
     let mut client = host.client();
     client.post(BAR0, DEFERRED_WRITE_AT, &1u32.to_le_bytes()).unwrap();
     client.post_many(&[(BAR0, DEFERRED_WRITE_AT, &2u32.to_le_bytes()), (BAR0, 0, &[7])]).unwrap();
-    // Send one write that consists of two pieces, of which the first is deferred.
+    // Send one write that consists of two pieces, the first of which is deferred.
     client.write(BAR0, DEFERRED_WRITE_AT, &[3, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9]).unwrap();
     host.expect(completed(1));
     host.expect(completed(2));
@@ -190,7 +190,7 @@ fn batch_with_mismatched_count_and_size_is_rejected_whole() {
     let mut nine = good.clone();
     nine[8 + 12] = 9;
     assert_eq!(refused(&nine), EINVAL);
-    assert!(host.quiet(), "the device got none of these calls");
+    assert!(host.quiet(), "the device received none of these calls");
 }
 
 #[test]

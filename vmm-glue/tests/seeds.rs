@@ -1,4 +1,4 @@
-//! Checks that the seed corpus of the fuzz target equals the output of [`seeds`], and that every seed runs.
+//! Checks that the fuzz target's seed corpus equals the output of [`seeds`], and that every seed runs.
 //!
 //! `UPDATE_SEEDS=1 cargo test -p vmm-glue --test seeds` rewrites the corpus.
 
@@ -31,7 +31,7 @@ fn corpus_in_the_repository_is_up_to_date() {
     let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(names.collect::<BTreeSet<_>>(), seeds.keys().map(|name| (*name).to_owned()).collect());
     for (name, bytes) in &seeds {
-        assert!(std::fs::read(folder.join(name)).unwrap() == *bytes, "{name}; UPDATE_SEEDS=1 writes it anew");
+        assert!(std::fs::read(folder.join(name)).unwrap() == *bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
     }
 }
 
@@ -48,7 +48,7 @@ fn request(command: Command, flags: u32, fds: u8, kind: u8, body: &[u8]) -> Step
     Step::Message { command: narrow(command.0.into()), flags: narrow(flags), fds, kind, body: body.to_vec() }
 }
 
-/// Returns the seeds by name: short sessions of clients that cover every command.
+/// Returns the seeds by name: short client sessions that cover every command.
 fn seeds() -> HashMap<&'static str, Vec<u8>> {
     let map = |gpa: u64, size: u64, kind: Option<u8>| {
         let body = DmaMap { argsz: 32, flags: 3, offset: 0, address: gpa, size };
@@ -178,7 +178,7 @@ fn seeds() -> HashMap<&'static str, Vec<u8>> {
     seeds.into_iter().map(|(name, steps)| (name, encode(&steps))).collect()
 }
 
-/// Returns the steps of a client that saves the device's state, restores another state, and queries the written memory.
+/// Returns the steps of a client that saves the device's state, restores another state, and queries written memory.
 fn migration() -> Vec<Step> {
     let feature = |flags: u32, argsz: u32, data: &[u8]| {
         request(Command::DEVICE_FEATURE, 0, 0, 0, &[argsz.as_bytes(), flags.as_bytes(), data].concat())

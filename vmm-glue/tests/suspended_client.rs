@@ -1,4 +1,4 @@
-//! Tests clients of a server that is suspended, and continues in this process or in another.
+//! Tests clients of a server that is suspended and resumes in this process or in another.
 
 mod support;
 
@@ -50,13 +50,13 @@ impl Served {
         (server, self.link, device, parked.expect("it rests"))
     }
 
-    /// Suspends the server and continues in this process.
+    /// Suspends the server and resumes it in this process.
     fn pause(self) -> Self {
         let (server, link, device, parked) = self.rest();
         Self::with(server, link, device.bar0, Some(parked))
     }
 
-    /// Suspends the server and continues with the handed over state, as another process would.
+    /// Suspends the server and resumes it from the handed-over state, as another process would.
     fn hand_over(self) -> Self {
         let (server, link, device, parked) = self.rest();
         let (file, descriptors) = written(&parked, &link);
@@ -126,9 +126,9 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         client.send_raw(&request[cut..], &[]).unwrap();
         client.reply(100).unwrap();
         assert_eq!(client.read32(0, 0x20).unwrap(), round);
-        assert_eq!(client.read32(0, 0x40).unwrap(), round, "earlier posted writes have arrived earlier");
+        assert_eq!(client.read32(0, 0x40).unwrap(), round, "earlier posted writes arrived earlier");
         assert_eq!(client.read32(0, 0x10).unwrap(), 0x1234_5678);
-        // The client's memory is unchanged, and interrupts reach the client.
+        // Client memory is unchanged, and interrupts reach the client.
         rustix::io::pwrite(&file, &round.to_le_bytes(), 0x1800).unwrap();
         let mut word = [0; 4];
         served.link.memory().read(0x1800, &mut word).unwrap();
@@ -138,13 +138,13 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         assert_eq!(wait_event(irqs[2].as_fd(), EVENT_TIMEOUT).unwrap(), 1);
         assert_eq!(served.link.client().unwrap().pid, std::process::id().cast_signed());
     }
-    // The client removes the memory that it lent.
+    // The client unmaps its memory.
     assert_eq!(client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert!(client.dma_unmap(0x8000, 0x2000).is_err() || served.link.memory().snapshot().regions().len() == 1);
     drop(client);
     while served.events.recv_timeout(EVENT_TIMEOUT).unwrap() != Event::Disconnected {}
     let mut second = connected(&served, &path);
-    assert_eq!(second.read32(0, 0x10).unwrap(), 0, "the next client finds a clean device");
+    assert_eq!(second.read32(0, 0x10).unwrap(), 0, "the next client finds a reset device");
     served.end();
 }
 
@@ -173,7 +173,7 @@ fn interrupt_that_was_masked_or_pending_is_so_afterwards() {
     client.unmask_intx().unwrap();
     assert_eq!(wait_event(intx[0].as_fd(), EVENT_TIMEOUT).unwrap(), 1, "the level is high");
     let msi = client.attach_irqs(1, 1).unwrap();
-    assert_eq!(wait_event(msi[0].as_fd(), EVENT_TIMEOUT).unwrap(), 1, "the edge was kept");
+    assert_eq!(wait_event(msi[0].as_fd(), EVENT_TIMEOUT).unwrap(), 1, "the edge is still pending");
     served.end();
 }
 
@@ -199,7 +199,7 @@ fn server_not_taken_over_continues_and_reports_no_end() {
     for _ in 0..5 {
         let (server, link, device, parked) = served.rest();
         let (saved, descriptors) = written(&parked, &link);
-        // The other server has restored all state and was dropped.
+        // The other server restored all state and was dropped.
         let other = Link::new(IRQS).unwrap();
         drop(SuspendedClient::restored(read(&saved), descriptors, &other, &ServerOptions::default()).unwrap());
         served = Served::with(server, link, device.bar0, Some(parked));
@@ -235,5 +235,5 @@ fn missing_or_wrong_descriptors_are_rejected() {
         refused(changed, IRQS);
     }
     let other = vmm_glue::IrqCounts { msi: 2, ..IRQS };
-    assert!(refused(all(), other).contains("other interrupts"));
+    assert!(refused(all(), other).contains("interrupts differ"));
 }

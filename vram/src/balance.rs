@@ -1,25 +1,25 @@
-//! The balancer. When the card is full, it chooses the VM that gives up a chunk, the chunk, and the VM that gets chunks
-//! back.
+//! Balancer: if the card is full, it selects the VM to evict a chunk from, the chunk to evict, and the VM to return
+//! chunks to.
 //!
 //! # Entitlement
-//! The card's chunks for VMs are divided by weighted max-min fairness. Each VM is entitled to at least its guarantee,
-//! and to at most its quota or its use (on the card and elsewhere), whichever is lower. Within these bounds, a level
-//! rises for all VMs in proportion to their weights until the card is full. VMs that have not submitted work for a
-//! while ([`Config::idle_after_ns`]) share the rest. Entitlements do not depend on where chunks are, so moving chunks
-//! does not change them.
+//! The card's chunks for VMs are divided by weighted max-min fairness. Each VM is entitled to at least its guarantee
+//! and at most its quota or its use (on the card and elsewhere), whichever is lower. Within these bounds, all VMs get
+//! chunks in proportion to their weights until no chunk is left. VMs without a recent submission
+//! ([`Config::idle_after_ns`]) share the remaining chunks. Entitlements do not depend on the locations of chunks, so
+//! moves do not change them.
 //!
 //! # Evictions
-//! A request that does not fit on the card takes a chunk from the VM that is furthest above its entitlement, counting
-//! the request, as in GPUswap (section 4.3). If the requester is furthest above its entitlement, its new chunk is
-//! initially placed in host memory. Chunks above a quota are evicted before that. The mediator's own needs and new
-//! guarantees are requests as well.
+//! A request that does not fit on the card evicts a chunk of the VM that exceeds its entitlement the most. The request
+//! counts as used by the requester. GPUswap (section 4.3) uses the same rule. If this VM is the requester itself, its
+//! new chunk is placed in host memory. Chunks that exceed a quota are evicted first. Chunks for the mediator and for
+//! new guarantees are also requests.
 //!
 //! # Returns
-//! Every [`Config::return_interval_ns`], spare chunks are returned, first to the VM that lacks the largest part of its
-//! entitlement. If no chunk is spare, a VM above its entitlement gives a chunk to a VM below its entitlement, but only
-//! if one of them is off by at least a chunk. Therefore, no VM ends up off by more than one chunk, and the next
-//! exchange does not undo the previous one. [`Config::settle_ns`] keeps single chunks from moving back and forth when
-//! demands change.
+//! Every [`Config::return_interval_ns`], the balancer returns spare chunks, starting with the VM that lacks the largest
+//! part of its entitlement. If no chunk is spare, a VM above its entitlement exchanges a chunk with a VM below its
+//! entitlement, but only if one of them differs from its entitlement by at least one chunk. Therefore, no VM finally
+//! differs by more than one chunk, and no exchange is undone by the next one. [`Config::settle_ns`] prevents frequent
+//! moves of the same chunk when demands change.
 
 mod active;
 mod config;
@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// A request for chunks of the card.
+/// A request for card chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The requester.
@@ -48,18 +48,19 @@ pub struct Request {
     pub chunks: u32,
 }
 
-/// Origin of a request for chunks of the card.
+/// Origin of a request for card chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// A VM that needs chunks for the first use of its guest chunks.
+    /// A VM that needs chunks because it uses guest chunks for the first time.
     Vm(TenantId),
-    /// The mediator, which needs chunks for its own structures beyond its share.
+    /// The mediator, which needs chunks for its own structures in addition to its share.
     Mediator,
-    /// A guarantee that cannot be given now ([`Error::Promise`]). This number of additional chunks must become spare.
+    /// A guarantee that is currently impossible ([`Error::Promise`]). This number of additional chunks must become
+    /// spare.
     Guarantee,
 }
 
-/// Entitlement of a VM, in chunks of the card. The exact share is between the two bounds, which differ by at most one.
+/// Entitlement of a VM, in card chunks. The exact share lies between the two bounds, which differ by at most one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entitlement {
     /// Rounded down.
@@ -74,22 +75,22 @@ pub enum PinError {
     /// The range does not belong to the VM.
     #[error(transparent)]
     Range(#[from] Error),
-    /// The guarantee is too low, because pinned chunks count towards it.
+    /// Pinned chunks count towards the guarantee, and it is too low.
     #[error(
         "VM {vm} would have {pinned} pinned chunks, and its guarantee is {guarantee}: raise its guarantee, or unpin \
          other chunks"
     )]
     Guarantee {
-        /// The VM.
+        /// VM.
         vm: TenantId,
         /// Number of chunks that would be pinned.
         pinned: u32,
-        /// The VM's guarantee.
+        /// Guarantee of the VM.
         guarantee: u32,
     },
 }
 
-/// Information about a VM, in addition to the VM's accounts.
+/// Information about a VM that the VM's accounts do not contain.
 #[derive(Debug)]
 struct Known {
     advertised: u32,
@@ -97,17 +98,17 @@ struct Known {
     pins: BTreeSet<u32>,
 }
 
-/// Decides which chunks move. [`Self::plan`] only returns steps. The caller executes the steps with
-/// [`ChunkTable::start`] and copies. A step that fails is planned again later if it is still due.
+/// Plans moves of chunks. [`Self::plan`] only returns steps. The caller executes the steps with [`ChunkTable::start`]
+/// and copies. A failed step is planned again later if it is still necessary.
 #[derive(Debug)]
 pub struct Balancer {
     config: Config,
     policy: Box<dyn Choose>,
     known: BTreeMap<TenantId, Known>,
-    /// Time at which each VM last submitted work or requested memory, in ns.
+    /// Time of each VM's last submission or memory request, in ns.
     active: BTreeMap<TenantId, u64>,
-    /// Time of the last planned step for each chunk, in ns, and the destination of the step. An entry is dropped when
-    /// its chunk has settled.
+    /// Time (in ns) and destination of the last planned step of each chunk. Entries are removed when their chunk has
+    /// settled.
     moved: BTreeMap<(TenantId, u32), (u64, To)>,
     /// Time of the next return of chunks, in ns.
     due_ns: u64,
@@ -129,13 +130,13 @@ impl Balancer {
         }
     }
 
-    /// Returns the operator's settings.
+    /// Returns the settings.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Changes the settings. Keeps the information about VMs and chunks.
+    /// Changes the settings. Information about VMs and chunks is kept.
     pub fn set_config(&mut self, config: Config) {
         if (config.policy, config.seed) != (self.config.policy, self.config.seed) {
             self.policy = config.policy.build(config.seed);
@@ -144,12 +145,12 @@ impl Balancer {
         self.config = config;
     }
 
-    /// Changes the policy that chooses victims.
+    /// Changes the victim policy.
     pub fn set_policy(&mut self, policy: VictimPolicy) {
         self.set_config(Config { policy, ..self.config });
     }
 
-    /// Records that the VM has submitted work.
+    /// Records that the VM submitted work.
     pub fn active(&mut self, vm: TenantId, now_ns: u64) {
         self.active.insert(vm, now_ns);
     }
@@ -160,8 +161,8 @@ impl Balancer {
         self.active.get(&vm).copied()
     }
 
-    /// Sets the quantum that [`Quanta`](crate::Quanta) has decided. The members of `turn`, except its holder, give up
-    /// memory as if they were idle, as soon as possible. `None` ends the quantum.
+    /// Sets the current quantum from [`Quanta`](crate::Quanta). Memory of the members of `turn`, except the holder, is
+    /// evicted as soon as possible, as if they were idle. `None` ends the quantum.
     pub fn set_turn(&mut self, turn: Option<Turn>) {
         if turn != self.turn {
             self.moved.clear();
@@ -170,12 +171,12 @@ impl Balancer {
         self.turn = turn;
     }
 
-    /// Makes the next plan without a request start immediately, before the interval ends.
+    /// Makes the next plan without a request due immediately, without waiting for the end of the interval.
     pub fn hurry(&mut self) {
         self.due_ns = 0;
     }
 
-    /// Sets the priority of the chunks in a range of guest VRAM. The lowest priorities are evicted first.
+    /// Sets the priority of chunks in a range of guest VRAM. The lowest priorities are evicted first.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -192,7 +193,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Sets the access frequency of each chunk in a range of guest VRAM, in the unit that the VM's profile uses.
+    /// Sets the access frequency of each chunk in a range of guest VRAM, in the unit of the VM's profile.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -209,7 +210,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Records that a submission or a copy has used a range of guest VRAM.
+    /// Records that a submission or a copy used a range of guest VRAM.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -219,7 +220,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Records that the chunk that contains an address was placed on the card at its first use.
+    /// Records that the chunk at an address was placed on the card at its first use.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -229,7 +230,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Records that the chunk that contains an address was needed on the card but did not fit there.
+    /// Records that the chunk at an address is needed on the card but is not there.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -240,11 +241,11 @@ impl Balancer {
     }
 
     /// Pins the chunks in a range of guest VRAM to the card, or unpins them. Pinned chunks are never victims, are
-    /// returned first, and count towards the guarantee. If the guarantee is lowered later, the pins at the highest
-    /// addresses are dropped.
+    /// returned first, and count towards the guarantee. If the guarantee is lowered later, the chunks at the highest
+    /// addresses are unpinned.
     ///
     /// # Errors
-    /// Returns a [`PinError`]. If the call fails, it has changed nothing.
+    /// Returns a [`PinError`]. A failed call changes nothing.
     pub fn pin(
         &mut self,
         table: &ChunkTable,
@@ -284,14 +285,14 @@ impl Balancer {
         round.ids().enumerate().map(|(at, vm)| (vm, of(at))).collect()
     }
 
-    /// Forgets a destroyed VM, so that the next VM with the same number starts without a history.
+    /// Removes all information about a destroyed VM, so that the next VM with the same number starts without it.
     pub fn forget_vm(&mut self, vm: TenantId) {
         self.known.remove(&vm);
         self.active.remove(&vm);
         self.moved.retain(|&(of, _), _| of != vm);
     }
 
-    /// Drops the information about removed VMs and settled moves.
+    /// Removes information about removed VMs and settled moves.
     fn forget(&mut self, table: &ChunkTable, now_ns: u64) {
         self.known.retain(|&vm, known| {
             table.limits(vm).is_some_and(|limits| {
@@ -311,7 +312,7 @@ impl Balancer {
         let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
         let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };
         let known = self.known.entry(vm).or_insert_with(new);
-        // The number now belongs to another VM.
+        // The number has been reused by another VM.
         if known.advertised != advertised {
             *known = new();
         }
@@ -323,7 +324,7 @@ impl Balancer {
         waits || self.has_rested(vm, now_ns)
     }
 
-    /// Returns true if the VM has not submitted work for a while.
+    /// Returns true if the VM has not submitted work recently.
     fn has_rested(&self, vm: TenantId, now_ns: u64) -> bool {
         self.active.get(&vm).is_none_or(|&last| now_ns.saturating_sub(last) >= self.config.idle_after_ns)
     }

@@ -1,4 +1,4 @@
-//! The chunk table. Each chunk of VRAM has one owner, one state and one place.
+//! The chunk table. Each chunk of VRAM has one owner, one state, and one place.
 
 mod account;
 mod error;
@@ -27,13 +27,13 @@ use state::Spot;
 use std::collections::{BTreeMap, BTreeSet};
 use stock::Stock;
 
-/// Minimum chunk size. This size ensures that a large GPU page never spans two chunks.
+/// Minimum chunk size. A large GPU page never spans two chunks of at least this size.
 pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
 /// Maximum chunk size.
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
 /// Default chunk size.
 pub const CHUNK_BYTES_DEFAULT: u64 = 2 << 20;
-/// Maximum VRAM size that a VM may advertise to its guest. The size of the VM's map grows with it.
+/// Maximum VRAM size that a VM may advertise to its guest. The size of the VM's map is proportional to it.
 pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 
 /// Location of a placed guest chunk.
@@ -41,41 +41,42 @@ pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 pub struct Placed {
     /// Location of the requested guest address.
     pub place: Place,
-    /// True if this call placed the chunk. The chunk then contains zeros and has no references yet.
+    /// True if this call placed the chunk. The chunk then contains zeros and is not referenced yet.
     pub new: bool,
 }
 
-/// All chunks of a card, and the slots of host memory that contain guest chunks when the card is full. Invariant: the
-/// VMs' maps and the moves in flight agree with the states of chunks and slots.
+/// All chunks of a card, and the slots of host memory for guest chunks that are not on the card. Invariant: the VMs'
+/// maps and the moves in flight are consistent with the states of chunks and slots.
 ///
 /// # Allocation order
-/// A guest chunk gets a place at its first use ([`Self::place`]): a chunk of the card if one is available, or a slot of
-/// host memory if its VM may swap. Chunks of the card without an owner are counted together, zeroed or not, because
-/// scrubbing needs no permission. These chunks back, in this order:
+/// A guest chunk gets a place at its first use ([`Self::place`]): a card chunk if one is available, or a slot of host
+/// memory if its VM may swap. Zeroed and dirty card chunks without an owner are counted together, because scrubbing is
+/// always possible. These chunks are assigned in this order:
 /// - the unused part of VMs' guarantees: [`Self::place`] never fails with [`Error::Full`] for them;
-/// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are useless without page tables,
-///   instance blocks and rings, which are in chunks of the mediator. Therefore a guarantee holds only if this share
-///   covers the mediator's needs for all admitted VMs;
+/// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are unusable without page tables,
+///   instance blocks, and rings, which are in chunks of the mediator. Therefore, guarantees are useful only if this
+///   share is large enough for all admitted VMs;
 /// - the unused part of the reserve for evictions ([`Self::set_reserve`]). The mediator may borrow it, because no work
-///   runs without page tables. Borrowed chunks are returned before any chunk counts as spare ([`Self::repay`]);
-/// - chunks that the mediator claims ([`Self::claim`]). A VM cannot use them beyond its guarantee, but a new guarantee
-///   can;
-/// - the remaining, spare chunks, for new guarantees, for the mediator beyond its share, and for VMs beyond their
-///   guarantees. These uses compete on a first-come, first-served basis. If no chunk is spare,
-///   [`Balancer`](crate::Balancer) chooses the VM that gives up a chunk.
+///   can run without page tables. Borrowed chunks are returned before any chunk is spare ([`Self::repay`]);
+/// - chunks that the mediator claims ([`Self::claim`]). They are not available to VMs beyond their guarantees, but they
+///   are available for new guarantees;
+/// - spare chunks (the remainder) for new guarantees, for the mediator beyond its share, and for VMs beyond their
+///   guarantees. They are assigned on a first-come, first-served basis. If no chunk is spare,
+///   [`Balancer`](crate::Balancer) selects a chunk to evict.
 ///
-/// The table promises a number of chunks, and not contiguous runs: [`Self::reserve_mediator`] can fail for a run of
-/// several chunks although their number is set aside. The mediator's tables fit into one chunk unless chunks are small.
+/// The table promises numbers of chunks, but not contiguous runs: [`Self::reserve_mediator`] can fail for a run of
+/// several chunks even if enough chunks are set aside. Each of the mediator's tables fits into one chunk unless chunks
+/// are small.
 ///
 /// # Moves
 /// [`Self::begin_move`] reserves the destination, the caller copies the chunk, and [`Self::commit_move`] makes the
-/// destination the place of the chunk. Until then the chunk's place is the source. A moving chunk counts towards the
-/// limits of both memories, so that no limit is exceeded however moves end.
+/// destination the place of the chunk. Until then, the source is the chunk's place. A moving chunk counts towards the
+/// limits of both memories, so that committed and aborted moves never exceed a limit.
 ///
 /// # The reserve
-/// A chunk in the reserve stays at its place on the card, but counts as being in host memory. Its VM thus gives up a
-/// chunk without a copy, and another VM can get that chunk immediately. The chunk is copied to host memory later, which
-/// refills the reserve ([`Self::start`]).
+/// A chunk in the reserve stays at its place on the card, but is counted in host memory. Thus, another VM can get a
+/// card chunk immediately, without a copy. The chunk in the reserve is copied to host memory later, which refills the
+/// reserve ([`Self::start`]).
 #[derive(Debug)]
 pub struct ChunkTable {
     shift: u32,
@@ -93,16 +94,16 @@ pub struct ChunkTable {
     draining: u32,
     /// Number of chunks of the reserve that the mediator has borrowed.
     borrowed: u32,
-    /// Number of chunks beyond those set aside that the mediator gets as soon as they are spare.
+    /// Number of additional chunks that the mediator gets as soon as they are spare.
     claimed: u32,
     /// Sum of the unused parts of VMs' guarantees.
     promised: u32,
     vms: BTreeMap<TenantId, VmMap>,
-    /// VMs whose chunks do not move.
+    /// VMs whose chunks must not move.
     frozen: BTreeSet<TenantId>,
     /// All moves in flight.
     flights: BTreeMap<MoveId, Flight>,
-    /// The move of each moving guest chunk.
+    /// Moves in flight by guest chunk.
     moving: BTreeMap<(TenantId, u32), MoveId>,
     next_move: u64,
     /// Numbers of committed moves to the card and to host memory.
@@ -110,8 +111,8 @@ pub struct ChunkTable {
 }
 
 impl ChunkTable {
-    /// Creates a table of `total_bytes` of VRAM in chunks of `chunk_bytes`, without host memory. A remainder smaller
-    /// than a chunk is not used.
+    /// Creates a table of `total_bytes` of VRAM in chunks of `chunk_bytes`, without host memory. A partial chunk at the
+    /// end is unused.
     ///
     /// # Errors
     /// Returns [`Error::ChunkSize`] or [`Error::CardSize`] if the sizes are invalid.
@@ -173,19 +174,18 @@ impl ChunkTable {
         self.card.state(chunk.0)
     }
 
-    /// Sets the number of usable slots of host memory; a new table has no slots. Slots that were never used contain
-    /// zeros. If the budget is below the current use, no slot is taken away, but no slot is allocated until enough
-    /// slots are free.
+    /// Sets the number of usable slots of host memory; a new table has no slots. Unused slots contain zeros. A budget
+    /// below the current use removes no slots, but prevents allocations until enough slots are free.
     pub fn set_host_budget(&mut self, slots: u32) {
         self.host.set_limit(slots);
     }
 
     /// Admits a VM whose guest sees `bytes` of VRAM. The VRAM is unplaced until [`Self::place`] is called. The size may
-    /// exceed the card's; the guarantee in `limits` may not.
+    /// exceed the card's size, but the guarantee in `limits` may not.
     ///
     /// # Errors
-    /// Returns [`Error::Promise`] if the guarantee cannot be kept; chunks that are not zeroed yet count as available
-    /// here. Returns [`Error::Guarantee`], [`Error::Weight`], [`Error::Exists`], [`Error::Empty`] or
+    /// Returns [`Error::Promise`] if the guarantee is impossible; chunks that are not zeroed yet are counted as
+    /// available. Returns [`Error::Guarantee`], [`Error::Weight`], [`Error::Exists`], [`Error::Empty`] or
     /// [`Error::Advertised`] if an argument is invalid.
     pub fn create_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
         if self.vms.contains_key(&vm) {
@@ -205,12 +205,11 @@ impl ChunkTable {
         self.vms.get(&vm).map(VmMap::limits)
     }
 
-    /// Changes the limits of a VM. The VM loses no chunks: if it is above a quota or a cap, it only gets no further
-    /// chunks.
+    /// Changes the limits of a VM. The VM loses no chunks: a VM above a quota or a cap only gets no further chunks.
     ///
     /// # Errors
-    /// Returns [`Error::Promise`] if a raised guarantee cannot be kept now, or [`Error::Guarantee`], [`Error::Weight`]
-    /// or [`Error::NoSuchVm`]. If the call fails, it has changed nothing.
+    /// Returns [`Error::Promise`] if a raised guarantee is currently impossible, or [`Error::Guarantee`],
+    /// [`Error::Weight`] or [`Error::NoSuchVm`]. A failed call changes nothing.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
@@ -218,13 +217,12 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Changes the size of a VM's VRAM, and its limits. The VM loses no chunks and no addresses: if it has more chunks
-    /// than the new size, it only gets no further chunks. [`Self::save`] does not record a smaller size, so VMs that
-    /// are saved must not shrink.
+    /// Changes the size of a VM's VRAM, and its limits. The VM loses no chunks and no addresses: a VM with more chunks
+    /// than the new size only gets no further chunks. [`Self::save`] does not save a smaller size, so VMs that will be
+    /// saved must not shrink.
     ///
     /// # Errors
-    /// Same as for [`Self::set_limits`]; also [`Error::Empty`] or [`Error::Advertised`]. If the call fails, nothing has
-    /// changed.
+    /// Same as for [`Self::set_limits`]; also [`Error::Empty`] or [`Error::Advertised`]. A failed call changes nothing.
     pub fn resize_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let count = self.count_of(bytes)?;
@@ -236,13 +234,13 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Places the guest chunk that contains `address` in zeroed memory, if it is unplaced. The place is a chunk of the
-    /// card or, if the card has no chunk for it and the policy is to swap, a slot of host memory.
+    /// Places the guest chunk at `address` in zeroed memory if it is unplaced. The place is a card chunk, or a slot of
+    /// host memory if no card chunk is available and the policy is to swap.
     ///
     /// # Errors
-    /// Returns [`Error::NeedsScrub`] if a chunk in that memory must be scrubbed before the next attempt. Returns
-    /// [`Error::Full`] if no chunk is available, which does not happen to a VM that has less than its guarantee. Also
-    /// returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
+    /// Returns [`Error::NeedsScrub`] if the caller must first scrub a chunk in that memory and then retry. Returns
+    /// [`Error::Full`] if no chunk is available, which is impossible for a VM below its guarantee. Also returns
+    /// [`Error::OutOfRange`] or [`Error::NoSuchVm`].
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr) -> Result<Placed, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
@@ -267,9 +265,9 @@ impl ChunkTable {
         Ok(Placed { place: self.within(spot, address), new: true })
     }
 
-    /// Unplaces the guest chunk that contains `address`. Its old place then waits to be scrubbed. Returns false if the
-    /// chunk was unplaced. The caller must have dropped all references to the chunk, because its contents are lost. A
-    /// pending move of the chunk ends with [`Ended::Gone`].
+    /// Unplaces the guest chunk at `address`. Its old place then waits to be scrubbed. Returns false if the chunk was
+    /// already unplaced. The contents are lost, so the caller must first remove all references to the chunk. A pending
+    /// move of the chunk ends with [`Ended::Gone`].
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -283,7 +281,7 @@ impl ChunkTable {
         Ok(true)
     }
 
-    /// Same as [`Self::unplace`], for all chunks of a VM. Returns the number of chunks. The guarantee stays.
+    /// Unplaces all chunks of a VM like [`Self::unplace`]. Returns the number of chunks. The guarantee stays valid.
     pub fn unplace_all(&mut self, vm: TenantId) -> u32 {
         self.lose_moves(vm, 0..=u32::MAX);
         self.parked -= self.vms.get(&vm).map_or(0, |map| map.parked().count() as u32);
@@ -294,8 +292,8 @@ impl ChunkTable {
         spots.len() as u32
     }
 
-    /// Removes a VM's VRAM and its guarantee. Its chunks wait to be scrubbed, and so do the destinations of its moves
-    /// in flight after these moves have ended. Returns the number of chunks that were placed.
+    /// Removes a VM's VRAM and its guarantee. Its chunks then wait to be scrubbed. The destinations of its moves in
+    /// flight do so when the moves end. Returns the number of chunks that were placed.
     ///
     /// # Errors
     /// Returns [`Error::NoSuchVm`] if the VM does not exist.
@@ -308,19 +306,19 @@ impl ChunkTable {
         Ok(count)
     }
 
-    /// Takes a chunk or slot to fill with zeros: the card chunk that has waited longest, or a slot if no card chunk
-    /// waits. The chunk or slot has no owner until [`Self::scrubbed`] is called.
+    /// Returns a chunk or slot to fill with zeros: the card chunk that has waited longest, or a slot if no card chunk
+    /// is waiting. The chunk or slot has no owner until [`Self::scrubbed`] is called.
     pub fn take_scrub_work(&mut self) -> Option<ScrubWork> {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
 
-    /// Same as [`Self::take_scrub_work`], but in only one memory, for [`Error::NeedsScrub`].
+    /// Same as [`Self::take_scrub_work`] but for only one memory, for [`Error::NeedsScrub`].
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
         Some(ScrubWork { place: self.place_of(Spot::new(tier, number)), bytes: self.chunk_bytes() })
     }
 
-    /// Records that the chunk or slot at `place` now contains zeros, also in the card's caches.
+    /// Records that the chunk or slot at `place` now contains zeros, including the card's caches.
     ///
     /// # Panics
     /// Panics if the chunk or slot did not come from [`Self::take_scrub_work`].
@@ -329,14 +327,14 @@ impl ChunkTable {
         self.stock_mut(spot.tier()).scrubbed(spot.number());
     }
 
-    /// Takes the chunk or slot at `place` out of use, because the card may still access it: immediately if it has no
-    /// owner, otherwise when it loses its owner. The chunk or slot counts as used for the lifetime of the table.
+    /// Permanently excludes the chunk or slot at `place` from use, because the card may still access it: immediately if
+    /// it has no owner, otherwise when it loses its owner. The chunk or slot stays counted as used.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());
     }
 
-    /// Returns the numbers of card chunks without an owner: zeroed chunks, and chunks that wait for zeroing.
+    /// Returns the numbers of zeroed and dirty card chunks without an owner.
     #[must_use]
     pub fn zeroed(&self) -> (u32, u32) {
         (self.card.free(), self.card.unscrubbed())
@@ -379,20 +377,20 @@ impl ChunkTable {
         self.vms.iter().map(|(&vm, map)| (vm, map.account()))
     }
 
-    /// Returns the number of card chunks without an owner that are not promised to any VM.
+    /// Returns the number of card chunks without an owner that are not promised.
     #[must_use]
     pub fn spare(&self) -> u32 {
         self.uncommitted().saturating_sub(self.wanted())
     }
 
-    /// Same as [`Self::spare`], including the chunks that the mediator claims.
+    /// Same as [`Self::spare`], but includes the chunks that the mediator claims.
     #[must_use]
     pub fn uncommitted(&self) -> u32 {
-        // Quarantine may leave fewer chunks than were promised.
+        // Quarantine can reduce the number of chunks below the promised number.
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }
 
-    /// Returns the number of chunks for VRAM of `bytes`.
+    /// Returns the number of chunks for `bytes` of VRAM.
     fn count_of(&self, bytes: u64) -> Result<u32, Error> {
         if bytes == 0 {
             return Err(Error::Empty);
@@ -401,7 +399,7 @@ impl ChunkTable {
         count.ok_or(Error::Advertised(bytes))
     }
 
-    /// Returns the limit that prevents a VM from getting another chunk in a memory.
+    /// Returns the limit that prevents a VM from getting another chunk in a memory, if any.
     fn limit_of(&self, map: &VmMap, tier: Tier) -> Option<Limit> {
         let limits = map.limits();
         match tier {
@@ -417,8 +415,8 @@ impl ChunkTable {
         }
     }
 
-    /// Checks that a VM may have `limits`, given that its guest has `advertised` chunks, and that the VM has `used`
-    /// chunks of the card and is owed `owed` chunks.
+    /// Checks that `limits` are possible for a VM with `advertised` guest chunks and `used` card chunks, and with
+    /// `owed` missing guaranteed chunks.
     fn check_limits(&self, vm: TenantId, limits: Limits, advertised: u32, used: u32, owed: u32) -> Result<(), Error> {
         let Limits { quota, guarantee, swap_cap: _, weight, on_full: _ } = limits;
         if guarantee > quota {
@@ -438,7 +436,7 @@ impl ChunkTable {
         Err(Error::Promise { vm, wanted, now, left })
     }
 
-    /// Changes a VM's map, and updates the sum of promised chunks. Returns `None` if the VM does not exist.
+    /// Changes a VM's map and updates the number of promised chunks. Returns `None` if the VM does not exist.
     fn change<T>(&mut self, vm: TenantId, change: impl FnOnce(&mut VmMap) -> T) -> Option<T> {
         let map = self.vms.get_mut(&vm)?;
         let owed = map.owed();
@@ -447,7 +445,7 @@ impl ChunkTable {
         Some(result)
     }
 
-    /// Takes a zeroed chunk or slot from a memory that has a free one.
+    /// Allocates a zeroed chunk or slot in a memory with a free one.
     fn take(&mut self, tier: Tier, to: ChunkState) -> Result<Spot, Error> {
         let number = self.stock_mut(tier).take(to).ok_or(Error::NeedsScrub { tier, short: 1 })?;
         Ok(Spot::new(tier, number))
@@ -465,7 +463,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns the address where a chunk or slot begins.
+    /// Returns the start address of a chunk or slot.
     fn place_of(&self, spot: Spot) -> Place {
         match spot {
             Spot::Card(chunk) => Place::Card(VramAddr(u64::from(chunk) << self.shift)),
@@ -481,7 +479,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns the place of guest `address`, given that its guest chunk is at `spot`.
+    /// Returns the place of guest `address` whose guest chunk is at `spot`.
     fn within(&self, spot: Spot, address: GuestVramAddr) -> Place {
         let offset = address.0 & (self.chunk_bytes() - 1);
         match self.place_of(spot) {

@@ -1,26 +1,27 @@
-//! Ownership and placement of the card's VRAM in chunks, and the location of each part of a guest's VRAM.
+//! Manages ownership and placement of the card's VRAM in chunks, and the locations of guest VRAM.
 //!
 //! Contents:
-//! - [`ChunkTable`]: VRAM and host memory in chunks, each with one owner and one state; the map from guest VRAM to both
-//!   memories; each VM's limits ([`Limits`]) and accounts ([`VmSummary`]); moves between the two memories;
-//! - [`PagePool`]: an allocator for blocks of 4 KiB times a power of two, inside chunks that the mediator owns;
-//! - [`Balancer`]: decides which chunks move, and when: fair shares, victims, returns ([`balance`], [`victim`]);
-//! - [`Quanta`]: decides when VMs whose working sets do not fit together take turns at the card's memory.
+//! - [`ChunkTable`]: VRAM and host memory in chunks, each with one owner and one state; maps from guest VRAM to both
+//!   memories; limits ([`Limits`]) and accounts ([`VmSummary`]) of VMs; moves between the two memories;
+//! - [`PagePool`]: an allocator for blocks of 4 KiB times a power of two in chunks that the mediator owns;
+//! - [`Balancer`]: plans moves of chunks: fair shares, victims, returns ([`balance`], [`victim`]);
+//! - [`Quanta`]: decides when VMs whose working sets do not fit together take turns at using the card's memory.
 //!
-//! All of these are pure: they do not access memory, and get the time as an argument. The caller zeroes chunks
-//! ([`ChunkTable::take_scrub_work`]) and reports the result; until then a chunk has no new owner. The caller also
-//! copies chunks, between [`ChunkTable::start`] and [`ChunkTable::commit_move`].
+//! All of these are pure: they do not access memory, and the time is an argument. The caller zeroes chunks
+//! ([`ChunkTable::take_scrub_work`]) and reports the result; until then, a chunk has no new owner. The caller also
+//! copies chunks between [`ChunkTable::start`] and [`ChunkTable::commit_move`].
 //!
 //! # Words
 //! A *guest chunk* is a chunk of the VRAM that the guest sees, identified by its index in that VRAM. Its *place* is a
 //! chunk of the card or a *host slot*, which is pinned host memory of a chunk's size. An unplaced chunk has no place.
-//! Slots are numbered; slot N begins at N times the chunk size in one linear pool ([`HostAddr`]).
+//! Slots are numbered. The start address of slot N in the linear pool is N times the chunk size ([`HostAddr`]).
 //!
 //! A guest chunk gets a place at its first use ([`ChunkTable::place`]); until then it reads as zeros. [`ChunkTable`]
-//! documents the chunks that a VM is guaranteed to get, the mediator's share, and the competition for the rest. Code
-//! outside this crate must not assume that neighbours in guest VRAM are neighbours on the card.
+//! documents the guarantees of VMs, the mediator's share, and the assignment of the other chunks. Code outside this
+//! crate must not assume that adjacent guest chunks are adjacent on the card.
 //!
-//! Page-table formats are defined elsewhere and do not depend on chunks; `shadow-pt` requests translations.
+//! Page-table formats are defined elsewhere and do not depend on chunks. `shadow-pt` requests translations from this
+//! crate.
 
 #![forbid(unsafe_code)]
 
@@ -39,8 +40,8 @@ pub use chunks::{
 pub use pool::{Allocations, Block, PAGE_BYTES, PagePool, PoolError, SavedPool};
 pub use quanta::{Change, Done, Mode, Quanta, QuantaConfig, SavedQuanta, Turn, WorkingSet};
 
-/// Byte address in the pool of pinned host memory that contains evicted chunks. The address is a slot's number times
-/// the chunk size, plus an offset in the slot.
+/// Byte address in the pool of pinned host memory for evicted chunks: slot number times chunk size, plus an offset in
+/// the slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostAddr(pub u64);
 

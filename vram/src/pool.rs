@@ -1,4 +1,4 @@
-//! An allocator of pages in chunks that the mediator owns, for shadow tables, instance blocks and rings.
+//! Page allocator in chunks that the mediator owns, for shadow tables, instance blocks, and rings.
 
 mod saved;
 
@@ -11,24 +11,24 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Size of the smallest allocation.
 pub const PAGE_BYTES: u64 = 4 << 10;
 const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
-/// Order of the largest allocation, which has the size of the largest chunk: 64 MiB.
+/// Order of the largest allocation (64 MiB, the maximum chunk size).
 const ORDER_MAX: u32 = CHUNK_BYTES_MAX.trailing_zeros() - PAGE_SHIFT;
 
 /// Reasons for a failed allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// The size is not from 1 byte to 64 MiB.
+    /// The size is not between 1 byte and 64 MiB.
     #[error("{0:#x} bytes are not a valid size of an allocation")]
     Size(u64),
     /// The pool has reached its limit.
     #[error("the pool holds {held:#x} bytes and may not grow beyond {limit:#x}")]
     Limit {
-        /// Size in bytes of the chunks that the pool holds.
+        /// Size in bytes of the chunks in the pool.
         held: u64,
-        /// Maximum number of bytes that the pool may hold.
+        /// Maximum size in bytes of the chunks in the pool.
         limit: u64,
     },
-    /// The card has no chunk for the pool.
+    /// No card chunk is available for the pool.
     #[error("the mediator's page pool cannot grow")]
     Chunks(#[from] Error),
 }
@@ -40,36 +40,36 @@ struct Run {
     bytes: u64,
 }
 
-/// An allocation.
+/// Result of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Start of the allocation.
+    /// Start address.
     pub address: VramAddr,
-    /// True if no part of the block was allocated since its chunk was zeroed.
+    /// True if the whole block is unused since its chunk was zeroed.
     pub zeroed: bool,
 }
 
-/// A buddy allocator over runs of chunks. Blocks are powers of two of 4 KiB, aligned to their size. The caller must
-/// zero blocks that were allocated before. If each VM has its own pool, [`PagePool::release_all`] frees all of the VM's
-/// memory when the VM ends.
+/// A buddy allocator over runs of chunks. Block sizes are 4 KiB times a power of two, and blocks are aligned to their
+/// size. The caller must zero reused blocks. Each VM can have its own pool, so that [`PagePool::release_all`] frees all
+/// of its memory when the VM ends.
 #[derive(Debug)]
 pub struct PagePool {
     limit: u64,
-    /// Free blocks by order.
+    /// Free blocks by size order.
     free: [BTreeSet<u64>; ORDER_MAX as usize + 1],
-    /// Allocated blocks and their orders.
+    /// Orders of allocated blocks by address.
     used: BTreeMap<u64, u32>,
-    /// Runs of chunks in the pool, by start address. The length of a run is a power of two, and the run is aligned to
-    /// its length.
+    /// Runs of chunks in the pool, by start address. The size of a run is a power of two, and the run is aligned to its
+    /// size.
     runs: BTreeMap<u64, Run>,
-    /// Ranges of pages that were not allocated since their chunk was zeroed: first page and end.
+    /// Ranges of pages that are unused since their chunk was zeroed: first page and end.
     zeroed: BTreeMap<u64, u64>,
     held: u64,
     used_bytes: u64,
 }
 
 impl PagePool {
-    /// Creates an empty pool that never holds more than `limit` bytes of chunks.
+    /// Creates an empty pool of at most `limit` bytes of chunks.
     #[must_use]
     pub fn new(limit: u64) -> Self {
         Self {
@@ -83,8 +83,8 @@ impl PagePool {
         }
     }
 
-    /// Allocates at least `bytes`, aligned to the next power of two. Takes chunks from `table` if the pool's own chunks
-    /// have no free block of this size.
+    /// Allocates at least `bytes`, aligned to the next power of two. Allocates chunks from `table` if the pool has no
+    /// free block of this size.
     ///
     /// # Errors
     /// Returns a [`PoolError`] if no memory is available.
@@ -92,7 +92,7 @@ impl PagePool {
         Ok(self.alloc_block(table, bytes)?.address)
     }
 
-    /// Same as [`Self::alloc`], but also returns whether the block is zeroed.
+    /// Same as [`Self::alloc`], but also returns whether the block contains only zeros.
     ///
     /// # Errors
     /// Returns a [`PoolError`] if no memory is available.
@@ -112,7 +112,7 @@ impl PagePool {
         Ok(Block { address: VramAddr(start), zeroed: self.soil(start, PAGE_BYTES << order) })
     }
 
-    /// Frees the block that [`Self::alloc`] returned.
+    /// Frees a block from [`Self::alloc`].
     ///
     /// # Panics
     /// Panics if `address` is not an allocation of this pool, which is a bug in the caller.
@@ -122,7 +122,7 @@ impl PagePool {
         self.insert_free(address.0, order);
     }
 
-    /// Returns every run of chunks without an allocation to `table`. The return value is the number of chunks.
+    /// Moves all runs of chunks without an allocation back to `table`. Returns the number of these chunks.
     pub fn reclaim(&mut self, table: &mut ChunkTable) -> u32 {
         let mut given = 0;
         let Self { free, used, runs, zeroed, held, .. } = self;
@@ -143,14 +143,14 @@ impl PagePool {
         given
     }
 
-    /// Returns all chunks to `table`, with or without allocations. The pool is empty afterwards.
+    /// Moves all chunks back to `table`, including those with allocations. The pool is then empty.
     pub fn release_all(&mut self, table: &mut ChunkTable) {
         self.used.clear();
         self.used_bytes = 0;
         self.reclaim(table);
     }
 
-    /// Returns the current allocations, so that their users can be restored.
+    /// Returns the current allocations, for restoring their users.
     #[must_use]
     pub fn allocations(&self) -> Allocations {
         Allocations(self.used.clone())
@@ -162,7 +162,7 @@ impl PagePool {
         self.used_bytes
     }
 
-    /// Returns the size in bytes of the chunks that the pool holds.
+    /// Returns the size in bytes of the chunks in the pool.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held
@@ -184,16 +184,16 @@ impl PagePool {
         self.runs.insert(start, Run { first, chunks, bytes: size });
         self.zeroed.insert(start, start + size);
         self.held += size;
-        // Chunks and allocations are at most as large as the largest order.
+        // The largest order is sufficient for all chunks and allocations.
         self.free[(size.trailing_zeros() - PAGE_SHIFT) as usize].insert(start);
         Ok(())
     }
 
-    /// Records that the block at `start` is allocated. Returns true if the block is zeroed.
+    /// Records that the block at `start` is allocated. Returns true if it contains only zeros.
     fn soil(&mut self, start: u64, bytes: u64) -> bool {
         let end = start + bytes;
         let mut zeroed = 0;
-        // Ranges that overlap the block begin before its end. Of the ranges that begin before the block, only the last
+        // Ranges that overlap the block start before its end. Of the ranges that start before the block, only the last
         // one can overlap it.
         let before = self.zeroed.range(..start).next_back().map(|(first, _)| *first);
         let within: Vec<u64> =
@@ -211,7 +211,7 @@ impl PagePool {
         zeroed == bytes
     }
 
-    /// Frees a block, and merges it with its buddy as long as the buddy is free and in the same run.
+    /// Frees a block, and merges it with its buddy while the buddy is free and in the same run.
     fn insert_free(&mut self, mut start: u64, mut order: u32) {
         let run = self.runs.range(..=start).next_back().map_or(0, |(_, run)| run.bytes);
         while PAGE_BYTES << order < run {
@@ -231,7 +231,7 @@ impl PagePool {
 pub struct Allocations(BTreeMap<u64, u32>);
 
 impl Allocations {
-    /// Returns true if the range of `bytes` at `address` is one of the allocations.
+    /// Returns true if the range of `bytes` at `address` is an allocation.
     #[must_use]
     pub fn holds(&self, address: VramAddr, bytes: u64) -> bool {
         self.0.get(&address.0).is_some_and(|order| order_of(bytes) == Some(*order))

@@ -1,11 +1,11 @@
-//! Thrash detection. If VMs whose working sets do not fit together move their chunks back and forth, each VM in turn
-//! gets the card's memory to itself for a quantum.
+//! Thrash detection. If the working sets of VMs do not fit together and their chunks are repeatedly moved, the VMs take
+//! turns: each gets exclusive use of the card's memory for a quantum.
 //!
-//! The detector is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two extensions that
-//! its section 13.2 leaves as future work. Traffic between card and host within a sliding window activates the
-//! detector, and the quantum depends on the bytes to copy when the turn changes. A GPU that accesses host memory itself
-//! thrashes without a single relocation, so its bus traffic counts as well if a counter exists. Without a counter,
-//! quanta are [probed](probes).
+//! The detector implements the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two
+//! extensions from the future work in section 13.2 of the thesis: the detector is activated by traffic between card and
+//! host in a sliding window, and the quantum depends on the number of bytes to copy when the turn changes. If the GPU
+//! accesses host memory directly, it can thrash without any relocation. Therefore, its bus traffic is included if a
+//! counter exists. Without a counter, quanta are [probed](probes).
 
 mod probes;
 mod saved;
@@ -27,20 +27,20 @@ use std::str::FromStr;
 /// Number of slots in the sliding window.
 const SLOTS: u64 = 32;
 
-/// Condition under which VMs get quanta.
+/// Condition for quanta.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// VMs get quanta if they thrash.
+    /// Quanta are used if VMs thrash.
     #[default]
     Auto,
-    /// VMs never get quanta.
+    /// Quanta are never used.
     Off,
-    /// VMs get quanta whenever two or more VMs are active; for comparison.
+    /// Quanta are used whenever two or more VMs are active; for comparison.
     Forced,
 }
 
 impl Mode {
-    /// Returns the name used in configuration files.
+    /// Returns the name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -70,15 +70,15 @@ impl FromStr for Mode {
 /// Settings of time quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantaConfig {
-    /// Condition under which VMs get quanta.
+    /// Condition for quanta.
     pub mode: Mode,
-    /// Length of the window over which traffic is summed, in ns.
+    /// Length of the window of the traffic sum, in ns.
     pub window_ns: u64,
-    /// Part of the window that bus traffic must take at the measured bandwidth to count as thrashing, in permille.
+    /// Minimum part of the window, in permille, that bus traffic occupies at the measured bandwidth if VMs thrash.
     pub on_permille: u32,
-    /// Hysteresis: quanta end once this permille of the memory has been free for one window.
+    /// Hysteresis in permille: quanta end after this part of the memory has been free for one window.
     pub margin_permille: u32,
-    /// Length of a quantum, as a multiple of the duration of the copies when the turn changes.
+    /// Length of a quantum, as a multiple of the copy time when the turn changes.
     pub factor: u32,
     /// Minimum length of a quantum, in ns.
     pub min_ns: u64,
@@ -87,8 +87,8 @@ pub struct QuantaConfig {
 }
 
 impl Default for QuantaConfig {
-    /// Sets a window of 1 s and a threshold of a fifth of the bandwidth. Copies take a tenth of a quantum, and a
-    /// quantum lasts from 100 ms to 30 s, as in the thesis.
+    /// Returns a window of 1 s, a threshold of a fifth of the bandwidth, a copy time of a tenth of a quantum, and
+    /// quanta from 100 ms to 30 s (as in the thesis).
     fn default() -> Self {
         Self {
             mode: Mode::default(),
@@ -103,48 +103,48 @@ impl Default for QuantaConfig {
 }
 
 /// Quantum of a VM. During the quantum, the holder's submissions run and the other members' submissions wait. The
-/// holder's chunks are returned to the card, and the others' are evicted
+/// holder's chunks are returned to the card, and chunks of the others are evicted
 /// ([`Balancer::set_turn`](crate::Balancer::set_turn)).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
-    /// All VMs that take turns, in order.
+    /// All VMs that take turns, sorted by number.
     pub members: Vec<TenantId>,
-    /// The VM that has the turn.
+    /// VM with the current turn.
     pub holder: TenantId,
-    /// Length in ns, measured from the end of the copies at the start.
+    /// Length in ns, from the end of the copies at its start.
     pub quantum_ns: u64,
 }
 
-/// A change of turns.
+/// Change of the turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// VMs take turns from now on, or the set of members has changed.
+    /// VMs take turns from now on, or the members have changed.
     On(Turn),
-    /// The next VM's quantum begins.
+    /// The quantum of the next VM starts.
     Next(Turn),
-    /// Quanta end, and no VM has to wait.
+    /// Quanta end, and no VM waits.
     Off,
 }
 
-/// The detector and the current quantum. The detector is pure: the caller reports traffic, working sets and the time.
+/// The detector and the current quantum. The detector is pure: traffic, working sets, and the time are arguments.
 #[derive(Debug)]
 pub struct Quanta {
     config: QuantaConfig,
-    /// Bytes of bus traffic, by slot of the window.
+    /// Bytes of bus traffic by slot of the window.
     traffic: VecDeque<(u64, u64)>,
     /// Bandwidth of copies between the card and the host in bytes per second; 0 before the first copy.
     bandwidth: u64,
-    /// Bandwidth that determines the lengths of the current round of quanta, until all members have had a quantum, so
-    /// that one member's copies do not change another member's share. The value is 0 if the bandwidth was unknown when
-    /// the round began.
+    /// Bandwidth used for the lengths of the quanta in the current round, in which each member has one quantum. It is
+    /// constant so that copies for one member do not change the shares of others. The value is 0 if the bandwidth was
+    /// unknown at the start of the round.
     round_bandwidth: u64,
     /// Working sets of the active VMs.
     sets: WorkingSets,
-    /// Time for which each active VM has had no work, in ns. VMs that have work have no entry.
+    /// Time since each active VM last had work, in ns. VMs with work have no entry.
     idle: BTreeMap<TenantId, u64>,
-    /// The quantum and its start; the start is `None` while memory is copied for the quantum.
+    /// Current quantum, and its start or `None` while memory is copied for it.
     turn: Option<(Turn, Option<u64>)>,
-    /// Time since which the working sets have fit together, during quanta.
+    /// Time since which the working sets have fit together during quanta.
     fits_since: Option<u64>,
     probes: Probes,
 }
@@ -166,7 +166,7 @@ impl Quanta {
         }
     }
 
-    /// Returns the operator's settings.
+    /// Returns the settings.
     #[must_use]
     pub fn config(&self) -> &QuantaConfig {
         &self.config
@@ -198,11 +198,11 @@ impl Quanta {
         self.bandwidth
     }
 
-    /// Records that `bytes` were relocated within `took_ns`, until now.
+    /// Records that `bytes` were relocated in the last `took_ns`.
     pub fn relocated(&mut self, now_ns: u64, bytes: u64, took_ns: u64) {
         let measured = u128::from(bytes) * 1_000_000_000 / u128::from(took_ns.max(1));
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
-        // Average over about eight copies, because one copy may have waited for other work.
+        // Use the average of about eight copies, because a copy may have waited for other work.
         self.bandwidth = match self.bandwidth {
             0 => measured,
             old => old - old / 8 + measured / 8,
@@ -210,7 +210,7 @@ impl Quanta {
         self.accessed(now_ns, bytes);
     }
 
-    /// Records that the work of VMs moved `bytes` over the bus until now by accessing host memory.
+    /// Records that the work of VMs has transferred `bytes` over the bus by accessing host memory.
     pub fn accessed(&mut self, now_ns: u64, bytes: u64) {
         let slot = now_ns / self.slot_ns();
         match self.traffic.back_mut() {
@@ -220,51 +220,50 @@ impl Quanta {
         self.expire(now_ns);
     }
 
-    /// Sets the working sets of the active VMs, and the number of card bytes available to them.
+    /// Sets the working sets of the active VMs, and the number of available card bytes.
     pub fn set_working_sets(&mut self, capacity: u64, sets: BTreeMap<TenantId, WorkingSet>) {
         self.sets = WorkingSets { capacity, by_vm: sets };
     }
 
-    /// Sets for how long active VMs have had no work, in ns. VMs that have work, even if it is only queued, are
-    /// omitted.
+    /// Sets the time since active VMs last had work, in ns. VMs with running or queued work are omitted.
     pub fn set_idle(&mut self, idle: BTreeMap<TenantId, u64>) {
         self.idle = idle;
     }
 
-    /// Sets the work done for VMs until now, which decides whether probed quanta help.
+    /// Sets the work done for VMs until now, for checking whether probed quanta help.
     pub fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.probes.set_done(done);
     }
 
-    /// Returns true if VMs take turns only for a probe.
+    /// Returns true if VMs take turns only because of a probe.
     #[must_use]
     pub fn tries(&self) -> bool {
         self.turn.is_some() && self.probes.tries()
     }
 
-    /// Returns true if bus traffic may soon decide whether VMs take turns.
+    /// Returns true if bus traffic may soon determine whether VMs take turns.
     #[must_use]
     pub fn watches(&self) -> bool {
         self.config.mode == Mode::Auto && self.turn.is_none()
     }
 
-    /// Returns true if bus traffic now decides whether VMs take turns, because they do not take turns yet and their
-    /// working sets do not fit together.
+    /// Returns true if bus traffic currently determines whether VMs take turns: their working sets do not fit together,
+    /// and they do not take turns yet.
     #[must_use]
     pub fn detects(&self) -> bool {
         self.watches() && !self.sets.fit(0) && self.members().len() > 1
     }
 
-    /// Returns true if the next decision needs the bandwidth of copies, which was not measured yet.
+    /// Returns true if the next decision needs the bandwidth of copies, and it has not been measured.
     #[must_use]
     pub fn wants_bandwidth(&self) -> bool {
         self.bandwidth == 0 && self.detects()
     }
 
-    /// Records that the copies for the new quantum are complete. The quantum's time starts now.
+    /// Records that the copies for the new quantum are complete. The time of the quantum starts now.
     pub fn copies_done(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
-        // The bandwidth may be known only now.
+        // The bandwidth may be known only since now.
         let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members, turn.holder) } else { turn.quantum_ns };
         if since.is_none() {
             self.probes.begins(turn.holder);
@@ -272,7 +271,7 @@ impl Quanta {
         self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
     }
 
-    /// Returns the change that is due now, if any. Call this often in comparison with the length of a quantum.
+    /// Returns the change that is due now, if any. The interval between calls should be short compared to a quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
         if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) }
@@ -291,7 +290,7 @@ impl Quanta {
         Some(Change::On(self.grant(members, holder)))
     }
 
-    /// Returns true if quanta should be probed. This requires the bandwidth, which determines the length of quanta.
+    /// Returns true if quanta should be probed. The bandwidth must be known because it determines the length of quanta.
     fn are_worth_a_trial(&mut self, now_ns: u64, members: &[TenantId]) -> bool {
         let window_ns = self.config.window_ns;
         self.bandwidth > 0 && members.len() > 1 && self.probes.should_probe(now_ns, members, window_ns)
@@ -299,7 +298,7 @@ impl Quanta {
 
     /// Ends the quanta.
     fn end(&mut self) -> Change {
-        // Relocations during quanta do not show how many there would be without quanta.
+        // Relocations during quanta do not indicate the number of relocations without quanta.
         self.traffic.clear();
         self.probes.end();
         (self.turn, self.fits_since) = (None, None);
@@ -312,7 +311,7 @@ impl Quanta {
         self.fits_since = fits.then(|| self.fits_since.unwrap_or(now_ns));
         let long = self.fits_since.is_some_and(|since| now_ns.saturating_sub(since) >= self.config.window_ns);
         let (turn, since) = self.turn.clone()?;
-        // Until the working sets are certain to fit, members stay the same, except that removed VMs leave.
+        // The members do not change until the working sets fit with certainty, but removed VMs leave.
         let fit_now = auto && self.sets.fit(0);
         let present = || turn.members.iter().copied().filter(|vm| self.sets.by_vm.contains_key(vm)).collect();
         let members: Vec<TenantId> = if fit_now { present() } else { self.members() };
@@ -322,16 +321,16 @@ impl Quanta {
         let gone = !members.contains(&turn.holder);
         let over = since.is_some_and(|since| {
             let idle = self.idle.get(&turn.holder).copied().unwrap_or(0);
-            // This is a ski-rental problem: waiting for an idle holder for as long as a change takes costs at most
-            // twice as much as the optimal decision. Memory allocated during the quantum must also be copied when it
-            // ends.
+            // This is a ski-rental problem: if the time of waiting for an idle holder is limited to the time of a
+            // change, the total is at most twice the optimum. Memory allocated during the quantum must also be copied
+            // at its end.
             let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members, turn.holder));
             let had_ns = now_ns.saturating_sub(since);
             let enough =
                 self.probes.has_seen_enough(turn.holder) || had_ns >= self.whole_quantum_ns(&members, turn.holder);
             (had_ns >= quantum_ns && enough) || (idle > 0 && idle >= self.change_ns(&members))
         });
-        // A VM without work does not benefit from a quantum.
+        // A quantum is useless for a VM without work.
         let next = next(&members, turn.holder, |vm| gone || !self.idle.contains_key(&vm));
         if let Some(holder) = next.filter(|_| gone || over) {
             let same = members == turn.members;
@@ -359,13 +358,13 @@ impl Quanta {
         turn
     }
 
-    /// Returns the VMs whose working sets do not fit together, by number. In forced mode, returns all VMs with memory
-    /// that can be evicted.
+    /// Returns the VMs whose working sets do not fit together, by number. In forced mode, returns all VMs with
+    /// evictable memory.
     fn members(&self) -> Vec<TenantId> {
         self.sets.members(self.config.mode == Mode::Forced)
     }
 
-    /// Returns the length of a member's quantum. A probed quantum is as long as its copies.
+    /// Returns the length of a member's quantum. The length of a probed quantum is its copy time.
     fn quantum_ns(&self, members: &[TenantId], vm: TenantId) -> u64 {
         if self.probes.tries() { self.bounded(self.change_ns(members)) } else { self.whole_quantum_ns(members, vm) }
     }
@@ -383,14 +382,14 @@ impl Quanta {
         self.config.max_ns.max(self.config.min_ns)
     }
 
-    /// Returns the duration of the copies when the turn changes.
+    /// Returns the copy time when the turn changes.
     fn change_ns(&self, members: &[TenantId]) -> u64 {
         let bytes = self.sets.change_bytes(members);
         let bandwidth = if self.round_bandwidth == 0 { self.bandwidth } else { self.round_bandwidth };
         u64::try_from(bytes * 1_000_000_000 / u128::from(bandwidth.max(1))).unwrap_or(u64::MAX)
     }
 
-    /// Returns true if bus traffic took too much of the window. Returns false until a copy has been measured.
+    /// Returns true if bus traffic exceeds the threshold in the window. Returns false until a copy has been measured.
     fn thrashes(&self) -> bool {
         let bytes: u128 = self.traffic.iter().map(|&(_, bytes)| u128::from(bytes)).sum();
         let most = u128::from(self.bandwidth) * u128::from(self.config.window_ns) / 1_000_000_000;
@@ -401,7 +400,7 @@ impl Quanta {
         (self.config.window_ns / SLOTS).max(1)
     }
 
-    /// Drops traffic older than the window.
+    /// Removes traffic older than the window.
     fn expire(&mut self, now_ns: u64) {
         let oldest = (now_ns / self.slot_ns()).saturating_sub(SLOTS - 1);
         while self.traffic.front().is_some_and(|&(slot, _)| slot < oldest) {
@@ -410,7 +409,7 @@ impl Quanta {
     }
 }
 
-/// Returns the VM after `holder` among the members for which `may` returns true. `holder` itself may be gone.
+/// Returns the VM after `holder` among the members for which `may` returns true. `holder` may already be removed.
 fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
     others().find(|&vm| vm > holder).or_else(|| others().next())

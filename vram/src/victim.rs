@@ -1,8 +1,8 @@
-//! Chooses the chunk of a VM to evict, and the chunk to return first.
+//! Selects the chunks of a VM to evict or to return first.
 //!
-//! A policy is one file in this folder and a variant of [`VictimPolicy`]. The policy chooses among candidates; the
-//! [`Balancer`](crate::Balancer) decides how many chunks each VM gives up. Information about chunks ([`Hints`]) is
-//! stored separately from the policies, so that the policy can change while VMs run without losing hints.
+//! Each policy is a file in this folder and a variant of [`VictimPolicy`]. The policy selects among candidates, and the
+//! [`Balancer`](crate::Balancer) determines how many chunks of each VM are evicted. Information about chunks
+//! ([`Hints`]) is stored separately from the policies, so that a change of the policy at run time does not lose hints.
 
 mod clock;
 mod hints;
@@ -17,16 +17,16 @@ pub use hints::{Hints, PRIORITY_DEFAULT};
 use std::fmt::{Debug, Display, Formatter};
 use std::str::FromStr;
 
-/// Chooses chunks.
+/// Selects chunks.
 pub trait Choose: Debug + Send {
-    /// Reduces `candidates`, which are guest chunks in ascending order, to the `count` best ones to evict, best first.
-    /// Keeps all if there are fewer.
+    /// Reduces `candidates` (guest chunks in ascending order) to the `count` best ones to evict, best first. Keeps all
+    /// candidates if there are fewer.
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// Same as [`Self::victims`], for the chunks that are best to return to the card.
+    /// Same as [`Self::victims`], but for the best chunks to return to the card.
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// Returns the state of the random generator. A policy built with it as its seed continues the same sequence.
+    /// Returns the state of the random generator. A policy with this seed continues the same sequence.
     fn phase(&self) -> u64 {
         0
     }
@@ -35,17 +35,17 @@ pub trait Choose: Debug + Send {
 /// The policies, by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VictimPolicy {
-    /// Chooses chunks at random, as in GPUswap, because a GPU has no reference bits.
+    /// Selects chunks at random, as in GPUswap, because a GPU has no reference bits.
     #[default]
     Random,
-    /// Chooses by the owner's buffer priorities, lowest first.
+    /// Selects chunks by the owner's buffer priorities, lowest first.
     Priority,
-    /// Chooses by the accesses in a profile, fewest first.
+    /// Selects chunks by the accesses in a profile, fewest first.
     Profiled,
-    /// Chooses by the uses that the mediator observes: takes chunks that were not used since the hand last passed.
+    /// Selects chunks that were not used since the clock hand last passed. Uses are observed by the mediator.
     Clock,
-    /// Chooses by arrivals and evictions: takes the most recently used chunks first, except chunks that are always in
-    /// use. Intended for loops over more memory than the card has.
+    /// Selects the most recently used chunks first, except chunks that are always in use. Uses are derived from
+    /// arrivals and evictions. Intended for loops over more memory than the card has.
     Loops,
 }
 
@@ -53,7 +53,7 @@ impl VictimPolicy {
     /// All policies.
     pub const ALL: [Self; 5] = [Self::Random, Self::Priority, Self::Profiled, Self::Clock, Self::Loops];
 
-    /// Returns the name used in configuration files.
+    /// Returns the name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -65,7 +65,7 @@ impl VictimPolicy {
         }
     }
 
-    /// Creates the policy. `seed` determines its random choices.
+    /// Creates the policy with a seed for its random decisions.
     #[must_use]
     pub fn build(self, seed: u64) -> Box<dyn Choose> {
         match self {
@@ -94,7 +94,7 @@ impl FromStr for VictimPolicy {
     }
 }
 
-/// Keeps the `count` candidates with the lowest keys, in ascending order. Among equal keys, the lowest index wins.
+/// Keeps the `count` candidates with the lowest keys, in ascending order. For equal keys, prefers the lowest index.
 fn keep_least<K: Ord>(candidates: &mut Vec<u32>, count: usize, key: impl Fn(u32) -> K) {
     if count == 0 {
         candidates.clear();

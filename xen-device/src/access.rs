@@ -1,7 +1,7 @@
-//! Translates requests into calls of the device.
+//! Translates requests into device calls.
 //!
-//! An item that spans two BARs, or is only partly in a BAR, is split where the BAR ends. Bytes outside all BARs read as
-//! ones. A malformed request is answered as if the device did not exist, so that the virtual CPU continues.
+//! An item that spans two BARs, or is only partly in a BAR, is split at the end of the BAR. Bytes outside all BARs read
+//! as 0xff. A malformed request is handled as if the device did not exist, so that the virtual CPU continues.
 
 use vmm_glue::counters::{add, worth_logging};
 use vmm_glue::device::{Device, RegionIndex};
@@ -12,9 +12,9 @@ use vmm_glue::protocol::Command;
 use crate::function::Function;
 use crate::requests::{Request, kind};
 
-/// Maximum number of items of one request; Xen sends at most one page of items.
+/// Maximum number of items per request; Xen sends at most one page of items.
 const MAX_ITEMS: u32 = 4096;
-/// Size of the accessible configuration space, in bytes.
+/// Size of the accessible configuration space in bytes.
 const CONFIG_BYTES: u64 = 256;
 /// The value of a read without a target.
 const UNMAPPED_READ: u64 = u64::MAX;
@@ -22,7 +22,7 @@ const UNMAPPED_READ: u64 = u64::MAX;
 /// The target of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Space {
-    /// The memory space.
+    /// Memory space.
     Memory,
     /// Configuration space of this function.
     Config,
@@ -30,19 +30,19 @@ enum Space {
     None,
 }
 
-/// Serves the accesses of one domain.
+/// Serves one domain's accesses.
 pub(crate) struct Accesses<'a> {
     pub link: &'a Link,
     pub function: &'a mut Function,
     pub device: &'a mut dyn Device,
-    /// The function's slot.
+    /// Slot of the function.
     pub slot: u8,
-    /// Number of malformed requests so far.
+    /// Number of malformed requests.
     pub malformed: &'a mut u64,
 }
 
 impl Accesses<'_> {
-    /// Serves a request that is an access. Returns the value of a read.
+    /// Serves a request if it is an access. Returns the value of a read.
     pub fn serve(&mut self, request: &Request) -> Option<u64> {
         let (space, address) = self.place(request);
         if !matches!(request.size, 1 | 2 | 4 | 8) || request.count == 0 || request.count > MAX_ITEMS {
@@ -55,7 +55,7 @@ impl Accesses<'_> {
             false => from.checked_add(by).and_then(|last| last.checked_add(u64::from(request.size))).is_some(),
         };
         if !fits(address, moves) || request.data_is_address && !fits(request.data, reach) {
-            return self.malformed(request, "it goes beyond the address space");
+            return self.malformed(request, "it exceeds the address space");
         }
         self.count(request);
         let was_up = self.function.is_up();
@@ -72,7 +72,7 @@ impl Accesses<'_> {
         (request.read && !request.data_is_address).then_some(read)
     }
 
-    /// Returns the space of the first item, and the item's address in it.
+    /// Returns the space of the first item, and the item's address within it.
     fn place(&self, request: &Request) -> (Space, u64) {
         match request.kind {
             kind::MEMORY => (Space::Memory, request.address),
@@ -88,12 +88,12 @@ impl Accesses<'_> {
         let mut bytes = [0; 8];
         let size = usize::try_from(request.size).unwrap_or(0).min(bytes.len());
         let Some(place) = bytes.get_mut(..size) else { return UNMAPPED_READ };
-        // Bytes without a device read as ones.
+        // Bytes without a device read as 0xff.
         place.fill(0xff);
         if request.read {
             self.access(space, address, Data::Read(place));
             if request.data_is_address {
-                // Writes to missing memory, such as a page that the guest gave back, are dropped.
+                // Writes to missing memory, such as a page released by the guest, are dropped.
                 let _ = self.link.memory().write(data, place);
             }
         } else {
@@ -115,7 +115,7 @@ impl Accesses<'_> {
         }
     }
 
-    /// Splits an item at the boundaries of BARs.
+    /// Splits an item at BAR boundaries.
     fn memory(&mut self, address: u64, mut data: Data<'_>) {
         let mut at = address;
         while !data.is_empty() {
@@ -158,7 +158,7 @@ impl Accesses<'_> {
                 Data::Read(bytes) if info.is_some_and(vmm_glue::RegionInfo::readable) => {
                     self.device.region_read(region, offset, bytes)
                 }
-                // The hypervisor gets its answer only after all items of the request are complete.
+                // The hypervisor gets its answer only after all of the request's items are complete.
                 Data::Write(bytes) if info.is_some_and(vmm_glue::RegionInfo::writable) => {
                     self.device.region_write(region, offset, bytes).map(|ack| ack.complete_now(self.device))
                 }
@@ -196,7 +196,7 @@ fn data_bytes(data: u64) -> [u8; 8] {
     data.to_le_bytes()
 }
 
-/// Bytes to read or to write.
+/// Bytes to read or write.
 enum Data<'a> {
     Read(&'a mut [u8]),
     Write(&'a [u8]),

@@ -1,12 +1,12 @@
-//! Pages of the domain under its BARs, for device memory that a client can map.
+//! Domain pages under its BARs, for device memory that a client can map.
 //!
-//! A client of vfio-user maps a file for this memory. A domain cannot do this, because it can access only its own
-//! memory without an exit. Therefore the domain gets as many pages as the device's area has, at the addresses that the
-//! guest assigns to the BAR, and the device stores the area's data in these pages. An access that misses these pages
-//! for any reason arrives as a request, and reaches the same memory. The pages only make accesses faster.
+//! A vfio-user client maps a file for this memory. A domain cannot, because it can access only its own memory without
+//! an exit. Instead, pages are added to the domain at the addresses that the guest assigns to the BAR, one for each
+//! page of the device's area, and the device stores the area's data in them. An access that misses these pages for any
+//! reason arrives as a request, and reaches the same memory. The pages only speed up accesses.
 //!
-//! The pages are added when the BAR is first enabled, and follow the BAR. While the BAR is disabled, the pages stay in
-//! place.
+//! The pages are added when the BAR is first enabled, and follow the BAR. While the BAR is disabled, they stay where
+//! they are.
 
 use std::io;
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub(crate) struct Window {
     pub range: hypervisor::Range,
 }
 
-/// Pages of one area.
+/// Pages of an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pages {
     /// The area has no pages yet.
@@ -36,7 +36,7 @@ enum Pages {
     Without,
 }
 
-/// A part of a region that should be backed by pages of the domain.
+/// A part of a region that should be backed by domain pages.
 #[derive(Debug)]
 struct Area {
     region: RegionIndex,
@@ -49,7 +49,7 @@ impl Area {
         self.area.size / PAGE_SIZE
     }
 
-    /// Returns the area's frames, at their current location.
+    /// Returns the area's current frames.
     fn frames(&self) -> Option<Range<u64>> {
         match self.pages {
             Pages::At(first) => Some(first..first.saturating_add(self.count())),
@@ -66,7 +66,7 @@ impl Area {
     }
 }
 
-/// Areas under the BARs of one function.
+/// Areas under the BARs of a function.
 #[derive(Debug)]
 pub(crate) struct BarBacking(Vec<Area>);
 
@@ -83,15 +83,15 @@ impl BarBacking {
     /// Moves pages to the enabled BARs.
     pub fn follow(&mut self, windows: &[Window], target: &dyn Target, device: &mut dyn Device) {
         let wanted: Vec<_> = self.0.iter().map(|area| area.wanted(windows)).collect();
-        // If a guest exchanges BARs, the old pages of one BAR occupy the new location of the other BAR's pages. Each
-        // address can only hold one page.
+        // If a guest swaps two BARs, the old pages of one BAR occupy the new location of the other's. Each address can
+        // hold only one page.
         for (at, area) in self.0.iter_mut().enumerate() {
             let in_the_way = |frames: &Range<u64>| {
                 let others = wanted.iter().enumerate().filter(|(other, _)| *other != at);
                 others.filter_map(|(_, range)| range.as_ref()).any(|range| overlap(range, frames))
             };
             if area.frames().as_ref().is_some_and(in_the_way) {
-                give_up(area, target, &io::Error::other("another BAR is there now"));
+                give_up(area, target, &io::Error::other("another BAR is at this address"));
             }
         }
         for (area, wanted) in self.0.iter_mut().zip(wanted) {
@@ -103,8 +103,8 @@ impl BarBacking {
                         area.pages = Pages::Without;
                         tracing::warn!(
                             error, region = ?area.region, bytes = area.area.size,
-                            "no memory of the domain's beneath a BAR: each access there is a request; give the host memory for it and \
-                             start the domain again"
+                            "a BAR is not backed by domain memory: each access to it is a request; provide host \
+                             memory for it and restart the domain"
                         );
                     }
                 },
@@ -119,7 +119,7 @@ impl BarBacking {
         }
     }
 
-    /// Takes all pages from the domain. The device may keep them.
+    /// Removes all pages from the domain. The device may keep them.
     pub fn leave(&mut self, target: &dyn Target) {
         for area in &mut self.0 {
             take(area, target);
@@ -137,7 +137,7 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
     let count = usize::try_from(frames.end.saturating_sub(frames.start)).unwrap_or(usize::MAX);
     match target.present(frames.start, count)?.contains(&true) {
-        true => Err(io::Error::other("the guest has memory there")),
+        true => Err(io::Error::other("the guest has memory at this address")),
         false => Ok(()),
     }
 }
@@ -154,7 +154,7 @@ fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn 
         .map_err(|error| refused("they are not mapped here", &error))
         .and_then(|mapping| {
             let lent = device.lend_area(area.region, area.area, &Arc::new(mapping));
-            lent.map_err(|error| refused("the device does not take them", &error))
+            lent.map_err(|error| refused("the device rejects them", &error))
         });
     // If the device does not have the pages, guest writes to them would be lost.
     lent.inspect_err(|_| report(target.take_frames(frames.start, count)))
@@ -162,7 +162,8 @@ fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn 
 
 /// Stops using an area's pages, because their location is unknown or some of them are missing.
 fn give_up(area: &mut Area, target: &dyn Target, error: &dyn std::fmt::Display) {
-    tracing::warn!(%error, region = ?area.region, "memory beneath a BAR cannot follow it: each access there is a request from now on");
+    tracing::warn!(%error, region = ?area.region, "the memory backing a BAR cannot be moved with it: from now on, \
+        each access to it is a request");
     take(area, target);
     area.pages = Pages::Without;
 }
@@ -175,6 +176,7 @@ fn take(area: &Area, target: &dyn Target) {
 
 fn report(taken: io::Result<()>) {
     if let Err(error) = taken {
-        tracing::debug!(%error, "a domain keeps pages that were beneath a BAR: it has gone, or has given them back itself");
+        tracing::debug!(%error, "a domain keeps pages that backed a BAR: it no longer exists, or has released them \
+            itself");
     }
 }

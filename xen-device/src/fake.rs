@@ -1,9 +1,7 @@
-//! A fake hypervisor for tests on any host. The fake is stricter than Xen: errors that Xen would accept are recorded as
-//! [`FakeXen::breaches`], such as a port that is bound twice, a range that is partly released, or an answer without a
-//! request.
+//! A fake hypervisor for tests on any host. It is stricter than Xen: errors that Xen would accept are recorded as
+//! [`FakeXen::breaches`], such as binding a port twice, partially releasing a range, or answering without a request.
 //!
-//! The guest's side is [`FakeDomain`]: it makes accesses as Xen makes them for virtual CPUs, and adds and removes
-//! memory.
+//! The guest's side is [`FakeDomain`]: it makes accesses like Xen does for virtual CPUs, and adds and removes memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,15 +21,15 @@ use crate::ram::VGA;
 use crate::requests::{Request, kind, state, writer};
 use crate::store::{DomainName, Found, Store};
 
-/// TIMEOUT: an access is answered in far less time on any host; after this time the server counts as hung.
+/// TIMEOUT: any host responds to an access in far less time, so the server is considered hung after this time.
 const ANSWER: Duration = Duration::from_secs(60);
-/// The first port of a virtual CPU, and of buffered requests.
+/// First port of a virtual CPU, and of buffered requests.
 const FIRST_PORT: u32 = 11;
 const BUFFERED_PORT: u32 = 7;
-/// Difference between the server's ports and the domain's ports.
+/// Difference between the server's and the domain's port numbers.
 const OURS: u32 = 1000;
 
-/// The hypervisor, with its domains.
+/// The hypervisor and its domains.
 #[derive(Clone, Debug, Default)]
 pub struct FakeXen(Arc<Mutex<Machine>>);
 
@@ -62,13 +60,13 @@ struct Domain {
 #[derive(Debug, Default)]
 struct State {
     frames: BTreeSet<u64>,
-    /// Pages that were added to the domain's memory: frame, and page number in the file.
+    /// Pages added to the domain's memory, as frame and page number in the file.
     given: BTreeMap<u64, u64>,
-    /// Pages of the file that can be added.
+    /// File pages that can be added.
     spare: BTreeSet<u64>,
     stuck: bool,
     server: Option<Arc<Server>>,
-    /// Level of the pin. The next fields are the number of its rises, and the delivered messages in order.
+    /// Level of the pin. The next fields are the number of rising edges, and the delivered messages in order.
     pin: bool,
     messages: Vec<(u64, u32)>,
     raised: u64,
@@ -90,7 +88,7 @@ struct ServerState {
     enabled: bool,
     bound: BTreeSet<u32>,
     ranges: Vec<Range>,
-    /// Ports that have fired and were not taken yet, and masked ports.
+    /// Ports that have fired and have not been taken, and masked ports.
     fired: BTreeSet<u32>,
     silent: BTreeSet<u32>,
     pending: BTreeSet<u32>,
@@ -125,18 +123,18 @@ pub struct FakeSpec {
     pub name: String,
     /// Number of virtual CPUs.
     pub cpus: usize,
-    /// Size of the domain's memory in KiB. The memory starts at address 0, and has a hole for a PC's VGA.
+    /// Size of the domain's memory in KiB. It starts at address 0, with a hole for a PC's VGA memory.
     pub kib: u64,
     /// Target size of the domain's memory in KiB, if smaller.
     pub target_kib: Option<u64>,
-    /// Set if the domain is an HVM domain.
+    /// Set for an HVM domain.
     pub hvm: bool,
     /// Number of pages that the host can add to the domain's memory.
     pub spare: u64,
 }
 
 impl FakeSpec {
-    /// Describes an HVM domain with one virtual CPU and 16 MiB.
+    /// Describes an HVM domain with one virtual CPU and 16 MiB of memory.
     #[must_use]
     pub fn new(id: DomainId, name: &str) -> Self {
         Self { id, name: name.to_owned(), cpus: 1, kib: 16 << 10, target_kib: None, hvm: true, spare: 0 }
@@ -147,7 +145,7 @@ impl FakeXen {
     /// Creates a domain.
     ///
     /// # Panics
-    /// Panics if this host cannot create a memory file for it.
+    /// Panics if this host cannot create a memory file.
     #[must_use]
     pub fn create(&self, spec: FakeSpec) -> FakeDomain {
         let FakeSpec { id, name, cpus, kib, target_kib, hvm, spare } = spec;
@@ -173,7 +171,7 @@ impl FakeXen {
         FakeDomain(domain)
     }
 
-    /// Returns a list of the domains, for one server.
+    /// Returns the domain list for one server.
     #[must_use]
     pub fn store(&self) -> Box<dyn Store> {
         let signal = Arc::new(Signal::new());
@@ -181,13 +179,13 @@ impl FakeXen {
         Box::new(FakeStore { xen: self.clone(), signal, found: None })
     }
 
-    /// Returns the hypervisor, for one server.
+    /// Returns the hypervisor for one server.
     #[must_use]
     pub fn hypervisor(&self) -> Box<dyn Hypervisor> {
         Box::new(self.clone())
     }
 
-    /// Returns descriptions of the server's breaches so far.
+    /// Returns descriptions of the server's protocol violations.
     #[must_use]
     pub fn breaches(&self) -> Vec<String> {
         self.0.lock().breaches.clone()
@@ -232,12 +230,12 @@ impl Hypervisor for FakeXen {
     }
 }
 
-/// The list of domains, as one server sees it.
+/// The domain list as seen by one server.
 #[derive(Debug)]
 struct FakeStore {
     xen: FakeXen,
     signal: Arc<Signal>,
-    /// The last domain that the server found, until it queries changes again.
+    /// The last domain found by the server, until it queries changes again.
     found: Option<Arc<Domain>>,
 }
 
@@ -276,7 +274,7 @@ impl Store for FakeStore {
     }
 }
 
-/// A domain, as its server sees it.
+/// A domain as seen by its server.
 #[derive(Debug)]
 struct FakeTarget {
     domain: Arc<Domain>,
@@ -291,7 +289,7 @@ impl Drop for FakeTarget {
         let pin = state.pin;
         drop(state);
         if pin {
-            let _ = self.domain.xen.breach("a server went and left its pin up".to_owned());
+            let _ = self.domain.xen.breach("a server exited with its pin asserted".to_owned());
         }
     }
 }
@@ -319,7 +317,7 @@ impl Target for FakeTarget {
         let known =
             port == BUFFERED_PORT || port.checked_sub(FIRST_PORT).is_some_and(|cpu| (cpu as usize) < self.domain.cpus);
         if !known || !self.server.state.lock().bound.insert(port) {
-            return Err(self.breach(format!("port {port} is bound, which is not there or bound already")));
+            return Err(self.breach(format!("port {port} is bound, which does not exist or is already bound")));
         }
         Ok(port.saturating_add(OURS))
     }
@@ -338,7 +336,7 @@ impl Target for FakeTarget {
         let overlaps = |other: &Range| other.first <= range.last && range.first <= other.last;
         if range.first > range.last || state.ranges.iter().any(overlaps) {
             drop(state);
-            return Err(self.breach(format!("{range:x?} is claimed, a part of which is claimed already")));
+            return Err(self.breach(format!("{range:x?} is claimed, part of which is already claimed")));
         }
         state.ranges.push(range);
         Ok(())
@@ -348,7 +346,7 @@ impl Target for FakeTarget {
         let mut state = self.server.state.lock();
         let Some(place) = state.ranges.iter().position(|other| *other == range) else {
             drop(state);
-            return Err(self.breach(format!("{range:x?} is given up, which was not claimed")));
+            return Err(self.breach(format!("{range:x?} is released, which was not claimed")));
         };
         state.ranges.swap_remove(place);
         Ok(())
@@ -394,7 +392,7 @@ impl Target for FakeTarget {
             let mut state = self.server.state.lock();
             if !state.silent.remove(&theirs) {
                 drop(state);
-                return Err(self.breach(format!("port {port} is unmasked, which was not silent")));
+                return Err(self.breach(format!("port {port} is unmasked, which was not masked")));
             }
             if state.pending.remove(&theirs) {
                 state.fired.insert(theirs);
@@ -414,7 +412,7 @@ impl Target for FakeTarget {
         let end = first.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
         let state = self.domain.state.lock();
         let pages: Option<Vec<u64>> = (first..end).map(|frame| state.page(frame)).collect();
-        // The pages are mapped from one contiguous part of a file; pages allocated together are contiguous.
+        // The pages are mapped from one contiguous part of the file; pages allocated together are contiguous.
         let start = pages.as_deref().and_then(|pages| pages.first()).copied();
         let is_run = |start: &u64| pages.iter().flatten().zip(*start..).all(|(page, at)| *page == at);
         let Some(start) = start.filter(is_run) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
@@ -429,7 +427,7 @@ impl Target for FakeTarget {
         let mut state = self.domain.state.lock();
         if frames.clone().any(|frame| state.page(frame).is_some()) {
             drop(state);
-            return Err(self.breach(format!("frames {frames:x?} are added, of which some are there")));
+            return Err(self.breach(format!("frames {frames:x?} are added, some of which exist")));
         }
         if u64::try_from(state.spare.len()).unwrap_or(u64::MAX) < count {
             return Err(io::Error::from_raw_os_error(libc::ENOMEM));
@@ -452,7 +450,7 @@ impl Target for FakeTarget {
         drop(state);
         match all || stuck {
             true => Ok(()),
-            false => Err(self.breach(format!("frames {frames:x?} are taken, of which some were not given"))),
+            false => Err(self.breach(format!("frames {frames:x?} are removed, some of which were not added"))),
         }
     }
 
@@ -466,9 +464,9 @@ impl Target for FakeTarget {
             let place = to.saturating_add(at);
             let (Some(page), None) = (page, state.page(place)) else {
                 drop(state);
-                return Err(
-                    self.breach(format!("{count} frames move from {from:#x} to {to:#x}, over others or from nowhere"))
-                );
+                return Err(self.breach(format!(
+                    "{count} frames move from {from:#x} to {to:#x}, over existing ones or from missing ones"
+                )));
             };
             state.given.insert(place, page);
         }
@@ -491,14 +489,14 @@ impl Target for FakeTarget {
 }
 
 impl State {
-    /// Returns the page of the file for a frame.
+    /// Returns a frame's page in the file.
     fn page(&self, frame: u64) -> Option<u64> {
         let own = self.frames.contains(&frame).then_some(frame);
         own.or_else(|| self.given.get(&frame).copied())
     }
 }
 
-/// The domain's side.
+/// The domain's side of the fake.
 #[derive(Clone, Debug)]
 pub struct FakeDomain(Arc<Domain>);
 
@@ -530,7 +528,7 @@ impl FakeDomain {
     /// # Panics
     /// Panics if this takes too long.
     pub fn wait_left(&self) {
-        self.until("the server to go", || self.0.state.lock().server.is_none().then_some(()));
+        self.until("the server to leave", || self.0.state.lock().server.is_none().then_some(()));
     }
 
     fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -544,7 +542,7 @@ impl FakeDomain {
         }
     }
 
-    /// Puts a request into the slot of a virtual CPU and wakes the server; does not wait. Returns `None` if no server
+    /// Puts a request into a virtual CPU's slot and wakes the server, without waiting. Returns `None` if no server
     /// serves the domain.
     pub fn put(&self, cpu: usize, request: &Request) -> Option<()> {
         let server = self.server()?;
@@ -560,7 +558,7 @@ impl FakeDomain {
         (writer::state(&server.requests, cpu) == state::ANSWERED).then(|| writer::finish(&server.requests, cpu))
     }
 
-    /// Makes a request and waits for its answer. Returns `None` if the server no longer exists.
+    /// Makes a request and waits for the answer. Returns `None` if the server no longer exists.
     ///
     /// # Panics
     /// Panics if no answer arrives.
@@ -581,8 +579,8 @@ impl FakeDomain {
         })
     }
 
-    /// Makes an access as Xen does: an access to memory is executed, an access outside the server's claims reads as
-    /// ones, and all other accesses are passed on.
+    /// Makes an access like Xen: a memory access is executed, an access outside the server's claims reads as all ones,
+    /// and all other accesses are forwarded.
     ///
     /// # Panics
     /// Panics if the memory file cannot be read or written.
@@ -639,18 +637,18 @@ impl FakeDomain {
         self.request(0, &request).unwrap_or(u64::MAX)
     }
 
-    /// Reads a word of configuration space.
+    /// Reads a dword of configuration space.
     #[must_use]
     pub fn config_read(&self, offset: u64) -> u32 {
         u32::try_from(self.config(offset, 4, None) & 0xffff_ffff).unwrap_or(0)
     }
 
-    /// Writes a word of configuration space.
+    /// Writes a dword of configuration space.
     pub fn config_write(&self, offset: u64, data: u32) {
         self.config(offset, 4, Some(data.into()));
     }
 
-    /// Buffers a write, as Xen does for legacy VGA. Returns false if the buffer is full, or the domain has no server.
+    /// Buffers a write, like Xen for legacy VGA. Returns false if the buffer is full, or the domain has no server.
     #[must_use]
     pub fn buffer(&self, request: &Request) -> bool {
         let Some(server) = self.server() else { return false };
@@ -667,12 +665,12 @@ impl FakeDomain {
         use vm_memory::VolatileMemory;
         let Some(server) = self.server() else { return };
         let (page, port) = if buffered { (&server.buffered, BUFFERED_PORT) } else { (&server.requests, FIRST_PORT) };
-        page.get_slice(at, bytes.len()).expect("inside of the page").copy_from(bytes);
+        page.get_slice(at, bytes.len()).expect("inside the page").copy_from(bytes);
         fire(&server, port);
     }
 
-    /// Removes frames from the domain, notifies the server through the last processor's slot, as Xen does when a guest
-    /// gives frames back, and waits for the answer.
+    /// Removes frames from the domain, notifies the server through the last virtual CPU's slot, like Xen when a guest
+    /// releases frames, and waits for the answer.
     pub fn give_back(&self, frames: std::ops::Range<u64>) {
         self.take(frames);
         self.request(
@@ -681,17 +679,17 @@ impl FakeDomain {
         );
     }
 
-    /// Removes frames from the domain without a notification.
+    /// Removes frames from the domain without notification.
     pub fn take(&self, frames: std::ops::Range<u64>) {
         self.0.state.lock().frames.retain(|frame| !frames.contains(frame));
     }
 
-    /// Adds frames to the domain without a notification.
+    /// Adds frames to the domain without notification.
     pub fn populate(&self, frames: std::ops::Range<u64>) {
         self.0.state.lock().frames.extend(frames);
     }
 
-    /// Returns the pages that were added to the domain's memory, by frame.
+    /// Returns the pages added to the domain's memory, by frame.
     #[must_use]
     pub fn all_given(&self) -> Vec<u64> {
         self.0.state.lock().given.keys().copied().collect()
@@ -706,14 +704,14 @@ impl FakeDomain {
         self.0.state.lock().stuck = true;
     }
 
-    /// Makes the guest give back an added page.
+    /// Makes the guest release an added page.
     pub fn drop_given(&self, frame: u64) {
         let mut state = self.0.state.lock();
         state.stuck = true;
         state.given.remove(&frame);
     }
 
-    /// Returns the file that contains the domain's memory.
+    /// Returns the file that backs the domain's memory.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.0.memory
@@ -725,7 +723,7 @@ impl FakeDomain {
         self.0.state.lock().messages.clone()
     }
 
-    /// Returns the pin's level, and the number of times that it was raised.
+    /// Returns the pin's level and its number of rising edges.
     #[must_use]
     pub fn pin(&self) -> (bool, u64) {
         let state = self.0.state.lock();
@@ -738,13 +736,13 @@ impl FakeDomain {
         self.0.state.lock().saves_refused
     }
 
-    /// Returns the first frames of the ranges that the server has queried.
+    /// Returns the start frames of the ranges that the server has queried.
     #[must_use]
     pub fn asked(&self) -> Vec<u64> {
         self.0.state.lock().asked.clone()
     }
 
-    /// Returns the ranges that the server claims, by address.
+    /// Returns the ranges claimed by the server, by address.
     #[must_use]
     pub fn ranges(&self) -> Vec<Range> {
         let mut ranges = self.server().map(|server| server.state.lock().ranges.clone()).unwrap_or_default();
@@ -752,7 +750,7 @@ impl FakeDomain {
         ranges
     }
 
-    /// Returns the number of notifications of a virtual CPU so far.
+    /// Returns the number of notifications of a virtual CPU.
     #[must_use]
     pub fn notified(&self, cpu: u32) -> u64 {
         let port = FIRST_PORT.saturating_add(cpu);
@@ -767,14 +765,14 @@ impl FakeDomain {
         }
     }
 
-    /// Ends the domain.
+    /// Destroys the domain.
     pub fn destroy(&self) {
         self.0.xen.0.lock().domains.remove(&self.0.id);
         self.0.xen.tell();
     }
 }
 
-/// Fires a port of a server, as Xen does: a masked port becomes pending.
+/// Fires a server's port, like Xen: a masked port becomes pending.
 fn fire(server: &Server, port: u32) {
     let mut state = server.state.lock();
     if state.silent.contains(&port) {
@@ -783,7 +781,7 @@ fn fire(server: &Server, port: u32) {
         state.fired.insert(port);
         server.signal.set();
     } else {
-        // If the port is bound later, it is then pending.
+        // If the port is bound later, it is already pending.
         state.pending.insert(port);
     }
 }

@@ -1,6 +1,6 @@
-//! The PCI function as the domain sees it: the addresses of its BARs, and its interrupts.
+//! The PCI function as seen by the domain: the addresses of its BARs, and its interrupts.
 //!
-//! The device stores the configuration space. This module reads it after each write by the guest.
+//! The device stores the configuration space. This module reads it after each guest write.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use vmm_glue::link::Link;
 use crate::bar_backing::{BarBacking, Window};
 use crate::hypervisor::{Range, Target};
 
-/// Offsets of PCI configuration space. Source: PCI Local Bus 3.0, chapter 6.
+/// PCI configuration space offsets. Source: PCI Local Bus 3.0, chapter 6.
 mod config {
     pub const COMMAND: u64 = 0x04;
     pub const STATUS: u64 = 0x06;
@@ -30,25 +30,25 @@ const BAR_TYPE: u32 = 6;
 const BAR_64: u32 = 4;
 const MSI_ENABLE: u32 = 1 << 16;
 const MSI_64: u32 = 1 << 23;
-/// Number of BARs of a function.
+/// Number of BARs per function.
 const BARS: usize = 6;
-/// Maximum number of capabilities that are read; more do not fit into configuration space.
+/// Maximum number of capabilities read, which is the number that fits in configuration space.
 const MAX_CAPABILITIES: usize = 48;
 
-/// Address and data of the device's message.
+/// Address and data of the device's MSI message.
 type Message = Arc<Mutex<(u64, u32)>>;
 
-/// One function in a domain.
+/// A function in a domain.
 pub(crate) struct Function {
     link: Link,
     target: Arc<dyn Target>,
     regions: [RegionInfo; NUM_REGIONS],
-    /// Offset of the capability of message-signalled interrupts.
+    /// Offset of the MSI capability.
     msi: Option<u64>,
     message: Message,
     by_message: bool,
     by_pin: bool,
-    /// The pin's level in the domain.
+    /// Level of the pin in the domain.
     pin: Arc<Mutex<bool>>,
     /// Enabled and claimed BARs, by address.
     windows: Vec<Window>,
@@ -79,7 +79,7 @@ impl Function {
         this
     }
 
-    /// Returns the region of a BAR, or of configuration space.
+    /// Returns the region of a BAR or of configuration space.
     pub fn region(&self, region: RegionIndex) -> Option<&RegionInfo> {
         self.regions.get(usize::from(region as u8))
     }
@@ -89,7 +89,7 @@ impl Function {
         &self.windows
     }
 
-    /// Reads configuration space after a write.
+    /// Re-reads configuration space after a write.
     pub fn look(&mut self, device: &mut dyn Device) {
         let command = word(device, config::COMMAND);
         self.bus_master = command & COMMAND_MASTER != 0;
@@ -109,8 +109,8 @@ impl Function {
         *self.pin.lock()
     }
 
-    /// Deasserts the pin when the guest makes an access that may have removed the cause. The pin is asserted again if
-    /// the cause remains.
+    /// Deasserts the pin when the guest makes an access that may have removed the cause. The pin is reasserted if the
+    /// cause remains.
     pub fn acknowledge(&self) {
         let was_up = std::mem::take(&mut *self.pin.lock());
         if was_up {
@@ -146,7 +146,7 @@ impl Function {
         None
     }
 
-    /// Reads the capability: true if messages are enabled, their address, and the data of the first message.
+    /// Reads the MSI capability: the enable flag, and the address and data of the first message.
     fn read_message(&self, device: &mut dyn Device, at: u64) -> (bool, u64, u32) {
         let of = |device: &mut dyn Device, offset: u64| word(device, at.saturating_add(offset));
         let control = of(device, 0);
@@ -158,7 +158,7 @@ impl Function {
         (control & MSI_ENABLE != 0, high << 32 | low, data & 0xffff)
     }
 
-    /// Returns the BARs at the guest's addresses.
+    /// Returns the BARs at their guest addresses.
     fn placed(&self, device: &mut dyn Device) -> Vec<Window> {
         let mut windows = Vec::new();
         let mut number = 0;
@@ -179,7 +179,7 @@ impl Function {
             number = number.saturating_add(if wide { 2 } else { 1 });
         }
         windows.sort_unstable_by_key(|window| window.range.first);
-        // Xen accepts each address once. If BARs overlap, the BAR with the lower address wins.
+        // Xen accepts each address once. If BARs overlap, the one with the lower address wins.
         let mut free = 0;
         windows.retain(|window| {
             let fits = window.range.first >= free;
@@ -189,11 +189,11 @@ impl Function {
         windows
     }
 
-    /// Releases old windows, and then claims new windows.
+    /// Releases old windows, then claims new ones.
     fn move_to(&mut self, windows: Vec<Window>) {
         for window in self.windows.iter().filter(|window| !windows.contains(window)) {
             if let Err(error) = self.target.disclaim(window.range) {
-                tracing::debug!(%error, ?window, "a BAR's addresses are not given up: the domain has gone");
+                tracing::debug!(%error, ?window, "a BAR's addresses are not released: the domain no longer exists");
             }
         }
         let before = std::mem::take(&mut self.windows);
@@ -207,7 +207,7 @@ impl Function {
                 Err(error) => {
                     self.unclaimed = self.unclaimed.saturating_add(1);
                     if worth_logging(self.unclaimed) {
-                        tracing::warn!(%error, ?window, "Xen does not pass accesses to a BAR on");
+                        tracing::warn!(%error, ?window, "Xen does not forward accesses to a BAR");
                     }
                 }
             }
@@ -239,16 +239,16 @@ impl Function {
         }
     }
 
-    /// Counts an access that the device refuses. The guest sees the answer that hardware would give.
+    /// Counts an access that the device denies. The guest gets the result that hardware would return.
     pub fn denied(&self, error: AccessError) {
         let before = add(&self.link.counters().denied, 1);
         if worth_logging(before.saturating_add(1)) {
-            tracing::warn!(%error, "an access of the domain is refused");
+            tracing::warn!(%error, "denied an access by the domain");
         }
     }
 }
 
-/// Returns a word of configuration space.
+/// Returns a dword of configuration space.
 fn word(device: &mut dyn Device, offset: u64) -> u32 {
     let mut bytes = [0; 4];
     match device.region_read(RegionIndex::Config, offset & !3, &mut bytes) {

@@ -1,9 +1,9 @@
-//! Drives a server on the fake hypervisor with steps decoded from arbitrary bytes: the body of the fuzz target, and of
-//! a test over its seeds.
+//! Drives a server on the fake hypervisor with steps decoded from arbitrary bytes, for the fuzz target and for a test
+//! that runs its seeds.
 //!
-//! Checks: every request is answered exactly once; the device sees only aligned pieces inside its regions; each mapping
-//! of memory is unmapped once, and all mappings of a returned frame are gone before the answer; the hypervisor reports
-//! no breach; at the end no state is left.
+//! Checks: every request is answered exactly once; the device sees only aligned pieces inside its regions; each memory
+//! mapping is unmapped once, and all mappings of a released frame are gone before the answer; the hypervisor reports no
+//! breach; no state is left at the end.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ use crate::requests::{Request, kind};
 use crate::server::XenServer;
 use crate::store::DomainName;
 
-/// Maximum number of steps of one input.
+/// Maximum number of steps per input.
 const MAX_STEPS: usize = 96;
 /// Size of a domain's memory in KiB.
 const KIB: u64 = 4096;
-/// First addresses of the BARs, which are adjacent.
+/// Start addresses of the BARs, which are adjacent.
 const PLACES: [u64; 2] = [0xf100_1000, 0xf100_2000];
 
-/// Reads bytes in sequence. After their end, all bytes are zero.
+/// Reads bytes in sequence, and zeros after their end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -84,7 +84,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Stops a server when this value is dropped, also during a panic: otherwise joining its thread would wait forever.
+/// Stops a server on drop, including during a panic: otherwise joining its thread would block forever.
 struct Stops<'a>(&'a StopHandle);
 
 impl Drop for Stops<'_> {
@@ -93,7 +93,7 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Runs an input to its end.
+/// Runs an input to completion.
 ///
 /// # Panics
 /// Panics if a check fails.
@@ -111,7 +111,7 @@ pub fn run(bytes: &[u8]) {
         let mut number = 1;
         let mut domain = begin(&xen, number);
         for _ in 0..MAX_STEPS {
-            // If the server has ended, waiting for it would fail.
+            // If the server has exited, waiting for it would fail.
             if bytes.0.is_empty() || thread.is_finished() {
                 break;
             }
@@ -170,7 +170,7 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
             domain.give_back(frames.clone());
             let table = link.memory().snapshot();
             for frame in frames {
-                assert!(table.find(frame.saturating_mul(PAGE_SIZE)).is_none(), "frame {frame} is still lent");
+                assert!(table.find(frame.saturating_mul(PAGE_SIZE)).is_none(), "frame {frame} is still mapped");
             }
         }
         150..160 => {
@@ -185,7 +185,7 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
             }
         }
         190..200 => domain.config_write(MSI, u32::from(bytes.byte() & 1) << 16),
-        // Use both processors at the same time.
+        // Use both virtual CPUs at the same time.
         200..225 => {
             let requests = [bytes.request(), bytes.request()];
             for (cpu, request) in requests.iter().enumerate() {
@@ -200,7 +200,7 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
             domain.junk(true, at, &bytes.next::<8>());
         }
         240..250 => {
-            // Uses a slot after the slots of the domain's processors.
+            // Use a slot beyond those of the domain's virtual CPUs.
             let at = usize::from(bytes.byte() % 126).saturating_mul(32).saturating_add(64);
             domain.junk(false, at, &bytes.next::<32>());
         }

@@ -1,4 +1,4 @@
-//! The interface to the hypervisor that a server uses.
+//! The interface between a server and the hypervisor.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,27 +8,27 @@ use thiserror::Error;
 use vmm_glue::link::Wake;
 use vmm_glue::memory::Mapping;
 
-/// The number of a domain.
+/// A domain ID.
 pub type DomainId = u16;
 
-/// Addresses in a domain's memory space, both ends included.
+/// An inclusive address range in a domain's memory space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// First address.
+    /// First address of the range.
     pub first: u64,
-    /// Last address.
+    /// Last address of the range.
     pub last: u64,
 }
 
 /// Reason why a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// This process is not permitted or not able to call the hypervisor.
+    /// This process cannot call the hypervisor, or may not.
     #[error("{path}: {error}; {advice}")]
     Device {
-        /// The kernel's device.
+        /// Path of the kernel's device.
         path: &'static str,
-        /// The system's error.
+        /// System error.
         error: io::Error,
         /// Advice to the operator.
         advice: &'static str,
@@ -36,7 +36,7 @@ pub enum AttachError {
     /// Xen rejected a call.
     #[error("Xen refuses to {what} of domain {domain}: {error}{advice}")]
     Refused {
-        /// The domain.
+        /// ID of the domain.
         domain: DomainId,
         /// Description of the call.
         what: &'static str,
@@ -47,9 +47,9 @@ pub enum AttachError {
     },
 }
 
-/// A way to serve domains.
+/// A hypervisor whose domains can be served.
 pub trait Hypervisor: Send + std::fmt::Debug {
-    /// Becomes the server of the PCI function in `slot` of bus 0 of a domain. Accesses only arrive after
+    /// Becomes the server of the PCI function in `slot` of bus 0 of a domain. No accesses arrive before
     /// [`Target::enable`].
     ///
     /// # Errors
@@ -57,15 +57,15 @@ pub trait Hypervisor: Send + std::fmt::Debug {
     fn attach(&self, domain: DomainId, slot: u8, wake: &Arc<Wake>) -> Result<Arc<dyn Target>, AttachError>;
 }
 
-/// A domain as its server may use it, from any thread. Dropping this value removes the server.
+/// A domain as used by its server, from any thread. Dropping this value removes the server.
 pub trait Target: Send + Sync + std::fmt::Debug {
-    /// Returns the page of synchronous requests, with a slot for each virtual CPU.
+    /// Returns the page of synchronous requests, with one slot per virtual CPU.
     fn requests(&self) -> &Mapping;
 
     /// Returns the page of buffered requests.
     fn buffered(&self) -> &Mapping;
 
-    /// Returns the domain's port that signals buffered requests.
+    /// Returns the domain's port for buffered requests.
     fn buffered_port(&self) -> u32;
 
     /// Binds a port of the domain. Returns the server's port.
@@ -80,10 +80,10 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns an error if Xen rejects the call.
     fn enable(&self) -> io::Result<()>;
 
-    /// Claims addresses: accesses inside the claims are passed to this process.
+    /// Claims addresses, so that accesses to them are forwarded to this process.
     ///
     /// # Errors
-    /// Returns an error if a part is already claimed.
+    /// Returns an error if any of them is already claimed.
     fn claim(&self, range: Range) -> io::Result<()>;
 
     /// Releases a claim.
@@ -92,61 +92,59 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns an error if the range was not claimed.
     fn disclaim(&self, range: Range) -> io::Result<()>;
 
-    /// Notifies the domain, through one of the server's ports, that a request is answered.
+    /// Notifies the domain, through one of the server's ports, that a request has been answered.
     ///
     /// # Errors
     /// Returns an error if the port no longer exists, for example because the domain was destroyed.
     fn notify(&self, port: u32) -> io::Result<()>;
 
-    /// Returns a descriptor that is readable when a port has fired.
+    /// Returns a descriptor that is readable once a port has fired.
     fn events(&self) -> BorrowedFd<'_>;
 
-    /// Takes the ports that have fired, at most as many as fit. Each of them stays masked until [`Self::unmask`]. Does
-    /// not wait.
+    /// Takes the ports that have fired, at most as many as fit, without waiting. Each of them stays masked until
+    /// [`Self::unmask`].
     ///
     /// # Errors
     /// Returns an error if events were lost or the device has failed.
     fn fired(&self, ports: &mut [u32]) -> io::Result<usize>;
 
-    /// Unmasks ports; a port that has fired since then fires at once.
+    /// Unmasks ports. A port that has fired in the meantime fires immediately.
     ///
     /// # Errors
     /// Returns an error if the device has failed.
     fn unmask(&self, ports: &[u32]) -> io::Result<()>;
 
-    /// Returns true for each of the `count` frames starting at `first` at which the domain has memory.
+    /// Returns, for each of the `count` frames from `first`, whether the domain has memory there.
     ///
     /// # Errors
     /// Returns an error if the domain no longer exists.
     fn present(&self, first: u64, count: usize) -> io::Result<Vec<bool>>;
 
-    /// Maps `count` frames of the domain, starting at `first`. Maps either all of the frames or none of them.
+    /// Maps `count` frames of the domain from `first`: either all of them or none.
     ///
     /// # Errors
-    /// Returns an error if one of the frames is missing.
+    /// Returns an error if any frame is missing.
     fn map(&self, first: u64, count: usize) -> io::Result<Mapping>;
 
-    /// Adds `count` frames, starting at `first`, to the domain, beyond its current memory and limit. Adds either all of
-    /// the frames or none of them.
+    /// Adds `count` frames from `first` to the domain, beyond its current memory and limit: either all of them or none.
     ///
     /// # Errors
-    /// Returns an error if the host has no memory for the frames, or Xen refuses the call.
+    /// Returns an error if the host has no memory for the frames, or Xen rejects the call.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
-    /// Removes `count` frames, starting at `first`, from the domain. The frames continue to exist for as long as they
-    /// are mapped here.
+    /// Removes `count` frames from `first` from the domain. They continue to exist as long as they are mapped here.
     ///
     /// # Errors
-    /// Returns an error if one of the frames is missing. The other frames are removed.
+    /// Returns an error if any frame is missing. The other frames are removed.
     fn take_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
-    /// Moves `count` frames that begin at `from` to `to`; the two ranges do not overlap.
+    /// Moves `count` frames from `from` to `to`. The two ranges must not overlap.
     ///
     /// # Errors
-    /// Returns an error if Xen refuses the move; in this case, some frames may have been moved.
+    /// Returns an error if Xen rejects the move; in this case, some frames may have been moved.
     fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()>;
 
-    /// Delivers a message-signalled interrupt.
+    /// Delivers an MSI.
     ///
     /// # Errors
     /// Returns an error if Xen rejects the call.

@@ -1,12 +1,11 @@
-//! The hypervisor through Linux's devices: `/dev/xen/privcmd` for its calls and its memory, `/dev/xen/evtchn` for
-//! events.
+//! The hypervisor through Linux devices: `/dev/xen/privcmd` for calls and memory, `/dev/xen/evtchn` for events.
 //!
-//! This implementation uses only interfaces that are the same in every Xen version since 4.11 (the calls of a device
-//! model, the mapping of its pages as a resource, `frames`), except for one call, which `frames` describes. The
-//! implementation does not need a Xen library.
+//! This implementation uses only interfaces that are identical in all Xen versions since 4.11 (device model calls,
+//! mapping their pages as a resource, `frames`), except for one call, which `frames` describes. It does not need a Xen
+//! library.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
 // UNSAFETY: each ioctl gets a structure with the layout that its number requires. The structure outlives the call and
-// points only to memory of this module. Each mapping is owned by one value, which unmaps it when it is dropped.
+// points only to memory of this module. Each mapping is owned by one value, which unmaps it on drop.
 
 mod frames;
 
@@ -33,7 +32,7 @@ const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 /// Maximum number of frames per call.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// Returns the number of an ioctl without a direction, as all of Xen's ioctls are.
+/// Returns the number of an ioctl without a direction, like all of Xen's ioctls.
 const fn ioctl_number(kind: u8, number: u8, size: usize) -> libc::c_ulong {
     (size as libc::c_ulong) << 16 | (kind as libc::c_ulong) << 8 | number as libc::c_ulong
 }
@@ -87,7 +86,7 @@ struct BindInterdomain {
     port: u32,
 }
 
-/// Calls of a device model, `XEN_DMOP_*`.
+/// Device model calls, `XEN_DMOP_*`.
 mod op {
     pub const CREATE_SERVER: u64 = 1;
     pub const SERVER_INFO: u64 = 2;
@@ -108,7 +107,7 @@ const RANGE_MEMORY: u64 = 1;
 const RANGE_PCI: u64 = 2;
 const RESOURCE_SERVER: u32 = 0;
 
-/// Xen under this kernel.
+/// The Xen hypervisor under this kernel.
 #[derive(Debug)]
 pub struct KernelHypervisor {
     privcmd: Arc<File>,
@@ -132,7 +131,7 @@ fn device(path: &'static str, flags: i32, advice: &'static str) -> Result<File, 
 
 impl Hypervisor for KernelHypervisor {
     fn attach(&self, domain: DomainId, slot: u8, wake: &Arc<Wake>) -> Result<Arc<dyn Target>, AttachError> {
-        let advice = "the kernel's module xen-evtchn has it";
+        let advice = "the kernel's module xen-evtchn provides it";
         let calls = Calls { privcmd: Arc::clone(&self.privcmd), domain };
         let events = device(EVTCHN, libc::O_NONBLOCK, advice)?;
         let refused = |what, advice| move |error| AttachError::Refused { domain, what, error, advice };
@@ -172,7 +171,7 @@ impl Hypervisor for KernelHypervisor {
     }
 }
 
-/// Calls about one domain.
+/// Calls that concern one domain.
 #[derive(Clone, Debug)]
 struct Calls {
     privcmd: Arc<File>,
@@ -180,12 +179,11 @@ struct Calls {
 }
 
 impl Calls {
-    /// Makes a call of a device model with its number and the words of its argument. Returns the words as modified by
-    /// Xen.
+    /// Makes a device model call with its number and argument words. Returns the words as modified by Xen.
     fn dm_op(&self, mut words: [u64; 4]) -> io::Result<[u64; 4]> {
         let buffers = [DmOpBuffer { address: words.as_mut_ptr().cast(), size: size_of_val(&words) }];
         let call = DmOp { domain: self.domain, count: 1, buffers: buffers.as_ptr() };
-        // SAFETY: the structure names one buffer of 32 bytes, the size of `struct xen_dm_op`; all of it outlives the
+        // SAFETY: the structure refers to one 32-byte buffer, the size of `struct xen_dm_op`, all of which outlives the
         // call.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), DM_OP, &raw const call) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(words) }
@@ -219,12 +217,12 @@ impl Calls {
             count: 1,
             address: area.base.addr() as u64,
         };
-        // SAFETY: the call maps one page over the page that `area` owns.
+        // SAFETY: the call maps one page over the page owned by `area`.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), MMAP_RESOURCE, &raw const call) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(area) }
     }
 
-    /// Maps frames, and returns an error number for each. Frames that failed must not be touched.
+    /// Maps frames, and returns an error number for each. Frames that failed must not be accessed.
     fn map_frames(&self, first: u64, count: usize) -> io::Result<(Foreign, Vec<i32>)> {
         let area = self.area(count)?;
         let frames: Vec<u64> = (first..=u64::MAX).take(count).collect();
@@ -239,10 +237,10 @@ impl Calls {
             frames: frames.as_ptr(),
             errors: errors.as_mut_ptr(),
         };
-        // SAFETY: the call maps `count` pages over pages that `area` owns; both lists have `count` entries.
+        // SAFETY: the call maps `count` pages over pages owned by `area`; both lists have `count` entries.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), MMAP_BATCH, &raw const call) };
         let error = io::Error::last_os_error();
-        // ENOENT means that a frame is paged out; the list contains this error as well.
+        // ENOENT means that a frame is paged out; the list also contains this error.
         if done < 0 && error.raw_os_error() != Some(libc::ENOENT) {
             return Err(error);
         }
@@ -250,7 +248,7 @@ impl Calls {
     }
 }
 
-/// A server that exists in the hypervisor.
+/// An existing server in the hypervisor.
 #[derive(Debug)]
 struct Server {
     calls: Calls,
@@ -264,19 +262,19 @@ impl Drop for Server {
     }
 }
 
-/// Pages of a domain that are mapped here.
+/// Domain pages mapped into this process.
 #[derive(Debug)]
 struct Foreign {
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: this value owns the memory and uses it only with volatile accesses, which any thread may do.
+// SAFETY: this value owns the memory and uses it only through volatile accesses, which any thread may make.
 unsafe impl Send for Foreign {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Foreign {}
 
-// SAFETY: `base` is a mapping of `len` bytes, whole pages, that exists until the value is dropped.
+// SAFETY: `base` is a mapping of `len` bytes (whole pages) that exists until the value is dropped.
 unsafe impl LentPages for Foreign {
     fn base(&self) -> *mut u8 {
         self.base
@@ -305,7 +303,7 @@ struct KernelTarget {
     buffered: Mapping,
     buffered_port: u32,
     slot: u8,
-    /// The event device; closing it unbinds the server's ports.
+    /// The event device. Closing it unbinds the server's ports.
     events: File,
     calls: Mutex<Option<Buffer>>,
     wake: Arc<Wake>,
@@ -355,7 +353,7 @@ impl Target for KernelTarget {
     }
 
     fn notify(&self, port: u32) -> io::Result<()> {
-        // SAFETY: the structure only names a port.
+        // SAFETY: the structure contains only a port.
         let done = unsafe { libc::ioctl(self.events.as_raw_fd(), NOTIFY, &raw const port) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -403,7 +401,7 @@ impl Target for KernelTarget {
     }
 
     fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()> {
-        // The word contains the count, and padding.
+        // The word contains the count and padding.
         let count = u32::try_from(count).map_err(io::Error::other)?;
         self.server.calls.dm_op([op::RELOCATE_MEMORY, count.into(), from, to]).map(drop)
     }

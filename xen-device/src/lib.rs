@@ -1,30 +1,29 @@
-//! Serves an HVM domain of Xen, the second kind of endpoint in addition to the vfio-user server: this process serves
-//! the domain's accesses to one PCI function.
+//! Serves a Xen HVM domain, as an alternative to the vfio-user server: this process serves the domain's accesses to one
+//! PCI function.
 //!
-//! A process that emulates a device of a domain is an *ioreq server*. The server claims a PCI function and ranges of
-//! addresses; Xen passes a virtual CPU's access to these addresses through a shared page, and wakes the server through
-//! an event channel. Guest memory is mapped by frame number.
+//! A process that emulates a device of a domain is an *ioreq server*. It claims a PCI function and address ranges. Xen
+//! forwards a virtual CPU's access to these addresses through a shared page, and wakes the server through an event
+//! channel. Guest memory is mapped by frame number.
 //!
-//! Parts, from the hypervisor inwards:
-//! - [`hypervisor`]: the interface to Xen; [`kernel`]: its implementation with Linux's devices; `fake` (feature
-//!   `fake`): a stricter implementation without Xen;
+//! Modules, from the hypervisor inwards:
+//! - [`hypervisor`]: the interface to Xen; [`kernel`]: its implementation on Linux devices; `fake` (feature `fake`): a
+//!   stricter implementation without Xen;
 //! - `model`, `fuzz` (feature `fake`): a device for tests, and the body of the fuzz target;
-//! - [`store`]: the list of domains, from xenstore; `wire`: its protocol;
+//! - [`store`]: the domain list, from xenstore; `wire`: its protocol;
 //! - [`requests`]: the pages that carry accesses;
 //! - `function`: the PCI function: the locations of its BARs, and its interrupts;
-//! - `bar_backing`: pages of the domain under parts of its BARs that a client can map;
-//! - `ram`: guest memory as DMA regions, in parts, which are removed when the guest gives pages back;
-//! - `access`: translates requests into calls of the device; `session`: serves one domain; `server`: serves one domain
-//!   after the other.
+//! - `bar_backing`: domain pages under parts of its BARs that a client can map;
+//! - `ram`: guest memory as DMA regions, in parts, which are removed when the guest releases pages;
+//! - `access`: translates requests into device calls; `session`: serves one domain; `server`: serves one domain after
+//!   another.
 //!
-//! A device does not notice any difference from the vfio-user server: it is a [`vmm_glue::Device`] with its
-//! [`vmm_glue::Link`].
+//! A device sees no difference from the vfio-user server: it is a [`vmm_glue::Device`] with its [`vmm_glue::Link`].
 //!
-//! This crate does not support: migration (an ioreq server cannot refuse it in Xen's interface, see
-//! docs/guides/xen.md), PV and PVH domains, stub domains, more than one segment or bus, grant references.
+//! Not supported: migration (an ioreq server cannot reject it in Xen's interface, see docs/guides/xen.md), PV and PVH
+//! domains, stub domains, more than one segment or bus, grant references.
 //!
 //! Sources: Xen's public headers `hvm/dm_op.h`, `hvm/ioreq.h`, `memory.h`, `io/xs_wire.h`; Linux's `uapi/xen/privcmd.h`
-//! and `uapi/xen/evtchn.h`; `docs/misc/xenstore.txt` and `docs/designs/` of Xen.
+//! and `uapi/xen/evtchn.h`; `docs/misc/xenstore.txt` and `docs/designs/` in Xen.
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 #![cfg_attr(
     test,
@@ -32,7 +31,7 @@
         clippy::indexing_slicing,
         clippy::arithmetic_side_effects,
         clippy::cast_possible_truncation,
-        reason = "a test that goes wrong may panic"
+        reason = "a failing test may panic"
     )
 )]
 

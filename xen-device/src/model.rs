@@ -1,8 +1,7 @@
-//! A small device for tests of this endpoint. The device has two BARs, one message and one pin, and reads the guest's
-//! memory.
+//! A small device for tests of this endpoint. It has two BARs, one message and one pin, and reads guest memory.
 //!
-//! It checks the server's obligations to a device: aligned pieces inside regions, map and unmap in pairs, and no call
-//! after the end.
+//! It checks the server's obligations to a device: aligned pieces inside regions, paired map and unmap calls, and no
+//! call after the end.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -15,43 +14,43 @@ use vmm_glue::link::Link;
 use vmm_glue::mappable::{MmapArea, region_memory};
 use vmm_glue::memory::{DmaRegion, Mapping};
 
-/// Size of BAR0, which is 32 bits wide, in bytes; the mask in its configuration space must match.
+/// Size of the 32-bit BAR0 in bytes; the mask in configuration space must match.
 pub const BAR0: u64 = 0x2000;
-/// Size of BAR1, which is 64 bits wide, in bytes.
+/// Size of the 64-bit BAR1 in bytes.
 pub const BAR1: u64 = 0x2000;
-/// The mappable part of each BAR.
+/// Mappable part of each BAR.
 pub const AREA: MmapArea = MmapArea { offset: 0x1000, size: 0x1000 };
-/// Offset of the capability of message-signalled interrupts.
+/// Offset of the MSI capability.
 pub const MSI: u64 = 0x40;
 
 /// Registers of BAR0 that have an effect. The rest of BAR0 is memory.
 pub mod register {
-    /// A write to this register triggers the message.
+    /// Triggers the message when written.
     pub const MESSAGE: u64 = 0x00;
-    /// A write to this register sets the level of the pin.
+    /// Sets the pin's level when written.
     pub const PIN: u64 = 0x08;
-    /// A write of an address to this register reads 8 bytes of the guest's memory at that address into [`DATA`].
+    /// When written with an address, reads 8 bytes of guest memory at that address into [`DATA`].
     pub const FETCH: u64 = 0x10;
-    /// The fetched bytes; all ones if the memory does not exist.
+    /// The fetched bytes; all ones if there is no such memory.
     pub const DATA: u64 = 0x18;
 }
 
 /// Record of all calls of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Accesses: the region, the offset, the bytes, and true for a write.
+    /// Accesses: region, offset, length in bytes, and true for a write.
     pub accesses: Vec<(RegionIndex, u64, usize, bool)>,
-    /// Currently mapped memory: sizes by address.
+    /// Currently mapped memory: sizes in bytes by address.
     pub mapped: BTreeMap<u64, u64>,
-    /// Number of domains that were connected.
+    /// Number of connected domains.
     pub came: u64,
-    /// Number of domains that were disconnected.
+    /// Number of disconnected domains.
     pub went: u64,
-    /// Set if the device refuses pages for its regions.
+    /// Set if the device rejects pages for its regions.
     pub refuses: bool,
 }
 
-/// The device.
+/// A device that checks and records its calls.
 #[derive(Debug)]
 pub struct Model {
     link: Link,
@@ -65,7 +64,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Creates a device, with the record of its calls.
+    /// Creates a device and the record of its calls.
     #[must_use]
     pub fn new(link: &Link) -> (Self, Arc<Mutex<Seen>>) {
         let seen = Arc::<Mutex<Seen>>::default();
@@ -94,7 +93,7 @@ impl Model {
         put(0x14, &[4, 0, 0, 0, 0, 0, 0, 0], &(!(BAR1.saturating_sub(1))).to_le_bytes());
         put(0x34, &[0x40, 0, 0, 0], &[]);
         put(0x3c, &[0, 1], &[0xff]);
-        // One message, 64 bits.
+        // One message, 64-bit address.
         put(0x40, &[5, 0, 0x80, 0], &[0, 0, 1, 0, 0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
     }
 
@@ -110,7 +109,7 @@ impl Model {
         Some(memory.get_mut(start..start.checked_add(len)?).expect("inside of the region"))
     }
 
-    /// Returns the pages that were lent for an offset, and the position of that offset in them.
+    /// Returns the pages lent for an offset, and the position of the offset in them.
     fn lent(&self, region: RegionIndex, offset: u64) -> Option<(VolatileSlice<'_>, usize)> {
         let at = offset.checked_sub(AREA.offset).filter(|at| *at < AREA.size)?;
         let pages = self.lent.get(usize::from(region as u8))?.as_ref()?;
@@ -150,7 +149,7 @@ impl Device for Model {
 
     fn connected(&mut self) {
         let mut seen = self.seen.lock();
-        assert!(seen.mapped.is_empty(), "memory came before its domain");
+        assert!(seen.mapped.is_empty(), "memory was mapped before its domain connected");
         seen.came = seen.came.saturating_add(1);
     }
 
@@ -197,7 +196,7 @@ impl Device for Model {
     }
 
     fn dma_unmap(&mut self, gpa: u64, size: u64) {
-        assert!(self.link.memory().snapshot().find(gpa).is_none(), "{gpa:#x} is still found");
+        assert!(self.link.memory().snapshot().find(gpa).is_none(), "{gpa:#x} is still in the table");
         assert_eq!(self.seen.lock().mapped.remove(&gpa), Some(size), "{gpa:#x} of {size:#x}");
     }
 
@@ -209,10 +208,10 @@ impl Device for Model {
         assert_eq!(area, AREA);
         assert_eq!(u64::try_from(pages.len()), Ok(area.size));
         if self.seen.lock().refuses {
-            return Err(MapError("the model takes none".to_owned()));
+            return Err(MapError("the model rejects pages".to_owned()));
         }
         let place = self.lent.get_mut(usize::from(region as u8)).expect("a BAR that can be mapped");
-        assert!(place.replace(Arc::clone(pages)).is_none(), "pages for {region:?} twice");
+        assert!(place.replace(Arc::clone(pages)).is_none(), "pages for {region:?} are lent twice");
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Options of a server.
+//! Server options.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use crate::store::DomainName;
 /// Options of a server for its domain.
 #[derive(Clone, Debug)]
 pub struct XenOptions {
-    /// The domain.
+    /// Domain to serve.
     pub domain: DomainName,
-    /// The function's slot on bus 0 of the domain.
+    /// Slot of the function on bus 0 of the domain.
     pub slot: u8,
-    /// Limits on the mapped memory of the domain.
+    /// Limits on the domain's mapped memory.
     pub memory: MemoryLimits,
     /// Time to poll for the next request before sleeping; zero disables polling.
     pub spin: Duration,
 }
 
 impl XenOptions {
-    /// A slot that ordinary domains leave free.
+    /// A slot that is free in ordinary domains.
     pub const SLOT: u8 = 0x10;
 
-    /// Returns the usual options for a domain.
+    /// Returns the default options for a domain.
     #[must_use]
     pub fn new(domain: DomainName) -> Self {
         Self { domain, slot: Self::SLOT, memory: MemoryLimits::default(), spin: Duration::from_micros(100) }

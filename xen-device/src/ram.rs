@@ -1,9 +1,9 @@
-//! The domain's memory, lent to the device in pieces of bounded size.
+//! The domain's memory, mapped for the device in pieces of bounded size.
 //!
 //! A complete piece is one region. A piece with holes has a region for each run of frames, and is checked periodically,
-//! because taking memory back is not reported. When Xen reports that frames may have been removed, each piece is
-//! compared with the present frames. The regions of missing frames are unmapped first from the device, and then from
-//! this process, whose mapping still keeps the frames in the hypervisor.
+//! because the guest taking memory back is not reported. When Xen reports that frames may have been removed, each piece
+//! is compared with the present frames. The regions of missing frames are unmapped first from the device, and then from
+//! this process, whose mapping still keeps the frames allocated in the hypervisor.
 
 use std::io;
 use std::ops::Range;
@@ -17,18 +17,17 @@ use crate::hypervisor::Target;
 
 /// Size of the smallest piece in frames: 2 MiB.
 const MIN_PIECE: u64 = 512;
-/// Number of pieces to aim for; the number of regions of a client is limited.
+/// Target number of pieces; the number of a client's regions is limited.
 const TARGET_PIECES: u64 = 1024;
-/// Frames of a PC's VGA, which never hold memory. A piece that contained these frames would always have a hole, and
-/// would be checked forever.
+/// Frames of a PC's VGA memory, which never contain RAM. A piece with these frames would always have a hole, and would
+/// be checked forever.
 pub(crate) const VGA: Range<u64> = 0xa0..0xc0;
-/// The first frame that is never the domain's memory: the guest's firmware and Xen use the addresses from here to 4
-/// GiB.
+/// First frame that is never RAM: the guest's firmware and Xen use the addresses from here to 4 GiB.
 const LOW_END: u64 = 0xf_0000;
-/// The frame at 4 GiB.
+/// Frame at 4 GiB.
 const FRAME_AT_4_GIB: u64 = 0x10_0000;
 
-/// A run of frames that are lent to the device.
+/// A run of frames mapped for the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     first: u64,
@@ -59,27 +58,27 @@ impl Piece {
     }
 }
 
-/// The part of the domain's memory that is lent to the device.
+/// The part of the domain's memory that is mapped for the device.
 #[derive(Debug)]
 pub(crate) struct Ram {
     pieces: Vec<Piece>,
     limits: MemoryLimits,
-    /// Number of runs that were refused by the device or because of a limit.
+    /// Number of runs rejected by the device or because of a limit.
     refused: u64,
 }
 
 impl Ram {
-    /// Creates the pieces of a domain that may have `kib` of memory; no memory is lent yet.
+    /// Creates the pieces of a domain with up to `kib` KiB of memory, none of which is mapped yet.
     pub fn new(kib: u64, limits: MemoryLimits) -> Self {
         let frames = kib.div_ceil(4).min(limits.mapped_bytes / PAGE_SIZE);
         let piece = (frames / TARGET_PIECES).next_power_of_two().max(MIN_PIECE);
-        // The range below 4 GiB holds as much memory as fits; the toolstack places the rest above it.
+        // The range below 4 GiB contains as much memory as fits; the toolstack puts the rest above.
         let low = [0..frames.min(VGA.start), VGA.end..frames.min(LOW_END)];
         let all = low.into_iter().chain(std::iter::once(FRAME_AT_4_GIB..FRAME_AT_4_GIB.saturating_add(frames)));
         Self { pieces: all.flat_map(|range| cut(range, piece)).collect(), limits, refused: 0 }
     }
 
-    /// Lends all present memory.
+    /// Maps all present memory.
     pub fn lend_all(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         let mut met_end = false;
         for place in 0..self.pieces.len() {
@@ -87,8 +86,8 @@ impl Ram {
             if piece.first == FRAME_AT_4_GIB {
                 met_end = false;
             }
-            // When a domain begins, its memory is contiguous: a piece without memory is followed only by other pieces
-            // without memory. These pieces are dropped instead of being checked periodically.
+            // Initially, a domain's memory is contiguous: a piece without memory is followed only by other such pieces.
+            // Drop these pieces instead of checking them periodically.
             if !met_end {
                 self.fill(place, target, link, device);
                 met_end = self.pieces.get(place).is_some_and(|piece| piece.runs.is_empty());
@@ -98,7 +97,7 @@ impl Ram {
         gauge(link);
     }
 
-    /// Checks pieces with holes again. Returns true if any piece has holes.
+    /// Rechecks pieces with holes. Returns true if any piece still has holes.
     pub fn look_at_holes(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) -> bool {
         let holes: Vec<_> = (0..).zip(&self.pieces).filter(|(_, piece)| !piece.is_whole()).map(|(at, _)| at).collect();
         for &place in &holes {
@@ -113,11 +112,11 @@ impl Ram {
         self.pieces.iter().any(|piece| !piece.is_whole())
     }
 
-    /// Withdraws missing frames. After this, neither the device nor this process has any missing frame.
+    /// Withdraws missing frames. Afterwards, neither the device nor this process maps any missing frame.
     pub fn invalidate(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         for piece in &mut self.pieces {
             let count = usize::try_from(piece.count).unwrap_or(0);
-            // Frames that cannot be queried count as removed.
+            // Treat frames that cannot be queried as removed.
             let present = target.present(piece.first, count).unwrap_or_default();
             let first = piece.first;
             piece.runs.retain(|run| {
@@ -146,11 +145,11 @@ impl Ram {
         gauge(link);
     }
 
-    /// Lends the frames of a piece that are present and not yet lent.
+    /// Maps a piece's frames that are present and not mapped yet.
     fn fill(&mut self, place: usize, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         let Some(piece) = self.pieces.get_mut(place) else { return };
         let whole = Run { first: piece.first, count: piece.count };
-        // Most pieces are complete, so one call is sufficient for each of them.
+        // Most pieces are complete, so a single call suffices for each of them.
         let runs = match piece.runs.is_empty().then(|| lend(whole, target, &self.limits, link, device)) {
             Some(Ok(())) => {
                 piece.runs.push(whole);
@@ -165,7 +164,7 @@ impl Ram {
                     self.refused = self.refused.saturating_add(1);
                     if vmm_glue::worth_logging(self.refused) {
                         let (gpa, size) = (run.gpa(), run.size());
-                        tracing::warn!(gpa, size, error, "memory of the domain that the device cannot reach");
+                        tracing::warn!(gpa, size, error, "the device cannot access part of the domain's memory");
                     }
                 }
             }
@@ -173,7 +172,7 @@ impl Ram {
     }
 }
 
-/// Splits a range at the multiples of `most`.
+/// Splits a range at multiples of `most`.
 fn cut(range: Range<u64>, most: u64) -> impl Iterator<Item = Piece> {
     let mut first = range.start;
     std::iter::from_fn(move || {
@@ -185,7 +184,7 @@ fn cut(range: Range<u64>, most: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// Returns the runs of a piece that are present and not yet lent.
+/// Returns a piece's runs that are present and not mapped yet.
 fn missing(piece: &Piece, target: &dyn Target) -> Vec<Run> {
     let present = target.present(piece.first, usize::try_from(piece.count).unwrap_or(0)).unwrap_or_default();
     let lent =
@@ -220,7 +219,7 @@ fn lend(
 }
 
 fn withdraw(run: Run, link: &Link, device: &mut dyn Device) {
-    // Remove it from the table first, so that no thread finds it while the device ends its accesses.
+    // Remove the region from the table first, so that no thread finds it while the device ends its accesses.
     let region = link.memory().remove(run.gpa());
     device.dma_unmap(run.gpa(), run.size());
     drop(region);

@@ -1,7 +1,7 @@
 //! The pages that carry accesses: their layouts, and functions to take and answer requests.
 //!
-//! These pages are written by Xen and not by the guest, but this module does not rely on that: it copies each field
-//! once, and the user of the field checks it.
+//! These pages are written by Xen, not by the guest, but this module does not rely on that: it copies each field once,
+//! and the user of the field validates it.
 //!
 //! Source: `hvm/ioreq.h`.
 
@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use vm_memory::VolatileMemory;
 use vmm_glue::memory::Mapping;
 
-/// Number of slots of the page of synchronous requests, one for each virtual CPU.
+/// Number of slots in the page of synchronous requests, one per virtual CPU.
 pub const SLOTS: usize = 128;
 /// Size of a slot in bytes.
 const SLOT: usize = 32;
-/// Number of entries of the ring of buffered requests.
+/// Number of entries in the ring of buffered requests.
 pub const RING: u32 = 511;
 
 mod slot {
@@ -23,8 +23,8 @@ mod slot {
     pub const COUNT: usize = 16;
     pub const SIZE: usize = 20;
     pub const PORT: usize = 24;
-    /// Offset of the byte with the state in its low half. Flags in its upper half: `data` is an address, the access is
-    /// a read, and the CPU's direction flag.
+    /// Offset of the byte with the state in its low half and flags in its upper half: `data` is an address, the access
+    /// is a read, and the CPU's direction flag.
     pub const STATE: usize = 30;
     pub const KIND: usize = 31;
 }
@@ -55,11 +55,12 @@ const BACKWARDS: u8 = 1 << 6;
 
 /// Kinds of requests.
 pub mod kind {
-    /// An access to a port.
+    /// A port access.
     pub const PORT: u8 = 0;
-    /// An access to memory.
+    /// A memory access.
     pub const MEMORY: u8 = 1;
-    /// An access to PCI configuration space: the function in the upper half of the address, the offset in the lower.
+    /// A PCI configuration space access: the function is in the upper half of the address, the offset in the lower
+    /// half.
     pub const PCI_CONFIG: u8 = 2;
     /// The guest has set its clock.
     pub const TIME_OFFSET: u8 = 7;
@@ -67,7 +68,7 @@ pub mod kind {
     pub const INVALIDATE: u8 = 8;
 }
 
-/// A copied, unchecked request.
+/// A copied, unvalidated request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// Address of the first item.
@@ -78,7 +79,7 @@ pub struct Request {
     pub count: u32,
     /// Size of an item in bytes.
     pub size: u32,
-    /// One of [`kind`].
+    /// Kind of request, a value in [`kind`].
     pub kind: u8,
     /// Set if `data` is the guest physical address of the data.
     pub data_is_address: bool,
@@ -89,7 +90,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns the bytes of a slot with this request, without its port.
+    /// Encodes this request as a slot, without the port.
     #[cfg(feature = "fake")]
     pub(super) fn bytes(&self, state: u8) -> [u8; SLOT] {
         let mut bytes = [0; SLOT];
@@ -106,7 +107,7 @@ impl Request {
     }
 }
 
-/// Returns the offset of a field of a slot.
+/// Returns the page offset of a slot's field.
 fn place(number: usize, field: usize) -> Option<usize> {
     (number < SLOTS).then(|| number.saturating_mul(SLOT).saturating_add(field))
 }
@@ -115,20 +116,20 @@ fn state_of(page: &Mapping, number: usize) -> Option<&AtomicU8> {
     page.get_atomic_ref::<AtomicU8>(place(number, slot::STATE)?).ok()
 }
 
-/// Returns the port of a slot; 0 if the virtual CPU does not exist.
+/// Returns a slot's port; 0 if the virtual CPU does not exist.
 #[must_use]
 pub fn port(page: &Mapping, number: usize) -> u32 {
     let port = place(number, slot::PORT).and_then(|at| page.get_atomic_ref::<AtomicU32>(at).ok());
     port.map_or(0, |port| u32::from_le(port.load(Ordering::Relaxed)))
 }
 
-/// Returns true if a slot holds a request that was not taken yet.
+/// Returns true if a slot contains a request that has not been taken.
 #[must_use]
 pub fn is_ready(page: &Mapping, number: usize) -> bool {
     state_of(page, number).is_some_and(|state| state.load(Ordering::Relaxed) & STATE_MASK == state::READY)
 }
 
-/// Takes the request of a slot, if any.
+/// Takes a slot's request, if any.
 pub fn take(page: &Mapping, number: usize) -> Option<Request> {
     let state = state_of(page, number)?;
     let flags = state.load(Ordering::Acquire);
@@ -150,7 +151,7 @@ pub fn take(page: &Mapping, number: usize) -> Option<Request> {
     })
 }
 
-/// Answers the request of a slot; `data` is the value of a read.
+/// Answers a slot's request. `data` is the value of a read.
 pub fn answer(page: &Mapping, number: usize, data: Option<u64>) {
     let Some(state) = state_of(page, number) else { return };
     if let Some(data) = data
@@ -205,7 +206,7 @@ pub fn take_buffered(page: &Mapping) -> Result<Option<Request>, BadRing> {
     }))
 }
 
-/// The ring of buffered requests is invalid: its pointers exceed its size, or it ends with half of an entry.
+/// The ring of buffered requests is invalid: its pointers exceed its size, or it ends with half an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the ring of buffered requests says that it holds {filled} entries")]
 pub struct BadRing {
@@ -239,12 +240,12 @@ pub(crate) mod writer {
         state.store(state.load(Ordering::Relaxed) | state::READY, Ordering::Release);
     }
 
-    /// Returns the state of a slot.
+    /// Returns a slot's state.
     pub fn state(page: &Mapping, number: usize) -> u8 {
         state_of(page, number).expect("a slot").load(Ordering::Acquire) & STATE_MASK
     }
 
-    /// Takes the answer out of a slot, as its virtual CPU does.
+    /// Takes a slot's answer, like its virtual CPU.
     pub fn finish(page: &Mapping, number: usize) -> u64 {
         let mut data = [0; 8];
         let at = place(number, slot::DATA).expect("a slot");

@@ -1,4 +1,4 @@
-//! The server of one virtual machine: it serves each domain with the machine's name, one after the other.
+//! The server of a virtual machine, which serves each domain with the machine's name, one after another.
 
 use std::io;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl XenServer {
         let store = crate::store::XenStore::open().map_err(|error| AttachError::Device {
             path: crate::wire::DEVICE,
             error,
-            advice: "xenstored, of the package xen-utils, tells of domains",
+            advice: "xenstored, from the package xen-utils, reports domains",
         })?;
         Ok(Self::with(options, Box::new(hypervisor), Box::new(store)))
     }
@@ -48,7 +48,7 @@ impl XenServer {
     /// Serves the domain, each time it exists, until `stop`. `device` must have been created with a clone of `link`.
     ///
     /// # Errors
-    /// Returns an error if the host fails. Guests cannot cause this.
+    /// Returns an error if the host fails, which guests cannot cause.
     pub fn run(&mut self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
         while !stop.is_stopped() {
             match self.find().map_err(ServerError::Poll)? {
@@ -59,7 +59,7 @@ impl XenServer {
         Ok(())
     }
 
-    /// Returns the domain, if it exists and was not served yet.
+    /// Returns the domain, if it exists and has not been served yet.
     fn find(&mut self) -> io::Result<Option<Found>> {
         self.store.changed()?;
         if let Some(done) = self.done
@@ -74,7 +74,7 @@ impl XenServer {
     fn serve(&mut self, found: Found, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> io::Result<()> {
         let (domain, name) = (found.id, self.options.domain.to_string());
         self.done = Some(domain);
-        // Mapping a page that such a domain has not used yet reduces the number of pages that it may still use.
+        // Mapping a page that such a domain has not used yet would reduce the number of pages that it may still use.
         if found.target_kib < found.most_kib {
             let Found { most_kib, target_kib, .. } = found;
             tracing::error!(
@@ -89,9 +89,9 @@ impl XenServer {
         let slot = self.options.slot;
         let session = match self.hypervisor.attach(domain, slot, link.wake()) {
             Ok(target) => {
-                // These changes were intended for the previous domain.
+                // Drop changes intended for the previous domain.
                 link.take_disconnect();
-                // From now on the ports of virtual CPUs exist, and incoming accesses wait.
+                // From now on the virtual CPUs' ports exist, and incoming accesses wait.
                 target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))
             }
             Err(error) => {
@@ -109,7 +109,7 @@ impl XenServer {
         tracing::info!(domain, name, slot, memory_kib = found.most_kib, "domain connected");
         // The device cannot be saved with its domain.
         if let Err(error) = self.store.refuse_saves(domain, true) {
-            tracing::warn!(domain, name, %error, "that the domain is saved or migrated is not refused");
+            tracing::warn!(domain, name, %error, "cannot make the toolstack refuse to save or migrate the domain");
         }
         let ended = session.run(&mut *self.store, stop);
         session.end();

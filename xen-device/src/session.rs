@@ -19,14 +19,14 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: interval between two checks of memory with holes. The reaction to a guest that takes memory back does not
-/// need to be fast.
+/// TIMEOUT: interval between two checks of memory with holes. The reaction to a guest that takes memory back need not
+/// be fast.
 const HOLES: Duration = Duration::from_millis(500);
 /// Number of requests after which other events are checked, even if more requests arrive.
 const MAX_ROUNDS: u32 = 256;
-/// Number of polls for a request between two readings of the clock.
+/// Number of polls for a request per reading of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 64;
-/// Maximum number of buffered requests that are taken in sequence.
+/// Maximum number of buffered requests taken in sequence.
 const MAX_BUFFERED: u32 = requests::RING;
 
 /// Reason why a domain is no longer served.
@@ -40,17 +40,17 @@ pub(crate) enum Ended {
     Stopped,
 }
 
-/// A slot of the page of requests, with the port that signals it.
+/// A slot in the page of requests, with its port.
 #[derive(Clone, Copy, Debug)]
 struct Cpu {
     number: usize,
-    /// The server's port.
+    /// Port of the server.
     port: u32,
-    /// Set if the port has fired, and is masked until it is unmasked.
+    /// Set if the port has fired and is still masked.
     silent: bool,
 }
 
-/// A domain that is being served.
+/// A domain being served.
 pub(crate) struct Session<'a> {
     id: DomainId,
     target: Arc<dyn Target>,
@@ -60,7 +60,7 @@ pub(crate) struct Session<'a> {
     function: Function,
     ram: Ram,
     cpus: Vec<Cpu>,
-    /// The server's port for buffered requests, and true if the port is masked.
+    /// The server's port for buffered requests, and true if it is masked.
     buffered: Option<(u32, bool)>,
     spin: Spin,
     malformed: u64,
@@ -68,11 +68,11 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Begins to serve a domain.
+    /// Starts serving a domain.
     ///
     /// # Errors
-    /// Returns an error if the domain's ports cannot be bound, or Xen refuses to pass accesses on. The device is then
-    /// not notified.
+    /// Returns an error if the domain's ports cannot be bound, or if Xen refuses to forward accesses. In this case, the
+    /// device is not notified.
     pub fn begin(
         found: Found,
         target: Arc<dyn Target>,
@@ -118,17 +118,17 @@ impl<'a> Session<'a> {
     /// Serves until the end.
     ///
     /// # Errors
-    /// Returns an error if the host fails, so that the source of events or of domains can no longer be read.
+    /// Returns an error if the host fails, so that events or the domain list can no longer be read.
     pub fn run(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<Ended> {
         loop {
             if stop.is_stopped() {
                 return Ok(Ended::Stopped);
             }
             if self.link.take_disconnect() {
-                tracing::info!(domain = self.id, "the domain is no longer served, as asked");
+                tracing::info!(domain = self.id, "the domain is no longer served, as requested");
                 return Ok(Ended::Disconnected);
             }
-            // A domain does not have a file that could be private.
+            // A domain has no file that could be private.
             self.link.take_check_shared();
             if self.serve() {
                 continue;
@@ -147,7 +147,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Ends the session: withdraws memory and interrupts and notifies the device. Outstanding requests get no response.
+    /// Ends the session: withdraws memory and interrupts, and notifies the device. Outstanding requests get no answer.
     pub fn end(mut self) {
         self.function.leave();
         self.ram.withdraw_all(self.link, self.device);
@@ -176,7 +176,7 @@ impl<'a> Session<'a> {
                 self.spin.miss(now);
                 return false;
             }
-            // In domain 0 reading the clock is a hypercall, so the clock is only read occasionally.
+            // In domain 0, reading the clock is a hypercall, so read it only occasionally.
             let _ = (0..POLLS_PER_CLOCK_READ).any(|_| {
                 std::hint::spin_loop();
                 self.is_ready()
@@ -185,12 +185,12 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Returns true if a virtual CPU waits for an answer.
+    /// Returns true if a virtual CPU is waiting for an answer.
     fn is_ready(&self) -> bool {
         self.cpus.iter().any(|cpu| requests::is_ready(self.target.requests(), cpu.number))
     }
 
-    /// Serves a request of each virtual CPU, and the buffered requests before them. Returns true if any request was
+    /// Serves one request per virtual CPU, and the buffered requests before them. Returns true if any request was
     /// served.
     fn serve_once(&mut self) -> bool {
         let mut any = self.serve_buffered();
@@ -198,7 +198,7 @@ impl<'a> Session<'a> {
             let Some(Cpu { number, port, .. }) = self.cpus.get(at).copied() else { break };
             let Some(request) = requests::take(self.target.requests(), number) else { continue };
             any = true;
-            // The request may have arrived, with writes before it, after the ring was checked.
+            // The request may have arrived, preceded by writes, after the ring was checked.
             self.serve_buffered();
             let read = self.request(&request);
             requests::answer(self.target.requests(), number, read);

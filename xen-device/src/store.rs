@@ -1,4 +1,4 @@
-//! The list of domains, with their sizes.
+//! The domain list, with memory sizes.
 
 use std::fmt;
 use std::io;
@@ -10,25 +10,25 @@ use thiserror::Error;
 use crate::hypervisor::DomainId;
 use crate::wire::{Connection, DEVICE, kind};
 
-/// Maximum length of a domain's name.
+/// Maximum length of a domain name.
 const MAX_NAME: usize = 255;
-/// The first reserved number, above all domains.
+/// First reserved domain ID, above all domains.
 const RESERVED: DomainId = 0x7ff0;
 
 /// The port of an event channel that never exists. Before libxl requests a suspend, it binds the port that the domain
-/// has set for this purpose, and stops if this fails.
+/// has set for this purpose, and gives up if this fails.
 const NO_PORT: &str = "0";
 
-/// The domain to serve: its number, or its name, which survives a reboot.
+/// The domain to serve: its ID, or its name, which persists across reboots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DomainName {
-    /// The domain's number.
+    /// Domain ID.
     Id(DomainId),
-    /// The domain's name.
+    /// Domain name.
     Name(String),
 }
 
-/// Text that is not the name of a domain.
+/// Error for text that is not a domain name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{0}` names no domain, expected its name or a number from 1 to {max}", max = RESERVED - 1)]
 pub struct BadDomainName(String);
@@ -56,7 +56,7 @@ impl fmt::Display for DomainName {
     }
 }
 
-/// A domain that was found.
+/// An existing domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Number of the domain.
@@ -67,7 +67,7 @@ pub struct Found {
     pub target_kib: u64,
 }
 
-/// A list of domains that reports changes.
+/// A domain list that reports changes.
 pub trait Store: Send + fmt::Debug {
     /// Finds an existing domain.
     ///
@@ -85,10 +85,10 @@ pub trait Store: Send + fmt::Debug {
     /// false, permits both again.
     ///
     /// # Errors
-    /// Returns an error if xenstore refuses, or the domain no longer exists.
+    /// Returns an error if xenstore rejects the change, or the domain no longer exists.
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()>;
 
-    /// Takes the reported changes. Returns true if any change was reported.
+    /// Takes reported changes. Returns true if there were any.
     ///
     /// # Errors
     /// Returns an error if the list cannot be read.
@@ -98,12 +98,12 @@ pub trait Store: Send + fmt::Debug {
     fn events(&self) -> BorrowedFd<'_>;
 }
 
-/// Xenstore.
+/// A connection to xenstore.
 #[derive(Debug)]
 pub struct XenStore(Connection);
 
 impl XenStore {
-    /// Opens the kernel's device and subscribes to the creation and end of domains.
+    /// Opens the kernel's device and subscribes to the creation and destruction of domains.
     ///
     /// # Errors
     /// Returns an error if this is not a Xen host, or xenstored is not running.
@@ -164,7 +164,7 @@ impl Store for XenStore {
 
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()> {
         let path = format!("/local/domain/{id}/device/suspend/event-channel");
-        // The domain owns this node, until only domain 0 may write to it.
+        // The domain owns this node until only domain 0 may write it.
         let (value, permissions) = match refused {
             true => (NO_PORT, ["n0".to_owned(), format!("r{id}")].to_vec()),
             false => ("", [format!("n{id}")].to_vec()),

@@ -1,7 +1,7 @@
-//! The protocol of xenstore, through the kernel's device.
+//! The xenstore protocol, through the kernel's device.
 //!
-//! A request and its answer have the same number; events of watches may arrive in between. The protocol limits the size
-//! of answers.
+//! A request and its answer have the same number; watch events may arrive in between. The protocol limits the size of
+//! answers.
 //!
 //! Source: `io/xs_wire.h`, `docs/misc/xenstore.txt`.
 
@@ -15,14 +15,14 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The device of xenstore for a domain's own processes.
+/// The xenstore device for a domain's own processes.
 pub(crate) const DEVICE: &str = "/dev/xen/xenbus";
 /// Maximum size of a message's payload in bytes.
 const MAX_PAYLOAD: usize = 4096;
 /// TIMEOUT: xenstored answers from memory, so a longer wait means that it hangs.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Kinds of messages.
+/// Message types.
 pub(crate) mod kind {
     pub const DIRECTORY: u32 = 1;
     pub const READ: u32 = 2;
@@ -59,24 +59,24 @@ impl Connection {
         Ok(Self { device, received: VecDeque::new(), next: 1, events: false })
     }
 
-    /// Returns a descriptor that is readable when an event has arrived.
+    /// Returns a descriptor that is readable once an event has arrived.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }
 
-    /// Sends a request, and waits for the answer. Returns `Ok(None)` if the node does not exist.
+    /// Sends a request and waits for the answer. Returns `Ok(None)` if the node does not exist.
     pub fn ask(&mut self, kind: u32, words: &[&str]) -> io::Result<Option<Vec<u8>>> {
         self.ask_with(kind, words, "")
     }
 
-    /// Same as [`Self::ask`], with a last word that does not end with a zero byte.
+    /// Same as [`Self::ask`], with a last word that is not NUL-terminated.
     pub fn ask_with(&mut self, kind: u32, words: &[&str], last: &str) -> io::Result<Option<Vec<u8>>> {
         let words = words.iter().flat_map(|word| word.bytes().chain([0]));
         let payload: Vec<u8> = words.chain(last.bytes()).collect();
         let request = self.next;
         self.next = request.wrapping_add(1);
         let len = u32::try_from(payload.len()).ok().filter(|_| payload.len() <= MAX_PAYLOAD);
-        let len = len.ok_or_else(|| io::Error::other("a request of xenstore is too long"))?;
+        let len = len.ok_or_else(|| io::Error::other("a request to xenstore is too long"))?;
         let header = Header { kind, request, transaction: 0, len };
         (&self.device).write_all(&[header.as_bytes(), &payload].concat())?;
         loop {
@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Takes the events that have arrived. Returns true if any event had arrived.
+    /// Takes the events that have arrived. Returns true if there were any.
     pub fn changed(&mut self) -> io::Result<bool> {
         self.receive()?;
         while let Some((header, _)) = self.message()? {
@@ -119,7 +119,7 @@ impl Connection {
     fn receive(&mut self) -> io::Result<()> {
         let mut bytes = [0; MAX_PAYLOAD];
         loop {
-            // All received messages are handled, and at most one message and one read are kept.
+            // All received messages have been handled, and at most one message and one read are kept.
             if self.received.len() > MAX_PAYLOAD.saturating_mul(4) {
                 return Ok(());
             }
@@ -133,7 +133,7 @@ impl Connection {
         }
     }
 
-    /// Takes one complete message out of the received bytes.
+    /// Takes one complete message from the received bytes.
     fn message(&mut self) -> io::Result<Option<(Header, Vec<u8>)>> {
         let bytes = self.received.make_contiguous();
         let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };

@@ -54,7 +54,7 @@ fn several_are_in_flight_and_end_in_order() {
     for gp_put in 1..=4 {
         world.ring(A, 0, gp_put).unwrap();
     }
-    // Each entry and each record takes two steps: begin and end.
+    // Each entry and each record takes two steps: start and end.
     for _ in 0..2 {
         while world.card.fetch(physical) {}
         for _ in 0..8 {
@@ -75,7 +75,7 @@ fn forged_semaphore_before_record_fetch_is_ignored() {
     assert_eq!(world.completed(), []);
     world.card.forge(physical, 0, 77);
     world.card.fetch(physical);
-    assert_eq!(world.completed(), [], "another payload is no release");
+    assert_eq!(world.completed(), [], "another payload is not a release");
     world.card.run(physical);
     assert_eq!(sequences(&mut world), [1]);
 }
@@ -90,10 +90,10 @@ fn swallowed_record_completes_untimed_when_channel_is_idle() {
     assert_eq!(world.completed(), [], "fetched, not executed");
     world.card.run(physical);
     busy(&mut world, CE0, Some(physical));
-    assert_eq!(world.completed(), [], "an engine works for it");
+    assert_eq!(world.completed(), [], "an engine is running the channel");
     busy(&mut world, CE0, None);
     world.card.registers.insert(pfifo::CHANNEL_STATE::at(physical.0.into()), 1 | 1 << 4);
-    assert_eq!(world.completed(), [], "it waits for a semaphore");
+    assert_eq!(world.completed(), [], "the channel waits for a semaphore");
     world.card.registers.insert(pfifo::CHANNEL_STATE::at(physical.0.into()), 1);
     let completions = world.completed();
     assert_eq!(completions.len(), 1);
@@ -109,7 +109,7 @@ fn a_channel_that_has_not_read_its_last_record_is_not_at_rest() {
     world.ring(A, 0, 2).unwrap();
     world.card.units.get_mut(&physical.0).unwrap().swallow = true;
     while world.card.fetch(physical) {}
-    // Begin and end two ranges and the record.
+    // Start and end two ranges and the record.
     for _ in 0..6 {
         assert_eq!(world.completed(), []);
         assert!(world.card.execute(physical));
@@ -158,7 +158,7 @@ fn rebound_channel_restarts_sequence_at_one() {
     world.ring(A, 0, 2).unwrap();
     world.card.run(physical);
     let physical = world.run(A, 0);
-    assert_eq!(world.completed(), [], "what was in flight is gone");
+    assert_eq!(world.completed(), [], "the work in flight was dropped");
     world.ring(A, 0, 1).unwrap();
     world.card.run(physical);
     assert_eq!(sequences(&mut world), [1]);
@@ -209,7 +209,7 @@ fn a_directory_is_busy_while_its_channels_have_work() {
     world.ring(A, 0, 1000).unwrap();
     assert!(busy(&mut world, A) && !busy(&mut world, B));
     world.card.run(physical);
-    assert!(busy(&mut world, A), "some is to be pulled");
+    assert!(busy(&mut world, A), "some entries are waiting to be pulled");
     world.completed();
     for doorbell in world.channels.pending_pull() {
         world.pull(doorbell).unwrap();
@@ -217,12 +217,12 @@ fn a_directory_is_busy_while_its_channels_have_work() {
     while world.card.fetch(physical) {}
     assert!(busy(&mut world, A), "fetched, not executed");
     world.card.run(physical);
-    assert!(!busy(&mut world, A), "ended, if not counted yet");
+    assert!(!busy(&mut world, A), "ended, though not counted yet");
     world.completed();
     world.ring(A, 0, 1001).unwrap();
     world.card.forge(physical, 2, 3);
     assert_eq!(world.card.word(0x40_3020), 3);
-    assert!(busy(&mut world, A), "a forged semaphore is not enough");
+    assert!(busy(&mut world, A), "a forged semaphore does not suffice");
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn vm_without_work_is_not_notified() {
     let b = world.run(B, 0);
     assert_eq!(told(&mut world, CE0), []);
     world.ring(A, 0, 1).unwrap();
-    assert_eq!(told(&mut world, CE0), [], "it has not begun");
+    assert_eq!(told(&mut world, CE0), [], "the work has not started");
     world.ring(B, 0, 1).unwrap();
     world.card.run(b);
     world.completed();
@@ -279,7 +279,7 @@ fn vm_with_progress_in_mid_submission_is_notified() {
         world.card.fetch(physical);
         world.card.loaded.clear();
         assert_eq!(told(&mut world, 0), [A]);
-        assert_eq!(told(&mut world, 0), [], "nothing has moved since");
+        assert_eq!(told(&mut world, 0), [], "no progress since then");
         world.card.execute(physical);
         assert_eq!(told(&mut world, 0), [A]);
         world.card.execute(physical);
@@ -296,7 +296,7 @@ fn vm_with_work_in_pbdma_or_on_engine_is_notified() {
     for _ in 0..10 {
         assert_eq!(told(&mut world, 0), [A]);
     }
-    // Forge the semaphore: no record is in flight, but the engine still works.
+    // Forge the semaphore: no record is in flight, but the engine is still busy.
     world.card.run(physical);
     world.completed();
     assert_eq!(told(&mut world, 0), [A]);
@@ -315,7 +315,8 @@ fn unstarted_submission_stays_pending_when_earlier_one_ends() {
     world.ring(A, 0, 1).unwrap();
     let doorbell = world.check(A, 0, 3).unwrap();
     let submission = world.stage(doorbell).unwrap().submission.unwrap();
-    // The first submission's record is swallowed, so only the card's idle state shows that the submission has ended.
+    // The first submission's record is not executed, so only the card's idle state indicates that the submission has
+    // ended.
     world.card.units.get_mut(&physical.0).unwrap().swallow = true;
     world.card.run(physical);
     assert_eq!(world.completed().len(), 1);
@@ -339,7 +340,7 @@ fn a_record_that_is_forged_ends_nothing_while_the_engine_works() {
     world.card.registers.insert(busy, 1 << 31 | u32::from(physical.0));
     world.card.forge(physical, 0, 1);
     world.card.forge(physical, 1, 2);
-    assert_eq!(sequences(&mut world), [1], "there is another behind it");
+    assert_eq!(sequences(&mut world), [1], "another one follows it");
     assert!(world.channels.is_deferred());
     assert!(sequences(&mut world).is_empty());
     world.card.registers.insert(busy, 0);
@@ -357,7 +358,7 @@ fn many_channels_are_polled_in_bounded_rounds() {
     for channel in &many {
         world.ring(A, *channel, 1).unwrap();
     }
-    // Leave the work of the first half in flight.
+    // Leave the first half's work in flight.
     physical.iter().skip(50).for_each(|channel| world.card.run(*channel));
     let mut ended = 0;
     for call in 0..4 {
@@ -368,5 +369,5 @@ fn many_channels_are_polled_in_bounded_rounds() {
         assert!(found.len() <= MAX_POLLED_PER_VM + 1 && world.channels.is_deferred());
         ended += found.len() - 1;
     }
-    assert_eq!(ended, 50, "those behind that do not end are found");
+    assert_eq!(ended, 50, "channels after those that do not end are found");
 }

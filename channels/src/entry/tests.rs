@@ -28,7 +28,7 @@ fn ranges_end_below_the_hosts_addresses() {
 #[test]
 fn of_control_entries_only_a_nop_is_honoured() {
     assert_eq!(Entry::check(0), Some(Entry { raw: 0, end: None }));
-    assert_eq!(Entry::check(0x8000_0200_dead_beef), Some(Entry { raw: 0, end: None }), "the operand is nothing's");
+    assert_eq!(Entry::check(0x8000_0200_dead_beef), Some(Entry { raw: 0, end: None }), "the operand is ignored");
     for opcode in 1..=0xff {
         assert_eq!(Entry::check(opcode << 32), None);
     }

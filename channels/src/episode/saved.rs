@@ -1,4 +1,4 @@
-//! The watchdog in its saved form. Times use the caller's clock.
+//! Saved form of the watchdog. Times are on the caller's clock.
 
 use super::{Episode, Signature, Watchdog};
 use nvspec::fifo::{CHANNELS, ChannelId, engine};

@@ -5,10 +5,10 @@ mod seeds;
 
 fn raw() -> impl Strategy<Value = u64> {
     prop_oneof![
-        // A range as a typical driver uses it.
+        // A range as used by a typical driver.
         6 => (0u64..1 << 20, 1u64..64, any::<bool>()).prop_map(|(at, len, sync)| at << 2 | len << 42 | u64::from(sync) << 63),
         1 => any::<u64>(),
-        // Close to the end of the guest's address space.
+        // A range near the end of the guest's address space.
         1 => (0u64..1 << 12, 1u64..1 << 11).prop_map(|(at, len)| (0xff_f7ff_f000 + 4 * at) | len << 42),
         1 => any::<u32>().prop_map(|operand| operand.into()),
     ]

@@ -1,4 +1,4 @@
-//! A VM's channels while they migrate to another card, with their data on the card: instance blocks, rings, records,
+//! A VM's channels during migration to another card, with their data on the card: instance blocks, rings, records,
 //! images.
 //!
 //! A channel keeps its [`Span`] on the target card, because its own structures contain addresses in that span.
@@ -22,7 +22,7 @@ use nvspec::instance::{context, ramfc, vm as instance_vm};
 use saved_state::Invalid;
 use std::collections::BTreeSet;
 
-/// The channels of a VM, none of which is on an engine.
+/// A VM's channels, none of which is on an engine.
 #[derive(Debug)]
 pub struct Moving {
     vm: SavedVm,
@@ -42,9 +42,9 @@ struct Channel {
 /// A channel that has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrived {
-    /// The guest's channel number.
+    /// Guest channel number.
     pub channel: VirtualChannelId,
-    /// The physical channel number.
+    /// Physical channel number.
     pub physical: ChannelId,
     /// Submissions in flight, oldest first. The flag is true if the card may have fetched the submission.
     pub flights: Vec<(Submission, bool)>,
@@ -56,7 +56,7 @@ pub enum MoveError {
     /// Too few channels are free.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The channels are not valid on this card.
+    /// The channels are invalid on this card.
     #[error(transparent)]
     Invalid(#[from] Invalid),
 }
@@ -79,7 +79,7 @@ impl Channels {
         let (bound, layout) = (self.bound(physical)?, self.layout);
         let mut block = Box::new([0; BLOCK]);
         host.vram_read(layout.instance(physical), &mut *block);
-        // The channel may run without its PGRAPH context on this card.
+        // The channel may be running without its PGRAPH context on this card.
         let ([pointer, ..], [image, ..]) = (bound.contexts, image_vas(bound.span));
         put_wide(&mut block, context::GR, context_words(pointer.map(|_| image)));
         let mut userd = Box::new([0; BLOCK]);
@@ -90,11 +90,11 @@ impl Channels {
     }
 
     /// Binds channels from another card, for a VM that has no channels here and is [paused](crate::Pause). `directory`
-    /// maps a directory of the source card to a directory of this card. Their address spaces must map their own pages
-    /// before the VM resumes. Channels whose work had begun are [withheld](Self::withhold).
+    /// maps a directory of the source card to one of this card. Their address spaces must map their own pages before
+    /// the VM resumes. Channels whose work had started are [withheld](Self::withhold).
     ///
     /// # Errors
-    /// [`MoveError`] if the channels cannot arrive. The state is then unchanged.
+    /// Returns [`MoveError`] if the channels cannot arrive. In this case, the state is unchanged.
     pub fn arrive(
         &mut self,
         host: &mut impl Host,
@@ -198,14 +198,14 @@ impl Channels {
         [physical.into()].into_iter().chain(all).find(|span| !taken.contains(span)).ok_or(BindError::Full)
     }
 
-    /// Returns the span of a physical channel that is bound.
+    /// Returns the span of a bound physical channel.
     #[must_use]
     pub fn span(&self, physical: ChannelId) -> Option<Span> {
         self.bound(physical).map(|bound| bound.span)
     }
 }
 
-/// Reads `bytes` bytes of VRAM, starting at `at`, page by page. `at` is page-aligned.
+/// Reads `bytes` bytes of VRAM from the page-aligned address `at`, page by page.
 fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
     let mut data = vec![0; usize::try_from(bytes).unwrap_or(0)];
     for (page, offset) in data.chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
@@ -214,7 +214,7 @@ fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
     data
 }
 
-/// Writes VRAM, starting at `at`, page by page. `at` is page-aligned.
+/// Writes VRAM from the page-aligned address `at`, page by page.
 fn write_pages(host: &mut impl Host, at: VramAddr, data: &[u8]) {
     for (page, offset) in data.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
         host.vram_write(at.offset(offset), page);
@@ -233,7 +233,7 @@ fn check_distinct(channels: &[Channel]) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Restores the VM's state apart from its channels, checked against its channels.
+/// Restores the VM's state apart from its channels, validated against its channels.
 fn record_of(saved: SavedVm, channels: &[(Bound, Channel)]) -> Result<Vm, Invalid> {
     let numbered = || (0u8..).map(ChannelId).zip(channels);
     let by_guest = numbered().map(|(number, (bound, _))| (bound.channel.0, number)).collect();

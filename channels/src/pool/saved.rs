@@ -1,4 +1,4 @@
-//! The channels in their saved form. Their data on the card (instance blocks, rings, records, images) stays in VRAM.
+//! Saved form of the channels. Their data on the card (instance blocks, rings, records, images) stays in VRAM.
 
 use super::{Bound, Channels, Slot, Vm};
 use crate::episode::{Episode, SavedEpisode, Watchdog};
@@ -16,15 +16,15 @@ use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The physical channels of one card.
+/// Saved form of a card's physical channels.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedChannels {
     pub(crate) layout: SavedLayout,
     /// Contents of a new PGRAPH context's image.
     pub(crate) golden: Vec<u8>,
-    /// Sorted by physical channel number.
+    /// Physical channels, sorted by number.
     pub(crate) slots: Vec<SavedSlot>,
-    /// Sorted by number.
+    /// VMs, sorted by number.
     pub(crate) vms: Vec<SavedVm>,
     second_page: bool,
     pub(crate) next_slot: u8,
@@ -32,7 +32,7 @@ pub struct SavedChannels {
     pub(crate) submissions: u64,
     deferred: bool,
     hang_limit: u64,
-    /// Indexed by engine.
+    /// Episodes, indexed by engine.
     pub(crate) episodes: Vec<Option<SavedEpisode>>,
     pub(crate) preemptions: SavedPreemptions,
     gate: SavedGate,
@@ -58,7 +58,7 @@ pub(crate) struct SavedLayout {
     graph_image: u64,
 }
 
-/// A physical channel.
+/// Saved form of a physical channel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedSlot {
     Free,
@@ -66,7 +66,7 @@ pub(crate) enum SavedSlot {
     Stuck { vm: u32, directory: u64, stranded: bool, span: u8 },
 }
 
-/// Binding of a channel. The card's permission to schedule the channel is derived from the requests of the guest and
+/// Saved form of a binding. The card's permission to schedule the channel is derived from the requests of the guest and
 /// the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedBound {
@@ -83,7 +83,7 @@ pub(crate) struct SavedBound {
     pub(crate) stranded: bool,
     pub(crate) still: Option<SavedEpisode>,
     pub(crate) ring: SavedRing,
-    /// Number of the channel's span in the address space of its directory.
+    /// Number of the channel's span in its directory's address space.
     pub(crate) span: u8,
 }
 
@@ -95,16 +95,16 @@ pub(crate) enum SavedPermit {
     Ended,
 }
 
-/// Location of a guest's structure.
+/// Location of a guest structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SavedPlace {
-    /// Address in the guest's VRAM.
+    /// Address in guest VRAM.
     Vram(u64),
-    /// Address in the guest's RAM.
+    /// Address in guest RAM.
     Ram(u64),
 }
 
-/// A VM without its bound channels, which are in the slots.
+/// Saved form of a VM without its bound channels, which are in the slots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedVm {
     pub(crate) vm: u32,
@@ -113,7 +113,7 @@ pub(crate) struct SavedVm {
     pub(crate) trusted: bool,
     pub(crate) list: Vec<u8>,
     pub(crate) unlisted: Vec<u8>,
-    /// Sorted by guest channel number.
+    /// Rejected channels, sorted by guest channel number.
     pub(crate) refused: Vec<(u8, SavedRefused)>,
     /// Guest channel number, with GP_GET, GP_FETCH and GP_PUT.
     pub(crate) saved: Vec<(u8, [u32; 3])>,
@@ -123,7 +123,7 @@ pub(crate) struct SavedVm {
     next_look: u8,
 }
 
-/// A guest's channel without a physical channel.
+/// A guest channel without a physical channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRefused {
     instance: SavedPlace,
@@ -140,8 +140,7 @@ pub(crate) struct SavedPreemptions {
 }
 
 impl Channels {
-    /// Saves the channels. Work that the card has begun continues in the meantime, unless the VMs are paused and off
-    /// the engines.
+    /// Saves the channels. Started work continues in the meantime, unless the VMs are paused and off the engines.
     #[must_use]
     pub fn save(&self) -> SavedChannels {
         let Self {
@@ -194,12 +193,12 @@ impl Channels {
         })
     }
 
-    /// Returns the physical channels that a VM has bound.
+    /// Returns the physical channels bound by a VM.
     pub fn bound_of(&self, vm: TenantId) -> impl Iterator<Item = ChannelId> {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values().copied())
     }
 
-    /// Returns the shadow directory of a VM's channel that is bound.
+    /// Returns the shadow directory of a VM's bound channel.
     #[must_use]
     pub fn directory_of(&self, vm: TenantId, channel: VirtualChannelId) -> Option<VramAddr> {
         self.bound(self.physical(vm, channel)?).map(|bound| bound.directory)
@@ -293,7 +292,7 @@ impl Channels {
     }
 }
 
-/// Returns the bound channels of each VM, by guest channel number.
+/// Returns each VM's bound channels, by guest channel number.
 fn of_vms(slots: &[SavedSlot]) -> Result<BTreeMap<TenantId, BTreeMap<u8, ChannelId>>, Invalid> {
     let mut own = BTreeMap::<TenantId, BTreeMap<u8, ChannelId>>::new();
     for (slot, number) in slots.iter().zip(0..) {
@@ -485,7 +484,7 @@ impl Vm {
             cap,
             paused,
             trusted,
-            // These fields are derived from the slots.
+            // Derived from the slots.
             channels: _,
             list,
             unlisted,

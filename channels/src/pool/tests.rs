@@ -66,7 +66,7 @@ fn the_card_sees_the_hosts_instance_block_and_userd() {
     assert_eq!(world.card.block_word(physical, 0x08), LAYOUT.userd(physical).0 as u32);
     assert_eq!(world.card.block_word(physical, 0x200), 0x81_0000);
     let bound = world.card.when(pfifo::CHANNEL::at(physical.0.into()), expected);
-    assert_eq!(world.card.did[bound - 1], Did::Flush, "the block is in memory before the card is told");
+    assert_eq!(world.card.did[bound - 1], Did::Flush, "the block is in memory before the card is notified");
     assert_eq!(world.channels.run_state(physical), RunState::Stopped);
 }
 
@@ -88,7 +88,7 @@ fn caps_and_bounds_hold() {
         world.bind(A, channel);
     }
     assert_eq!(world.try_bind(A, 4), Err(BindError::Cap { cap: 4 }));
-    assert!(world.try_bind(A, 3).is_ok(), "binding again is not one more");
+    assert!(world.try_bind(A, 3).is_ok(), "rebinding does not count as an additional channel");
     assert_eq!(world.try_bind(A, 128), Err(BindError::NoSuchChannel));
     assert_eq!(world.try_bind(TenantId(9), 0), Err(BindError::NoSuchVm));
     assert_eq!((world.channels.in_use(A), world.channels.in_use(B)), (4, 0));
@@ -137,7 +137,7 @@ fn runlist_is_union_of_listed_bound_channels() {
     let first = world.card.registers[&pfifo::RUNLIST_BASE::OFFSET];
     world.list(B, &[0]);
     assert_eq!(world.card.runlist(), [a1, a0, b0].map(|channel| u32::from(channel.0)));
-    assert_ne!(world.card.registers[&pfifo::RUNLIST_BASE::OFFSET], first, "the page that the card reads is left alone");
+    assert_ne!(world.card.registers[&pfifo::RUNLIST_BASE::OFFSET], first, "the page that the card reads is unchanged");
     world.list(A, &[]);
     assert_eq!(world.card.runlist(), [u32::from(b0.0)]);
     assert_eq!(world.list(TenantId(9), &[0]), Submitted::default());
@@ -166,7 +166,7 @@ fn vm_cannot_list_enable_or_preempt_unbound_channel() {
     assert_eq!(world.card.did, []);
 }
 
-/// Linux 6.1 writes the context pointer into the block of a running channel, and the next event that the host sees is a
+/// Linux 6.1 writes the context pointer to the block of a running channel, and the next event that the host sees is a
 /// doorbell.
 #[test]
 fn context_pointers_written_before_a_doorbell_are_taken_over() {
@@ -178,10 +178,10 @@ fn context_pointers_written_before_a_doorbell_are_taken_over() {
     world.card.did.clear();
     world.ring(A, 0, 1).unwrap();
     let [image, ..] = image_vas(physical);
-    assert_eq!(world.card.block_word(physical, context::GR), image.0 as u32 | context::VALID, "an image of the host's");
+    assert_eq!(world.card.block_word(physical, context::GR), image.0 as u32 | context::VALID, "a host image");
     assert_eq!(world.card.block_word(physical, context::GR + 4), (image.0 >> 32) as u32);
     let written = [Did::Vram(LAYOUT.instance(physical).0 + context::GR, 8), Did::Flush];
-    assert!(matches!(world.card.did[0], Did::Vram(_, 0x2000)), "it is new before it is named");
+    assert!(matches!(world.card.did[0], Did::Vram(_, 0x2000)), "it is initialized before it is referenced");
     assert_eq!(world.card.did[1..3], written);
     assert_eq!(world.card.did.last(), Some(&Did::Doorbell(physical.0, 2)), "an entry and its record");
 }
@@ -278,10 +278,10 @@ fn a_hung_channel_is_out_of_use_until_the_card_is_reset() {
     let reads = world.card.reads;
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Err(error));
     // The card's lock is held during an unbind, so it must not wait.
-    assert!(world.card.reads - reads < 24, "it was waited for");
+    assert!(world.card.reads - reads < 24, "unbind must not wait");
     assert_eq!(world.channels.run_state(physical), RunState::Stuck);
-    assert!(world.channels.uses_directory(VramAddr(0x81_0000)), "the engine may still walk it");
-    assert_ne!(world.card.block_word(physical, 0x200), 0, "the engine may still save into it");
+    assert!(world.channels.uses_directory(VramAddr(0x81_0000)), "the engine may still walk the directory");
+    assert_ne!(world.card.block_word(physical, 0x200), 0, "the engine may still save to the block");
     let vm = TenantId(5);
     world.channels.add_vm(vm, 128);
     let bound: BTreeSet<ChannelId> = (0..127).map(|channel| world.bind(vm, channel)).collect();
@@ -350,7 +350,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     /// After any sequence of operations, each physical channel has one owner, the card's registers agree with the
-    /// model, and the runlist contains each bound channel at most once. A step of one VM leaves the other VM's state
+    /// model, and the runlist contains each bound channel at most once. A step by one VM leaves the other VM's state
     /// unchanged.
     #[test]
     fn any_sequence_keeps_vms_apart(ops in prop::collection::vec((any::<bool>(), op()), 1..60)) {
@@ -421,7 +421,7 @@ fn runlist_change_waits_for_removed_channel_without_blocking() {
         assert!(!world.list(A, &[]).taken);
         assert!(world.card.runlist().is_empty());
     }
-    assert!(world.card.reads - reads < 100 * 24, "the card was waited for");
+    assert!(world.card.reads - reads < 100 * 24, "the host waited for the card");
     assert!(world.channels.runlists_taken(&mut world.card).is_empty());
     // Other VMs' lists take effect immediately.
     world.run(B, 0);

@@ -19,7 +19,7 @@ fn drain(world: &mut World, physical: ChannelId) -> u32 {
             taken += world.pull(doorbell).unwrap().taken;
         }
     }
-    panic!("entries are left for ever");
+    panic!("entries are left forever");
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn ring_larger_than_the_hosts_is_pulled_in_pieces() {
     let physical = world.run(A, 0);
     assert_eq!(world.ring(A, 0, 1023), Ok(Pulled { submission: None, taken: 510, words: 0, left: 513 }));
     assert_eq!(world.channels.backlog(A, CH), 513);
-    assert_eq!(world.channels.pending_pull(), [], "there is no room");
+    assert_eq!(world.channels.pending_pull(), [], "there is no space");
     assert_eq!(drain(&mut world, physical), 513);
     assert_eq!(world.card.units[&physical.0].given.len(), 1023);
     assert_eq!(world.channels.backlog(A, CH), 0);
@@ -71,7 +71,7 @@ fn submissions_are_in_flight_until_records_run_out() {
     assert_eq!(
         world.ring(A, 0, gp_put + 1),
         Ok(Pulled { submission: None, taken: 0, words: 0, left: 1 }),
-        "511 entries are the most"
+        "the maximum is 511 entries"
     );
     assert_eq!(world.channels.in_flight(A, CH), 255);
     // All entries are fetched and none is executed: the ring has free entries, but only one record is free.
@@ -113,7 +113,7 @@ fn an_entry_that_cannot_be_honoured_stops_the_ring_there() {
     let doorbell = world.check(A, 0, 6).unwrap();
     let fault = RingFault::Entry { index: 3, raw };
     assert_eq!(world.pull(doorbell), Err(fault));
-    assert_eq!(world.pull(doorbell), Err(fault), "it stays so");
+    assert_eq!(world.pull(doorbell), Err(fault), "the fault persists");
     assert_eq!(world.channels.pending_pull(), []);
     world.card.run(physical);
     let completions = world.completed();
@@ -122,7 +122,7 @@ fn an_entry_that_cannot_be_honoured_stops_the_ring_there() {
     assert_eq!(
         world.ring(A, 0, 3),
         Ok(Pulled { submission: None, taken: 3, words: 0, left: 0 }),
-        "bound anew it begins anew"
+        "binding it again restarts it"
     );
 }
 
@@ -154,7 +154,7 @@ fn a_ring_that_reaches_the_hosts_addresses_is_not_read_there() {
     world.start(A, 0);
     let doorbell = world.check(A, 0, 3).unwrap();
     assert_eq!(world.pull(doorbell), Err(RingFault::Unmapped { va: GpuVa(0xff_f800_0000) }));
-    assert_eq!(world.channels.in_flight(A, CH), 1, "the two entries below are with the card");
+    assert_eq!(world.channels.in_flight(A, CH), 1, "the two entries before it are with the card");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn context_added_while_in_flight_applies_after_completion() {
     let before = world.channels.contexts(physical);
     world.guest.put(World::instance_of(0) + 0x230, 0x50_0004);
     let later = Pulled { submission: None, taken: 0, words: 0, left: 1 };
-    assert_eq!(world.ring(A, 0, 2), Ok(later), "which engine it uses is not known before");
+    assert_eq!(world.ring(A, 0, 2), Ok(later), "the engine is not known in advance");
     assert_eq!((world.channels.contexts(physical), world.channels.pending_pull()), (before, vec![]));
     assert_eq!(world.card.block_word(physical, 0x230), 0);
     world.card.run(physical);
@@ -262,9 +262,9 @@ fn channel_is_shallow_with_few_in_flight_and_no_backlog() {
     let doorbell = world.check(A, 0, 9).unwrap();
     assert!(world.channels.is_shallow(physical));
     world.stage(doorbell).unwrap();
-    assert!(!world.channels.is_shallow(physical), "many are in flight");
+    assert!(!world.channels.is_shallow(physical), "many submissions are in flight");
     let physical = world.run(B, 0);
     let doorbell = world.check(B, 0, 1000).unwrap();
     world.stage(doorbell).unwrap();
-    assert!(!world.channels.is_shallow(physical), "a part of it is left");
+    assert!(!world.channels.is_shallow(physical), "part of it is left");
 }

@@ -1,4 +1,4 @@
-//! A bound channel's rings in their saved form. Positions, record slots and sequences of submissions in flight are
+//! Saved form of a bound channel's rings. Positions, record slots and sequence numbers of submissions in flight are
 //! derived from the last submission.
 
 use super::{MAX_QUEUED_ENTRIES, Record, Ring, SLOT};
@@ -37,7 +37,7 @@ pub(crate) struct SavedRing {
     seen: (u64, Option<u32>),
 }
 
-/// A submission in flight.
+/// Saved form of a submission in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRecord {
     pub(crate) submission: u64,
@@ -156,8 +156,8 @@ impl Ring {
     }
 }
 
-/// Computes the starts of the submissions in flight, backwards from the end of the last one: host position, index in
-/// the guest's ring, number and sequence.
+/// Computes the starts of the submissions in flight, backwards from the end of the last one: host position, guest ring
+/// index, submission number and sequence number.
 fn unwind(
     saved: &[SavedRecord],
     put: u64,
@@ -182,7 +182,7 @@ fn unwind(
             entries: record.entries,
             submitted_at: record.submitted_at,
         });
-        // The sequence skips 0 when it wraps.
+        // The sequence number skips 0 when it wraps around.
         sequence = sequence.checked_sub(1).filter(|before| *before != 0).unwrap_or(u32::MAX);
         (end, guest_end) = (first, guest_first);
     }
@@ -190,7 +190,7 @@ fn unwind(
 }
 
 impl SavedRing {
-    /// Checks the values that do not depend on other values.
+    /// Validates the values that do not depend on others.
     fn check(&self) -> Result<(), Invalid> {
         let Self { gp_base, entries, gp_put, next, target, doorbells, put, started, records, .. } = self;
         let Self { submitted, sequence, ends, last_end, seen, .. } = self;

@@ -15,7 +15,7 @@ fn a_doorbell_reaches_the_hosts_userd() {
     assert_eq!(world.ring(A, 0, 3), Ok(Pulled { submission: None, taken: 3, words: 0, left: 0 }));
     assert_eq!(world.card.did.last(), Some(&Did::Doorbell(physical.0, 4)), "three entries and a record");
     let before = world.card.did.iter().rev().nth(1);
-    assert_eq!(before, Some(&Did::Flush), "what the card is to fetch is in memory before it is told");
+    assert_eq!(before, Some(&Did::Flush), "the data to fetch is in memory before the card is notified");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn userd_is_found_by_the_guests_address_and_read_from_the_host() {
     assert_eq!(world.channels.userd_at(B, at), None);
     assert_eq!(world.channels.userd_at(A, GuestVramAddr(World::userd_of(3))), None);
     assert_eq!(world.userd(A, 2, userd::REF), 77);
-    assert_eq!(world.userd(A, 2, userd::REF + 2), 77, "the word that holds the byte");
+    assert_eq!(world.userd(A, 2, userd::REF + 2), 77, "the dword that contains the byte");
     assert_eq!(world.userd(A, 2, 0x1000), 0);
     assert_eq!(world.userd(B, 2, userd::REF), 0);
 }
@@ -84,7 +84,7 @@ fn gp_get_is_the_guests_index_entry_by_entry() {
             break;
         }
     }
-    // The host's ring has a record after the second and after the fifth entry of the guest.
+    // The host's ring has a record after the second and the fifth guest entry.
     assert_eq!(seen, [0, 1, 2, 2, 3, 4, 5, 5]);
 }
 
@@ -116,7 +116,7 @@ fn get_in_a_record_is_the_end_of_the_range_before() {
     assert_eq!(get(&mut world), (0xab, 0xcdef_0000));
     world.card.execute(physical);
     assert_eq!(get(&mut world), (0xab, 0xcdef_000c));
-    // Begin and end of the entry without a range, then of the record.
+    // Start and end the entry without a range, then the record.
     world.card.execute(physical);
     world.card.execute(physical);
     for _ in 0..2 {
@@ -126,7 +126,7 @@ fn get_in_a_record_is_the_end_of_the_range_before() {
     assert!(!world.card.execute(physical));
     world.card.set_userd(physical, userd::TOP_LEVEL_GET, 0xf801_1000);
     world.card.set_userd(physical, userd::TOP_LEVEL_GET_HI, 0xff);
-    assert_eq!(world.userd(A, 0, userd::TOP_LEVEL_GET), 0, "no address of the host's is shown");
+    assert_eq!(world.userd(A, 0, userd::TOP_LEVEL_GET), 0, "no host address is shown");
     let own = crate::work_va(physical).0 + 0x1000;
     world.card.set_userd(physical, userd::TOP_LEVEL_GET, own as u32);
     assert_eq!(world.userd(A, 0, userd::TOP_LEVEL_GET), 0xcdef_000c);
@@ -156,7 +156,7 @@ fn rebound_channel_resumes_at_saved_position() {
     let live = world.channels.saved_words(&mut world.card, A, CH).unwrap();
     assert_eq!(live, [(ramfc::GP_GET, 300), (ramfc::GP_FETCH, 300), (ramfc::GP_PUT, 1000)]);
     world.channels.unbind(&mut world.card, A, CH).unwrap();
-    assert_eq!(world.channels.saved_words(&mut world.card, A, CH), Some(live), "also when it is gone");
+    assert_eq!(world.channels.saved_words(&mut world.card, A, CH), Some(live), "also after unbind");
     for (offset, value) in live {
         world.guest.put(World::instance_of(0) + offset, value);
     }

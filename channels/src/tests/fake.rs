@@ -18,7 +18,7 @@ pub(crate) const LAYOUT: Layout = Layout {
     images: VramAddr(0x4000_0000),
     graph_image: GOLDEN.len() as u64,
 };
-/// Contents of a new PGRAPH context's image after the first words.
+/// Contents of a new PGRAPH context's image after the first dwords.
 pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
 pub(crate) const A: TenantId = TenantId(1);
 pub(crate) const B: TenantId = TenantId(2);
@@ -37,7 +37,7 @@ pub(crate) enum Did {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unit {
     gp_get: u32,
-    /// Entries that were fetched but not executed.
+    /// Fetched but not executed entries.
     queue: VecDeque<u64>,
     /// Entry in progress.
     current: Option<u64>,
@@ -45,16 +45,16 @@ pub(crate) struct Unit {
     pub(crate) given: Vec<u64>,
     /// Number of fetched records.
     pub(crate) records: u32,
-    /// Released sequences, in order.
+    /// Released sequence numbers, in order.
     pub(crate) released: Vec<u32>,
-    /// The words of the next record become data of a guest method.
+    /// Set if the words of the next record become data of a guest method.
     pub(crate) swallow: bool,
 }
 
 #[derive(Default)]
 pub(crate) struct Card {
     pub(crate) registers: BTreeMap<u32, u32>,
-    /// Pages of VRAM by address.
+    /// VRAM pages by address.
     pub(crate) vram: BTreeMap<u64, Box<[u8; 4096]>>,
     pub(crate) units: BTreeMap<u8, Unit>,
     /// Channels in a PBDMA, with or without work.
@@ -65,7 +65,7 @@ pub(crate) struct Card {
     /// Channels that never leave their engines.
     pub(crate) hung: BTreeSet<u8>,
     pub(crate) reads: u32,
-    /// Card time; each release advances it by one.
+    /// Card time, which each release advances by one.
     pub(crate) time: u64,
     /// Number of non-stall interrupts raised.
     pub(crate) raised: u32,
@@ -110,7 +110,7 @@ impl Card {
         self.registers.get(&pfifo::CHANNEL::at(channel.0.into())).copied().unwrap_or(0)
     }
 
-    /// Returns the position in the log of the first write of `value` to the register.
+    /// Returns the log position of the first write of `value` to the register.
     pub(crate) fn when(&self, offset: u32, value: u32) -> usize {
         let wanted = Did::Register(offset, value);
         self.did.iter().position(|did| *did == wanted).unwrap_or_else(|| panic!("no {wanted:x?} in {:x?}", self.did))
@@ -127,7 +127,7 @@ impl Card {
         })
     }
 
-    /// Returns a word at one of the host's virtual addresses of the channel.
+    /// Returns a dword at one of the channel's host virtual addresses.
     fn host_word(&self, channel: ChannelId, va: u64) -> u32 {
         let within = va - work_va(channel).0;
         assert!(within < 0x4000, "channel {} has only its own work area mapped", channel.0);
@@ -150,7 +150,7 @@ impl Card {
         (get..get + (put + 512 - get) % 512).map(|index| index % 512).collect()
     }
 
-    /// Fetches one entry. Returns `false` if the entry does not exist.
+    /// Fetches one entry. Returns `false` if there is none.
     pub(crate) fn fetch(&mut self, channel: ChannelId) -> bool {
         let put = self.userd(channel, userd::GP_PUT);
         assert!(put < 512, "GP_PUT {put} is beyond the ring");
@@ -173,7 +173,7 @@ impl Card {
         true
     }
 
-    /// Begins a fetched range, or ends the current one. Returns `false` if the entry does not exist.
+    /// Starts a fetched range, or ends the current one. Returns `false` if there is none.
     pub(crate) fn execute(&mut self, channel: ChannelId) -> bool {
         if !self.runnable(channel) {
             return false;
@@ -222,7 +222,7 @@ impl Card {
         self.units.get_mut(&channel.0).unwrap().released.push(payload);
     }
 
-    /// Writes `payload` and a time into a semaphore of the channel, as the guest's work can.
+    /// Writes `payload` and a time to a semaphore of the channel, like a guest's work can.
     pub(crate) fn forge(&mut self, channel: ChannelId, slot: u8, payload: u32) {
         let at = LAYOUT.work.0 + u64::from(channel.0) * 0x4000 + 0x3000 + u64::from(slot) * 16;
         self.put_word(at, payload);
@@ -302,7 +302,7 @@ impl Host for Card {
     }
 }
 
-/// A guest's sparse VRAM and its rings. VRAM is stored by word, and reads beyond 16 MiB fail. Rings are stored by
+/// A guest's sparse VRAM and its rings. VRAM is stored by dword, and reads beyond 16 MiB fail. Rings are stored by
 /// virtual address.
 #[derive(Default)]
 pub(crate) struct Guest {
@@ -318,7 +318,7 @@ impl Guest {
         self.words.insert(at / 4, value.to_le_bytes());
     }
 
-    /// Writes an instance block at `at` as a driver does before it binds the channel.
+    /// Writes an instance block at `at`, like a driver before it binds the channel.
     pub(crate) fn instance(&mut self, at: u64, userd: u64) -> GuestInstance {
         for (offset, value) in ramfc::DEFAULTS {
             self.put(at + offset, value);
@@ -365,7 +365,7 @@ impl GuestMemory for Guest {
 impl GuestRing for Guest {
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped> {
         assert!(!data.is_empty() && va.0 / 4096 == (va.0 + data.len() as u64 - 1) / 4096, "one page at a time");
-        assert!(va.0 < HOST, "the host's addresses are not the guest's");
+        assert!(va.0 < HOST, "the host's addresses do not belong to the guest");
         if self.unmapped.contains(&(va.0 / 4096)) {
             return Err(Unmapped);
         }
@@ -376,7 +376,7 @@ impl GuestRing for Guest {
     }
 }
 
-/// Two VMs of four channels each, with one guest memory for both.
+/// Two VMs with four channels each, and one guest memory for both.
 pub(crate) struct World {
     pub(crate) channels: Channels,
     pub(crate) card: Card,
@@ -401,7 +401,7 @@ impl World {
         0x20_0000 + u64::from(channel) * 0x1000
     }
 
-    /// Returns the guest address of a channel's ring of 1024 entries.
+    /// Returns the guest address of a channel's 1024-entry ring.
     pub(crate) fn ring_of(vm: TenantId, channel: u8) -> u64 {
         0x12_2000_0000 + (u64::from(vm.0) * 256 + u64::from(channel)) * 0x2000
     }
@@ -410,7 +410,7 @@ impl World {
         VramAddr(0x80_0000 + u64::from(vm.0) * 0x1_0000)
     }
 
-    /// Binds with the current content of the guest's block, after writing the words that differ for each channel.
+    /// Binds with the current contents of the guest's block, after writing the dwords that differ for each channel.
     pub(crate) fn bind_block(&mut self, vm: TenantId, channel: u8) -> Result<ChannelId, crate::BindError> {
         let at = Self::instance_of(channel);
         let guest = self.guest.parse(at);
@@ -447,7 +447,7 @@ impl World {
         self.channels.submit_runlist(&mut Parts { card: &mut self.card, guest: &mut self.guest }, vm, &list)
     }
 
-    /// Binds, starts and lists a channel, as a driver does.
+    /// Binds, starts and lists a channel, like a driver.
     pub(crate) fn run(&mut self, vm: TenantId, channel: u8) -> ChannelId {
         let physical = self.bind(vm, channel);
         self.start(vm, channel);
@@ -486,7 +486,7 @@ impl World {
     /// Rings a doorbell and pulls immediately.
     pub(crate) fn ring(&mut self, vm: TenantId, channel: u8, gp_put: u32) -> Result<Pulled, DoorbellError> {
         let doorbell = self.check(vm, channel, gp_put)?;
-        Ok(self.pull(doorbell).expect("the ring is good"))
+        Ok(self.pull(doorbell).expect("valid ring"))
     }
 
     pub(crate) fn completed(&mut self) -> Vec<crate::Completion> {

@@ -1,6 +1,6 @@
-//! Rules that hold after any sequence of operations. The rules are checked against a separate model: the guest's rings,
-//! the entries pulled from them and the times of the pulls, and the observations of the test's card. The property tests
-//! and the fuzz target use these rules.
+//! Rules that hold after any sequence of operations, checked against a separate model: the guest's rings, the entries
+//! pulled from them and the times of the pulls, and the observations of the test's card. Used by the property tests and
+//! the fuzz target.
 
 mod audit;
 
@@ -14,10 +14,10 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, userd};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An action of a guest, the card or the host. `bool` selects the VM, and the first `u8` the channel.
+/// An action by a guest, the card or the host. `bool` selects the VM, and the first `u8` the channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Binds a channel with these words in the guest's block: ring size, GP_GET, and GP_PUT.
+    /// Binds a channel with these values in the guest's block: ring size, GP_GET, and GP_PUT.
     Bind(bool, u8, u8, u16, u16),
     /// Binds a channel with these bytes as its block.
     BindBytes(bool, u8, Vec<u8>),
@@ -31,13 +31,13 @@ pub(crate) enum Op {
     Ring(bool, u8, u32, bool),
     /// Delivers a stored doorbell, in any order.
     Pull(u8),
-    /// Makes submissions wait until they are started, or not wait.
+    /// Sets whether submissions wait until they are started.
     Gate(bool),
     /// Starts a waiting submission, in any order, with earlier submissions of its channel.
     Start(u8),
     /// Runs the pending pulls.
     Pending,
-    /// Writes an entry of the guest's ring: index and value.
+    /// Writes an entry of the guest's ring, as index and value.
     Write(bool, u8, u16, u64),
     Unmap(bool, u8, bool),
     /// The card fetches and executes this many entries.
@@ -68,9 +68,9 @@ struct Track {
     rung: u64,
     /// Index up to which entries may be pulled, and the number of the doorbell that permitted it.
     allowed: (u32, u64),
-    /// Entries that the card should get, in order.
+    /// Entries that the card should receive, in order.
     taken: Vec<u64>,
-    /// Number of entries of each submission, and the position in `taken` after it.
+    /// Number of entries in each submission, and the position in `taken` after it.
     submissions: Vec<(u32, usize)>,
     /// Number of submissions that the card may fetch.
     started: usize,
@@ -81,7 +81,7 @@ struct Track {
 }
 
 impl Track {
-    /// Returns the index in the host's ring after this many submissions.
+    /// Returns the host ring index after this many submissions.
     fn index(&self, submissions: usize) -> u32 {
         let taken = self.submissions.get(submissions.wrapping_sub(1)).map_or(0, |(_, taken)| *taken);
         ((taken + submissions) % 512) as u32
@@ -91,7 +91,7 @@ impl Track {
 pub(crate) struct Rig {
     world: World,
     tracks: BTreeMap<(TenantId, u8), Track>,
-    /// Doorbells that remain to be pulled, each with its number for its channel.
+    /// Doorbells that remain to be pulled, each with its number within its channel.
     kept: Vec<(Doorbell, u64)>,
     gated: bool,
     /// Waiting submissions: channel, binding, number within the binding.
@@ -314,7 +314,7 @@ impl Rig {
             Err(crate::BindError::NoSuchChannel) => assert!(channel >= 128),
             Err(crate::BindError::Stuck(stuck)) => assert!(self.stuck.contains(&stuck.channel)),
             Err(crate::BindError::Full) => assert!(self.stuck.len() + self.tracks.len() >= 128),
-            Err(crate::BindError::NoSuchVm) => panic!("both VMs are there"),
+            Err(crate::BindError::NoSuchVm) => panic!("both VMs exist"),
         }
     }
 
@@ -406,7 +406,7 @@ impl Rig {
         let given = self.world.card.userd(doorbell.channel, userd::GP_PUT);
         let unfetched = self.world.card.unfetched(doorbell.channel).len() as u32 + (put + 512 - given) % 512;
         let result = self.world.stage(doorbell);
-        assert_eq!(self.world.card.userd(doorbell.channel, userd::GP_PUT), given, "the card gets nothing yet");
+        assert_eq!(self.world.card.userd(doorbell.channel, userd::GP_PUT), given, "the card receives nothing yet");
         let after = self.world.channels.in_flight(doorbell.vm, doorbell.virtual_channel);
         let Some(track) = self.tracks.get_mut(&key).filter(|track| track.physical == doorbell.channel) else {
             assert_eq!(result, Ok(Pulled::default()));
@@ -437,7 +437,7 @@ impl Rig {
             let address = record & 0xff_ffff_fffc;
             assert!((at + 0x1000..at + 0x3000).contains(&address) && address % 32 == 0);
             assert_eq!(record & !0xff_ffff_fffc, 6 << 42 | 1 << 41);
-            // Each entry must be the guest's next entry.
+            // Each entry must be the guest's next one.
             for raw in entries {
                 let index = (track.start + track.taken.len() as u32) & (track.entries - 1);
                 let guest = self.world.guest.entry(track.ring + 8 * u64::from(index));
@@ -446,7 +446,7 @@ impl Rig {
             }
             track.submissions.push((entries.len() as u32, track.taken.len()));
             self.worked.insert(doorbell.vm);
-            let submission = result.unwrap_or_else(|error| error.pulled).submission.expect("something was taken");
+            let submission = result.unwrap_or_else(|error| error.pulled).submission.expect("something was pulled");
             assert!(self.waiting.iter().all(|(.., other)| *other != submission));
             self.waiting.push((key, doorbell.serial, track.submissions.len(), submission));
         }
@@ -490,7 +490,7 @@ impl Rig {
         let track = self.tracks.get_mut(&key).filter(|_| self.serials[&key] == serial);
         let physical = track.as_ref().map_or(ChannelId((submission.0 % 128) as u8), |track| track.physical);
         let started = channels.start(card, physical, submission);
-        let Some(track) = track else { return assert!(!started, "its binding has gone") };
+        let Some(track) = track else { return assert!(!started, "its binding no longer exists") };
         assert_eq!(started, number > track.started);
         track.started = track.started.max(number);
     }
@@ -519,7 +519,7 @@ impl Rig {
             assert_eq!(left as usize, track.submissions.len() - track.completed as usize);
             let released = &self.world.card.units[&track.physical.0].released;
             if track.honest {
-                assert_eq!(released.last().copied().unwrap_or(0), track.completed, "what was released is complete");
+                assert_eq!(released.last().copied().unwrap_or(0), track.completed, "released submissions are complete");
             }
         }
         completions
@@ -529,7 +529,7 @@ impl Rig {
         let mut told = self.world.channels.at_work(&mut self.world.card, engine);
         self.completed();
         told.extend(self.world.channels.news(engine));
-        assert!(told.is_subset(&self.worked), "a VM without work is told");
+        assert!(told.is_subset(&self.worked), "a VM without work is notified");
         for vm in &told {
             let busy = self.tracks.iter().any(|((owner, channel), _)| {
                 owner == vm && self.world.channels.in_flight(*owner, VirtualChannelId(*channel)) > 0
@@ -538,9 +538,9 @@ impl Rig {
                 self.worked.remove(vm);
             }
         }
-        // Collects VMs whose work has ended without a notification.
+        // Collect VMs whose work has ended without a notification.
         let news = self.world.channels.vms.iter().filter(|(_, vm)| vm.news == 0x3f).count();
-        assert!(engine >= 6 || news == 0, "nobody waits for an interrupt that was raised");
+        assert!(engine >= 6 || news == 0, "no VM waits for an interrupt that was raised");
         // End the round.
         self.completed();
     }

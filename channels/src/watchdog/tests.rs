@@ -23,7 +23,7 @@ fn channel_without_progress_is_reported_once() {
     let physical = world.run(A, 3);
     work(&mut world, 4, Some(physical));
     assert_eq!(look(&mut world, 1000), []);
-    assert_eq!(look(&mut world, 1000 + LIMIT_NS), [], "not longer than it may");
+    assert_eq!(look(&mut world, 1000 + LIMIT_NS), [], "no longer than permitted");
     let hang = Hang { engine: 4, vm: A, channel: VirtualChannelId(3), physical, for_ns: LIMIT_NS + 1 };
     assert_eq!(look(&mut world, 1001 + LIMIT_NS), [hang]);
     assert_eq!(look(&mut world, 2000 + 9 * LIMIT_NS), []);
@@ -38,9 +38,13 @@ fn channel_awaiting_semaphore_stalls_while_its_engine_works() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.card.registers.insert(pfifo::CHANNEL_STATE::at(physical.0.into()), CHANNEL_STATE::ACQUIRE_PENDING.mask() | 1);
-    assert_eq!((look(&mut world, 1000), look(&mut world, 1001 + LIMIT_NS)), (vec![], vec![]), "no engine works for it");
+    assert_eq!(
+        (look(&mut world, 1000), look(&mut world, 1001 + LIMIT_NS)),
+        (vec![], vec![]),
+        "no engine is running it"
+    );
     work(&mut world, 4, Some(physical));
-    assert_eq!(look(&mut world, 2000 + LIMIT_NS), [], "the time begins when one does");
+    assert_eq!(look(&mut world, 2000 + LIMIT_NS), [], "the time starts when an engine does");
     assert_eq!(look(&mut world, 2001 + 2 * LIMIT_NS).len(), 1);
 }
 
@@ -53,7 +57,7 @@ fn any_progress_restarts_stall_timer() {
     while world.card.fetch(physical) {}
     work(&mut world, 0, Some(physical));
     for now in 0..20 {
-        // The channel makes progress once in every half limit: in the ring, in a range, or with a completion.
+        // The channel makes progress once per half limit: in the ring, in a range, or with a completion.
         match now % 3 {
             0 => world.card.set_userd(physical, userd::GET, now as u32),
             1 => world.card.set_userd(physical, userd::GP_GET, now as u32 % 2 + 2),
@@ -113,7 +117,7 @@ fn a_vm_has_its_own_limit() {
     assert_eq!(look(&mut world, 0), []);
     let hangs = look(&mut world, 11);
     assert_eq!(hangs.iter().map(|hang| (hang.vm, hang.for_ns)).collect::<Vec<_>>(), [(A, 11)]);
-    assert_eq!(look(&mut world, 100 * LIMIT_NS), [], "as long as it likes");
+    assert_eq!(look(&mut world, 100 * LIMIT_NS), [], "without a limit");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Units around the engines: capabilities, the PCI mirror, the privileged ring, the PMU, and the copy engines' falcons.
+//! Units outside the engines: capabilities, the PCI mirror, the privileged ring, the PMU, and the copy engines'
+//! falcons.
 
 use super::falcon::{Dmem, Imem, Intr};
 use super::{At, Cx};
@@ -23,7 +24,7 @@ pub(crate) fn read_ptop(reg: ptop::Reg, at: At, cx: &Cx) -> u32 {
     }
 }
 
-/// Reads the mirror of configuration space that the card's driver accesses.
+/// Reads the configuration space mirror, which the card's driver accesses.
 pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32 {
     match reg {
         ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => {
@@ -34,7 +35,7 @@ pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32
     }
 }
 
-/// Writes a register of the mirror. Writes to the standard registers have no effect here, because the VMM handles them.
+/// Writes a mirror register. Writes to the standard registers have no effect here, because the VMM handles them.
 /// Returns true if the guest has re-armed MSI.
 pub(crate) fn write_ppci(reg: ppci::Reg, at: At, value: u32, cx: &mut Cx) -> bool {
     match reg {
@@ -67,7 +68,7 @@ pub(crate) fn write_privring(reg: privring_hub::Reg, at: At, value: u32, cx: &mu
     }
 }
 
-/// The PMU. After its start, the PMU reports its queues, accepts commands, and never sends messages.
+/// The PMU. Once started, it reports its queues, accepts commands, and never sends messages.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmu {
     intr: Intr,
@@ -83,7 +84,7 @@ impl Pmu {
             Reg::INTR_SET | Reg::INTR_CLEAR | Reg::INTR_EN_SET | Reg::INTR_EN_CLEAR => 0,
             Reg::DMEM_CONTROL => self.dmem.control(at.index()),
             Reg::DMEM_DATA => self.dmem.read(at.index()),
-            // The memories are scrubbed immediately.
+            // Memory scrubbing completes immediately.
             Reg::DMA_CONTROL => {
                 cx.plain_read(at) & !(DMA_CONTROL::IMEM_SCRUBBING.mask() | DMA_CONTROL::DMEM_SCRUBBING.mask())
             }
@@ -131,24 +132,24 @@ impl Pmu {
     }
 
     pub(crate) fn pending(&self) -> bool {
-        // GUESS: the routing register decides which interrupts reach the host, and these units never assert on their
+        // GUESS: the routing register selects the interrupts that reach the host, and these units never assert on their
         // own.
         self.intr.pending()
     }
 }
 
-/// The falcon of one copy engine. The card makes the copies. This model only accepts the upload and reports errors.
+/// A copy engine's falcon. The card performs the copies. This model only accepts the upload and reports errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CopyEngine {
     intr: Intr,
     dmem: Dmem,
     imem: Imem,
     current: u32,
-    /// True if the firmware was started.
+    /// True if the firmware has been started.
     running: bool,
 }
 
-/// A register that exists for both copy engines.
+/// A register that both copy engines have.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyReg {
     IntrSet,
@@ -236,7 +237,7 @@ impl CopyEngine {
         self.imem.check()
     }
 
-    /// Resets the falcon. Its registers are `base..end`.
+    /// Resets the falcon, whose registers are `base..end`.
     pub(crate) fn reset(&mut self, base: u32, end: u32, cx: &mut Cx) {
         let Self { intr, dmem, imem, current, running } = self;
         *intr = Intr::default();
@@ -246,8 +247,8 @@ impl CopyEngine {
         cx.storage.reset_range(base, end);
     }
 
-    /// Reports a method that the engine rejected, as the running firmware would: sets the report, enables the
-    /// interrupt, and routes it to the host. `base` is the offset of the falcon's registers.
+    /// Reports a method that the engine rejected, as running firmware would: sets the report, enables the interrupt,
+    /// and routes it to the host. `base` is the offset of the falcon's registers.
     #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
     pub(crate) fn error(&mut self, error: &CopyError, base: u32, storage: &mut Storage) {
         if !self.running {
@@ -255,7 +256,7 @@ impl CopyEngine {
         }
         self.intr.status |= error.intr;
         self.intr.enable |= error.intr;
-        // Both blocks have the same registers.
+        // Both blocks have the same layout.
         let at = |register: u32| register.wrapping_sub(ce0::BASE).wrapping_add(base);
         let dispatch = at(ce0::INTR_DISPATCH::OFFSET);
         storage.set(dispatch, storage.get(dispatch) | (error.intr & 0xffff));

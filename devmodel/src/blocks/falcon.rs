@@ -1,12 +1,12 @@
-//! The parts that all falcons (PMU, copy engines, FECS, GPCCS) have in common. The modelled falcons do not execute
-//! code: uploads are only stored, and each user of this file implements the behaviour of its firmware.
+//! Common parts of all falcons (PMU, copy engines, FECS, GPCCS). The modelled falcons do not execute code: uploads are
+//! only stored, and each user of this module implements the behaviour of its firmware.
 
 use nvspec::falcon::CODE_WORDS_MAX;
 use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of dwords that the address field of the data port can address.
+/// Number of dwords that the data port can address.
 const DMEM_DWORDS: usize = 0x1_0000 / 4;
 /// Number of data ports. Only the PMU has more than one.
 const PORTS: usize = 8;
@@ -14,7 +14,7 @@ const PORTS: usize = 8;
 /// A falcon's data memory and its ports.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Dmem {
-    /// Contents; grows with writes.
+    /// Contents, which grow on demand.
     dwords: Vec<u32>,
     control: [u32; PORTS],
 }
@@ -33,14 +33,14 @@ impl Dmem {
         }
     }
 
-    /// Reads the dword at a port's address.
+    /// Reads a dword at a port's address.
     pub fn read(&mut self, port: usize) -> u32 {
         let value = self.dwords.get(self.place(port)).copied().unwrap_or(0);
         self.advance(port, DMEM_CONTROL::READ_INCREMENT);
         value
     }
 
-    /// Writes the dword at a port's address.
+    /// Writes a dword at a port's address.
     pub fn write(&mut self, port: usize, value: u32) {
         let at = self.place(port);
         if at >= self.dwords.len() && at < DMEM_DWORDS {
@@ -58,7 +58,7 @@ impl Dmem {
         &self.dwords
     }
 
-    /// Sets the ports to address 0. The reset of a falcon keeps the contents.
+    /// Resets the ports to address 0. A falcon reset preserves the contents.
     pub fn reset(&mut self) {
         self.control = [0; PORTS];
     }
@@ -82,10 +82,10 @@ impl Dmem {
     }
 }
 
-/// A falcon's code memory, which drivers fill. No code is executed; the contents only identify the guest's firmware.
+/// A falcon's code memory, which drivers fill. The code is not executed; it only identifies the guest's firmware.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Imem {
-    /// Contents; grows with writes.
+    /// Contents, which grow on demand.
     dwords: Vec<u32>,
     control: u32,
 }
@@ -108,7 +108,7 @@ impl Imem {
         self.control = value;
     }
 
-    /// Writes the dword at the address.
+    /// Writes a dword at the address.
     pub fn write(&mut self, value: u32) {
         let address = IMEM_CONTROL::ADDRESS.get(self.control);
         let at = (address / 4) as usize;

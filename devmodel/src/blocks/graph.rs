@@ -1,5 +1,5 @@
-//! A high-level model of PGRAPH and of the two falcons that switch its contexts. Uploads are only stored, commands get
-//! the answers of nouveau's built-in firmware, and the mediator handles contexts.
+//! A high-level model of PGRAPH and its two context-switching falcons. Uploads are only stored, commands return the
+//! results of nouveau's built-in firmware, and the mediator handles contexts.
 
 use super::falcon::{Dmem, Imem};
 use super::{At, Backlog, Cx};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 const MAILBOXES: usize = MAILBOX::COUNT as usize;
 
-/// FECS: its mailboxes and commands, and the context that it reports.
+/// FECS: its mailboxes, its commands, and the reported context.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Fecs {
     running: bool,
@@ -129,7 +129,7 @@ impl Graph {
                 cx.plain_write(at, value);
                 if CPU_CONTROL::START.is_set(value) {
                     hub.start(cx.config.chip.graph_context_bytes);
-                    // The program of FECS starts the programs of the GPCCS falcons.
+                    // The FECS program starts the GPCCS programs.
                     cx.backend.firmware_started(Falcon::Fecs, hub.imem.dwords(), hub.dmem.dwords());
                     cx.backend.firmware_started(Falcon::Gpccs, self.gpccs_imem.dwords(), self.gpccs.dwords());
                 }
@@ -184,13 +184,13 @@ impl Graph {
         self.intr & self.intr_en != 0
     }
 
-    /// Returns true if the firmware was started.
+    /// Returns true if the firmware has been started.
     #[must_use]
     pub fn firmware_running(&self) -> bool {
         self.fecs.running
     }
 
-    /// Returns the value of the context register, as the guest reads it.
+    /// Returns the value of the context register, as read by the guest.
     #[must_use]
     pub fn current(&self) -> u32 {
         self.fecs.current
@@ -211,13 +211,13 @@ impl Graph {
             *class = error.class;
         }
         if let Some(instance) = error.instance {
-            // Drivers identify the faulting channel by PGRAPH's context.
+            // Drivers identify the faulting channel through PGRAPH's current context.
             self.fecs.current = CURRENT::VALID.mask() | CURRENT::ADDRESS.encode((instance.address() >> 12) as u32);
         }
     }
 }
 
-/// Stores a multiprocessor's error in the registers of its cluster. Returns the cluster's bit.
+/// Stores a multiprocessor's error in the registers of its GPC. Returns the GPC's bit.
 fn show_sm(error: &SmError, cx: &mut Cx) -> u32 {
     let chip = &cx.config.chip;
     let gpc = if error.gpc < chip.gpcs { error.gpc } else { 0 };
@@ -260,7 +260,7 @@ impl Fecs {
     }
 }
 
-/// Returns the chip's number of TPCs for a cluster that exists.
+/// Returns the chip's number of TPCs for an existing GPC.
 pub(crate) fn read_gpc_units(_: gpc_units::Reg, at: At, cx: &Cx) -> u32 {
     if at.index < cx.config.chip.gpcs { gpc_units::TPC_COUNT::TPCS.encode(cx.config.chip.tpcs_per_gpc) } else { 0 }
 }

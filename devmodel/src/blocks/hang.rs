@@ -1,9 +1,8 @@
-//! Context switches that never complete: reports from the scheduler to the driver about channels that stay on an
-//! engine.
+//! Context switches that never complete: reports to the driver about channels that do not leave an engine.
 //!
 //! All engines share one reason register and one interrupt bit. A driver checks the engines and then acknowledges the
-//! error, so it would lose an error that occurs in between. The vGPU therefore shows one hang at a time. The vGPU shows
-//! the next hang after the driver has acknowledged the first hang and removed its channel, by resetting the engine or
+//! error, so it would lose an error that occurs in between. The vGPU therefore shows one hang at a time. The next one
+//! is shown after the driver has acknowledged the current hang and removed its channel, by resetting the engine or
 //! unbinding the channel.
 
 use super::Backlog;
@@ -14,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// A channel that does not leave an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hang {
-    /// Number of the engine; below `nvspec::fifo::engine::COUNT`.
+    /// Engine number, less than `nvspec::fifo::engine::COUNT`.
     pub engine: u32,
     pub channel: VirtualChannelId,
 }
@@ -27,7 +26,7 @@ pub(crate) struct Hangs {
 }
 
 impl Hangs {
-    /// Queues a hang until [`Self::next`] shows it. Repeated reports of the same hang count once.
+    /// Queues a hang until [`Self::next`] shows it. Duplicate reports of a hang are ignored.
     pub fn add(&mut self, hang: Hang) {
         if self.shown != Some(hang) {
             self.waiting.take(|waits| *waits == hang);
@@ -35,8 +34,8 @@ impl Hangs {
         }
     }
 
-    /// Shows the next hang for which `wanted` returns true, and drops all hangs before this one. Returns false if a
-    /// hang is still visible, or if no queued hang is wanted.
+    /// Shows the next hang for which `wanted` returns true, and drops all earlier ones. Returns false if a hang is
+    /// still visible or no queued hang is wanted.
     pub fn next(&mut self, wanted: impl Fn(&Hang) -> bool) -> bool {
         if self.shown.is_some() {
             return false;
@@ -61,7 +60,7 @@ impl Hangs {
         while self.waiting.take(&over).is_some() {}
     }
 
-    /// Removes all hangs, but keeps the number of dropped hangs.
+    /// Removes all hangs but keeps the number of dropped ones.
     pub fn reset(&mut self) {
         self.shown = None;
         self.waiting.clear();
@@ -72,7 +71,7 @@ impl Hangs {
         let Self { shown, waiting } = self;
         let sound = |hang: &Hang| hang.engine < engine::COUNT && u32::from(hang.channel.0) < CHANNELS;
         waiting.check(sound)?;
-        Invalid::unless(shown.as_ref().is_none_or(sound), || "a channel hangs that there is not".into())
+        Invalid::unless(shown.as_ref().is_none_or(sound), || "a hang has an invalid channel or engine".into())
     }
 
     /// Returns the visible hang, and the numbers of queued and dropped hangs.

@@ -1,4 +1,4 @@
-//! PFB, the L2 cache and the flush registers: the guest's view of its memory, and its TLB flushes.
+//! PFB, the L2 cache and the flush registers: the guest's view of its memory, and TLB flushes.
 
 use super::{At, Cx};
 use crate::denied::Reason;
@@ -47,7 +47,7 @@ fn invalidate(at: At, value: u32, cx: &mut Cx) {
     }
 }
 
-/// Handles flushes. A flush completes before the write returns, so the registers always read as idle.
+/// Handles flushes, which complete before the write returns, so the registers always read as idle.
 pub(crate) fn write_pflush(reg: pflush::Reg, value: u32, cx: &mut Cx) {
     if reg == pflush::Reg::BAR_FLUSH && BAR_FLUSH::TRIGGER.is_set(value) {
         cx.backend.flush_apertures();

@@ -1,4 +1,4 @@
-//! Error registers of the PBDMAs. The mediator implements the PBDMAs' other functions.
+//! PBDMA error registers. The mediator implements the other PBDMA functions.
 
 use super::{At, Backlog, Cx};
 use crate::events::PbdmaError;
@@ -6,7 +6,7 @@ use nvspec::regs::pbdma::{METHOD_0, Reg};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of PBDMAs that the registers cover.
+/// Number of PBDMAs covered by the registers.
 const UNITS: usize = nvspec::regs::pbdma::INTR_0::COUNT as usize;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ struct Unit {
     channel: u32,
 }
 
-/// The error that each PBDMA shows, and its queued errors.
+/// The visible error of each PBDMA, and the queued errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbdma {
     units: [Unit; UNITS],
@@ -78,7 +78,7 @@ impl Pbdma {
         }
     }
 
-    /// Returns a mask of the units with an enabled interrupt.
+    /// Returns the mask of units with an enabled pending interrupt.
     pub(crate) fn pending(&self) -> u32 {
         let mut bits = 0;
         for (index, unit) in (0u32..).zip(&self.units) {

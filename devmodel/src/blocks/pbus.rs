@@ -1,4 +1,4 @@
-//! PBUS: the location of the PRAMIN window, and the apertures' instance blocks.
+//! PBUS: the location of the PRAMIN window, and the BAR instance blocks.
 
 use super::{At, Cx};
 use crate::backend::Aperture;
@@ -8,7 +8,7 @@ use nvspec::regs::pbus::{BAR1_BLOCK, BAR3_BLOCK, INTR, INTR_EN, PEEPHOLE_BLOCK, 
 use nvspec::regs::windows::pramin;
 use serde::{Deserialize, Serialize};
 
-/// The address registers, as the guest wrote them.
+/// The address registers, as written by the guest.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbus {
     window: u32,
@@ -59,8 +59,8 @@ impl Pbus {
         (*window, *bar1, *bar3, *peephole) = (0, 0, 0, 0);
     }
 
-    /// Returns the VRAM address of the byte at `offset` of BAR0, which must be in the window; otherwise, returns the
-    /// reason for denying the access.
+    /// Returns the VRAM address of the byte at BAR0 `offset`, which must be in the window, or the reason for denying
+    /// the access.
     pub(crate) fn window(&self, offset: u64, bytes: u64, vram_bytes: u64) -> Result<GuestVramAddr, Reason> {
         let base = self.window_base().ok_or(Reason::Target)?;
         let address = offset.checked_sub(u64::from(pramin::BASE)).and_then(|within| base.checked_add(within));
@@ -71,18 +71,18 @@ impl Pbus {
         }
     }
 
-    /// Returns the start of the window if the window is on VRAM. The guest's VRAM may end before the window.
+    /// Returns the start of the window if it is in VRAM. The guest's VRAM may end before the window.
     pub(crate) fn window_base(&self) -> Option<GuestVramAddr> {
         let is_vram = Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) == Target::Vram;
         is_vram.then(|| GuestVramAddr(u64::from(PRAMIN_WINDOW::BASE.get(self.window)) << 16))
     }
 
-    /// Returns true if an interrupt of the unit is pending.
+    /// Returns true if the unit has a pending interrupt.
     pub(crate) fn pending(storage: &crate::storage::Storage) -> bool {
         storage.get(INTR::OFFSET) & storage.get(INTR_EN::OFFSET) != 0
     }
 
-    /// Returns the address registers as the guest wrote them: the window, BAR1 and BAR3.
+    /// Returns the address registers as written by the guest: the window, BAR1 and BAR3.
     #[must_use]
     pub fn registers(&self) -> [u32; 3] {
         [self.window, self.bar1, self.bar3]

@@ -1,5 +1,5 @@
-//! PFIFO: the channel table, the runlist, preemption, and the scheduler's interrupts. All accesses are translated, and
-//! no access reaches a register of the card.
+//! PFIFO: the channel table, the runlist, preemption, and scheduler interrupts. All accesses are translated; none
+//! reaches a register of the card.
 
 use super::hang::{Hang, Hangs};
 use super::pmc::pbdma_mask;
@@ -23,10 +23,10 @@ const UNITS: usize = FAULT_INST::COUNT as usize;
 /// Mask of all engines.
 const ENGINE_MASK: u32 = (1 << engine::COUNT) - 1;
 
-/// The channel table, the state of the runlist, and the contents of the interrupt registers.
+/// The channel table, the runlist state, and the interrupt registers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pfifo {
-    /// Channels whose instance block is bound in the backend, one bit each.
+    /// Channels with a bound instance block in the backend, one bit each.
     bound: u128,
     /// Channels that the guest has made runnable.
     enabled: u128,
@@ -37,7 +37,7 @@ pub struct Pfifo {
     runlist_intr: u32,
     preempted: u32,
     blocked: u32,
-    /// Causes that stay set until a write clears them, except those that are derived from other registers.
+    /// Interrupt causes that stay set until cleared by a write, except those derived from other registers.
     intr: u32,
     intr_en: u32,
     sched_code: u32,
@@ -45,7 +45,7 @@ pub struct Pfifo {
     pbdmas: u32,
     non_stall: [u32; ENGINES],
     non_stall_en: u32,
-    /// The last fault of each unit, with true if the fault is pending.
+    /// The last fault of each unit, and whether it is pending.
     faults: [Option<(MmuFault, bool)>; UNITS],
     backlog: Backlog<MmuFault>,
 }
@@ -112,7 +112,7 @@ impl Pfifo {
             }
             Reg::INTR_EN => self.intr_en = value,
             Reg::PBDMA_PRESENT => self.pbdmas = value & pbdma_mask(cx),
-            // The mediator finds USERD through the VRAM address in an instance block, and does not need the guest's
+            // The mediator finds USERD through its VRAM address in the instance block, and does not need the guest's
             // mapping.
             Reg::USERD_BASE => self.userd_base = value,
             Reg::RUNLIST_BASE => self.runlist_base = value,
@@ -164,24 +164,24 @@ impl Pfifo {
         hangs.check()?;
         backlog.check(|fault| (fault.unit as usize) < UNITS)?;
         let units = (0u32..).zip(faults).all(|(unit, fault)| fault.is_none_or(|(fault, _)| fault.unit == unit));
-        Invalid::unless(units, || "a fault is shown of another unit".into())?;
+        Invalid::unless(units, || "a fault is shown for the wrong unit".into())?;
         Invalid::unless(bound.count_ones() <= channels, || {
-            format!("{} channels are bound, and {channels} may be", bound.count_ones())
+            format!("{} channels are bound; the maximum is {channels}", bound.count_ones())
         })?;
-        Invalid::unless(blocked & !ENGINE_MASK == 0, || "engines are held back that there are not".into())
+        Invalid::unless(blocked & !ENGINE_MASK == 0, || "nonexistent engines are blocked".into())
     }
 
-    /// Returns the mask of the channels that the guest has bound.
+    /// Returns the mask of channels that the guest has bound.
     pub(crate) fn bound_bits(&self) -> u128 {
         self.bound
     }
 
-    /// Returns the mask of the engines that the guest has blocked.
+    /// Returns the mask of engines that the guest has blocked.
     pub(crate) fn blocked(&self) -> u32 {
         self.blocked
     }
 
-    /// Reports that the runlist that the guest submitted last is active.
+    /// Records that the guest's most recently submitted runlist is active.
     pub(crate) fn runlist_done(&mut self) {
         self.runlist_pending = false;
         self.runlist_intr |= RUNLIST_INTR::DONE.mask();
@@ -212,8 +212,8 @@ impl Pfifo {
         }
     }
 
-    /// Reports a channel that does not leave an engine in time. Ignores an invalid engine or an unbound channel,
-    /// because the driver would have nothing to recover.
+    /// Reports a channel that does not leave an engine in time. Ignores an invalid engine or an unbound channel, for
+    /// which the driver has nothing to recover.
     pub(crate) fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId) {
         if engine < engine::COUNT && self.is_bound(channel) {
             self.hangs.add(Hang { engine, channel });
@@ -243,20 +243,20 @@ impl Pfifo {
         self.enabled.count_ones()
     }
 
-    /// Returns the numbers of unacknowledged faults: visible, queued, and dropped.
+    /// Returns the numbers of visible, queued and dropped unacknowledged faults.
     #[must_use]
     pub fn faults(&self) -> (u32, usize, u64) {
         (self.fault_units().count_ones(), self.backlog.len(), self.backlog.dropped)
     }
 
-    /// Returns the engine and the channel of the visible hang, and the numbers of queued and dropped hangs.
+    /// Returns the engine and channel of the visible hang, and the numbers of queued and dropped hangs.
     #[must_use]
     pub fn hangs(&self) -> (Option<(u32, VirtualChannelId)>, usize, u64) {
         let (shown, waiting, dropped) = self.hangs.counts();
         (shown.map(|hang| (hang.engine, hang.channel)), waiting, dropped)
     }
 
-    /// Returns true if the submitted runlist is not yet active.
+    /// Returns true if the submitted runlist is not active yet.
     #[must_use]
     pub fn runlist_pending(&self) -> bool {
         self.runlist_pending
@@ -271,9 +271,9 @@ impl Pfifo {
             | level(self.fault_units() != 0, INTR::MMU_FAULT)
     }
 
-    /// Returns the mask of the engines with an enabled non-stall interrupt.
+    /// Returns the mask of engines with an enabled pending non-stall interrupt.
     fn non_stall_engines(&self) -> u32 {
-        // The enable register has one nibble, which applies to all eight nibbles of an engine.
+        // The enable register has a single nibble, which applies to all eight nibbles of an engine.
         let enabled = self.non_stall_en.wrapping_mul(0x1111_1111);
         let mut engines = 0;
         for (engine, bits) in (0u32..).zip(&self.non_stall) {
@@ -294,7 +294,7 @@ impl Pfifo {
         units
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "registers hold the low and the high word of an address")]
+    #[expect(clippy::cast_possible_truncation, reason = "registers hold the low and high dwords of an address")]
     fn fault(&self, reg: Reg, unit: usize) -> u32 {
         let Some((fault, _)) = self.faults.get(unit).copied().flatten() else { return 0 };
         match reg {
@@ -352,7 +352,7 @@ impl Pfifo {
         if instance.is_some() || was_bound {
             cx.backend.bind_channel(id, instance);
         }
-        // For the backend, a channel with a new instance block is a new channel, which is initially stopped.
+        // To the backend, a channel with a new instance block is a new channel, which is initially stopped.
         if instance.is_some() && enabled {
             cx.backend.enable_channel(id, true);
         }
@@ -367,8 +367,8 @@ impl Pfifo {
         } else {
             self.enabled &= !bit(id);
         }
-        // Notify the mediator of each write, because the same value may restart a channel that the mediator has
-        // stopped.
+        // Notify the mediator of each write, because even an unchanged value may restart a channel that the mediator
+        // has stopped.
         if self.bound & bit(id) != 0 {
             cx.backend.enable_channel(id, on);
         }
@@ -423,7 +423,7 @@ impl Pfifo {
         }
     }
 
-    /// Shows the next hang, if the driver has handled the previous hang.
+    /// Shows the next hang once the driver has handled the previous one.
     fn show_next_hang(&mut self) {
         let bound = self.bound;
         if !INTR::SCHED_ERROR.is_set(self.intr) && self.hangs.next(|hang| bound & bit(hang.channel) != 0) {
@@ -431,7 +431,7 @@ impl Pfifo {
         }
     }
 
-    /// Returns an engine's state for this guest, and true if the engine is stuck in a context switch.
+    /// Returns an engine's state for this guest, and whether the engine is stuck in a context switch.
     fn on_engine(&self, engine: u32, cx: &mut Cx) -> (EngineStatus, bool) {
         match self.hangs.on(engine) {
             Some(channel) => (EngineStatus { channel: Some(channel), busy: true }, true),
@@ -449,7 +449,7 @@ impl Pfifo {
             | ENGINE_STATUS::CHANNEL.encode(status.channel.map_or(0, |id| id.0.into()))
     }
 
-    /// Returns the instance block of the channel on an engine, at the guest's address.
+    /// Returns the guest address of the instance block of the channel on an engine.
     fn instance_on(&self, engine: u32, cx: &mut Cx) -> Option<Place> {
         let (status, _) = self.on_engine(engine, cx);
         let id = status.channel.filter(|&id| self.is_bound(id))?;

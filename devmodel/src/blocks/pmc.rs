@@ -1,4 +1,4 @@
-//! PMC: the card's identity, the interrupt tree, and the unit enables.
+//! PMC: chip identification, the interrupt tree, and the unit enables.
 
 use super::{At, Cx};
 use nvspec::regs::pmc::{self, Reg};
@@ -12,11 +12,11 @@ pub struct Pmc {
 }
 
 impl Pmc {
-    /// Reads a register. `pending` is the interrupt tree: the mask of units whose line is asserted.
+    /// Reads a register. `pending` is the interrupt tree: the mask of units with an asserted line.
     pub(crate) fn read(&self, reg: Reg, at: At, pending: u32, cx: &Cx) -> u32 {
         match reg {
             Reg::BOOT_0 => cx.config.chip.boot0,
-            // GUESS, from the behaviour of drivers: the mask applies to the status that the register shows.
+            // GUESS from driver behaviour: the mask applies to the status shown in the register.
             Reg::INTR_0 | Reg::INTR_LINE_0 => pending & cx.storage.get(pmc::INTR_MASK_0::OFFSET),
             Reg::BOOT_1 | Reg::INTR_1 => 0,
             Reg::ENABLE => self.enable,
@@ -25,7 +25,7 @@ impl Pmc {
         }
     }
 
-    /// Writes a register. Returns the units that the write puts into reset, as bits of the enable register.
+    /// Writes a register. Returns the units that the write resets, as bits of the enable register.
     pub(crate) fn write(&mut self, reg: Reg, at: At, value: u32, cx: &mut Cx) -> u32 {
         match reg {
             Reg::ENABLE => {
@@ -52,7 +52,7 @@ impl Pmc {
     }
 }
 
-/// Returns the mask of the PBDMAs that the chip has.
+/// Returns the mask of the chip's PBDMAs.
 pub(crate) fn pbdma_mask(cx: &Cx) -> u32 {
     1u32.checked_shl(cx.config.chip.pbdmas).unwrap_or(0).wrapping_sub(1)
 }

@@ -1,21 +1,21 @@
-//! PTIMER: the card's clock plus an offset for this VM, and one alarm.
+//! PTIMER: the card's clock plus a per-VM offset, and one alarm.
 
 use super::{At, Cx};
 use nvspec::regs::ptimer::{INTR, Reg, TIME_0, TIME_1};
 use serde::{Deserialize, Serialize};
 
-/// Mask of the clock's bits.
+/// Mask of the clock bits.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
-/// The guest's clock: the card's clock plus an offset, which results from the time that the guest has set.
+/// The guest's clock: the card's clock plus an offset, which follows from the time set by the guest.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ptimer {
-    /// Guest time minus card time, wrapping, in ns.
+    /// Guest time minus card time in ns, with wrap-around.
     offset: u64,
     intr: u32,
     intr_en: u32,
     alarm: u32,
-    /// Guest time at which the alarm fires.
+    /// Guest time in ns at which the alarm fires.
     ring_at: Option<u64>,
 }
 
@@ -42,7 +42,7 @@ impl Ptimer {
             Reg::INTR_EN => self.intr_en = value & INTR::ALARM.mask(),
             Reg::ALARM_0 => {
                 let now = self.now(cx.backend.now_ns());
-                // Compare only the low word: the alarm fires when the clock's low word next equals this value.
+                // Compare only the low dword: the alarm fires when the clock's low dword next equals this value.
                 let ahead = value.wrapping_sub(low(now));
                 self.alarm = value;
                 self.ring_at = Some(now.wrapping_add(u64::from(ahead)) & CLOCK_MASK);
@@ -56,8 +56,8 @@ impl Ptimer {
         (*offset, *intr, *intr_en, *alarm, *ring_at) = (0, 0, 0, 0, None);
     }
 
-    /// Adds `ns` to the offset after the card's clock has gone back by `ns`, because the guest's clock must not go
-    /// back.
+    /// Adds `ns` to the offset after the card's clock has gone back by `ns`, because the guest's clock must be
+    /// monotonic.
     pub(crate) fn advance(&mut self, ns: u64) {
         self.offset = self.offset.wrapping_add(ns);
     }
@@ -95,7 +95,7 @@ impl Ptimer {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the low word is meant")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low dword is used")]
 fn low(time: u64) -> u32 {
     time as u32
 }

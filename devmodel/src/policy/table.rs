@@ -1,8 +1,8 @@
 //! The policy table of a GF100 vGPU, in the order of the address map.
 //!
-//! Lists the names of the registers by block and policy. Registers that are not listed are denied. A driver can see no
-//! effect of a `Store` register except its value. A `Model` register answers, latches or resets. A `Translate` register
-//! contains a guest-physical address, or a number that all VMs on a card share.
+//! Lists register names by block and policy. Unlisted registers are denied. A `Store` register has no effect visible to
+//! a driver except its value. A `Model` register responds, latches or resets. A `Translate` register contains a guest
+//! physical address, or a number shared by all VMs on a card.
 
 use super::{Line, Policy, Range, RangeKind};
 use nvspec::RegInfo;
@@ -26,7 +26,7 @@ macro_rules! policies {
         }, )*)*)*];
 
         impl Register {
-            /// Returns the register at byte `offset` of BAR0, and its index in its array.
+            /// Returns the register at BAR0 byte `offset`, and its array index.
             #[must_use]
             pub fn decode(offset: u32) -> Option<(Self, u32)> {
                 match offset {
@@ -37,7 +37,7 @@ macro_rules! policies {
                 }
             }
 
-            /// Returns the policy for accesses to the register.
+            /// Returns the register's access policy.
             #[must_use]
             pub fn policy(self) -> Policy {
                 match self { $(
@@ -110,8 +110,8 @@ policies! {
     }
     Pfb = pfb {
         Model: PARTITIONS MMU_CTRL;
-        // On hardware, these registers contain addresses of system memory and debug addresses of the unit. The guest's
-        // values are not used.
+        // On hardware, these registers contain system memory addresses and debug addresses of the unit. The guest's
+        // values are unused.
         Store: INTR CONFIG MEM_TYPE NISO_ADDRESS MMU_INVALIDATE_VA MMU_INVALIDATE_PDB MMU_DEBUG_WR MMU_DEBUG_RD
             MMU_DEBUG_CTRL;
         Translate: MMU_INVALIDATE;
@@ -165,7 +165,7 @@ policies! {
     }
     Pgraph = pgraph {
         Model: INTR TRAP TRAP_GPCS INTR_EN TRAPPED_ADDRESS TRAPPED_DATA_LO SUBCHANNEL_CLASS DATA_ERROR PWR_HANDSHAKE;
-        // Direct writes to the context (ICMD, MTHD) have no effect: they would set context state, which the host owns.
+        // Direct context writes (ICMD, MTHD) have no effect: they would set context state, which the host owns.
         Store: TRAP_EN ICMD_COMMAND ICMD_DATA ICMD_ENABLE CONTROL ACTIVITY STATUS TRAPPED_DATA_HI MTHD_COMMAND
             MTHD_DATA CTX_CONTROL;
     }
@@ -181,8 +181,7 @@ policies! {
     GpcUnits = gpc_units {
         Model: TPC_COUNT;
     }
-    // The vGPU has no outputs: the registers of the display only store values, so that a probing driver finds no active
-    // display.
+    // The vGPU has no outputs: display registers only store values, so that a probing driver finds no active display.
     Pvga = pvga {
         Store: CRTC SEQUENCER STATUS;
     }
@@ -216,7 +215,7 @@ pub static RANGES: &[Range] = &[
     },
 ];
 
-#[expect(clippy::indexing_slicing, reason = "evaluated when compiling")]
+#[expect(clippy::indexing_slicing, reason = "evaluated at compile time")]
 const fn state(index: usize) -> Range {
     let (name, base, end) = windows::STATE_RANGES[index];
     Range { name, base, end, policy: Policy::Store, kind: RangeKind::State }

@@ -6,7 +6,7 @@ use nvspec::regs::windows;
 use saved_state::{Invalid, ascend};
 
 impl Storage {
-    /// Returns the byte offsets and values of all nonzero registers, in ascending order of offsets.
+    /// Returns the offsets and values of all nonzero registers, in ascending order.
     pub(crate) fn save(&self) -> Vec<(u32, u32)> {
         let Self { pages } = self;
         let pages = (0u32..).step_by(4 * PAGE_DWORDS).zip(pages);
@@ -16,7 +16,7 @@ impl Storage {
         dwords.filter(|(_, value)| *value != 0).collect()
     }
 
-    /// Restores saved registers; all other registers are 0.
+    /// Restores saved registers. All others are 0.
     pub(crate) fn restored(saved: &[(u32, u32)]) -> Result<Self, Invalid> {
         let mut storage = Self { pages: Vec::new() };
         storage.pages.resize_with(PAGES, || None);

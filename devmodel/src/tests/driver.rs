@@ -1,5 +1,5 @@
-//! The steps of nouveau's probe in order, and the values that it must read. The offsets are written as numbers, as in
-//! nouveau, so that the test also checks the declarations.
+//! The steps of nouveau's probe in order, and the values that it must read. Offsets are numbers, as in nouveau, so that
+//! the test also checks the declarations.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::backend::{Aperture, Place};
@@ -15,7 +15,7 @@ fn identity_and_straps_are_those_of_the_chip() {
     assert_eq!(rig.rd(0x101000) & 0x0040_0040, 0x0040_0000, "27 MHz");
     assert_eq!(rig.rd(0x02240c) & 2, 2, "initialised already");
     assert_eq!(rig.rd(0x022500), 7, "no display, no video; both copy engines");
-    assert_eq!(rig.rd(0x088000), 0x06d8_10de, "configuration space as the card shows it");
+    assert_eq!(rig.rd(0x088000), 0x06d8_10de, "configuration space as shown by the card");
     assert_eq!(rig.rd(0x088088) >> 16 & 3, 2, "5 GT/s");
 }
 
@@ -31,7 +31,7 @@ fn memory_has_the_size_that_was_asked_for() {
     assert_eq!((partitions, mib), (1, 768));
     assert_eq!(rig.rd(0x17e8dc) >> 28, 2, "cache slices");
     rig.wr(0x11020c, 4096);
-    assert_eq!(rig.rd(0x11020c), 768, "a guest cannot enlarge it");
+    assert_eq!(rig.rd(0x11020c), 768, "a guest cannot enlarge its memory");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn timer_advances_and_takes_the_drivers_time() {
     let (first, high) = (rig.rd(0x009400), rig.rd(0x009410));
     assert_eq!((first & 0x1f, high), (0, 5));
     assert!((0x1000_0000..0x1000_0200).contains(&first), "{first:#x}");
-    assert!(rig.rd(0x009400) > first, "every wait of the driver depends on it");
+    assert!(rig.rd(0x009400) > first, "every wait in the driver depends on it");
 }
 
 #[test]
@@ -104,14 +104,14 @@ fn started_pmu_reports_its_queues() {
     assert_eq!(rig.rd(0x10a10c) & 6, 0);
     rig.wr(0x10a1c0, 0x0100_0000);
     rig.wr(0x10a1c4, 0x1234);
-    assert_eq!(rig.rd(0x10a4d0), 0, "silent before the start");
+    assert_eq!(rig.rd(0x10a4d0), 0, "no queues before the start");
     rig.wr(0x10a10c, 0);
     rig.wr(0x10a104, 0);
     rig.wr(0x10a100, 2);
     let (send, receive) = (rig.rd(0x10a4d0), rig.rd(0x10a4dc));
     assert!(send >> 16 > 0 && receive >> 16 > 0 && send & 0xffff != receive & 0xffff);
     rig.wr(0x10a580, 1);
-    assert_eq!(rig.rd(0x10a580), 1, "the driver takes the mutex");
+    assert_eq!(rig.rd(0x10a580), 1, "the driver acquires the mutex");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn copy_engines_take_their_firmware() {
     for base in [0x104000, 0x105000] {
         assert_eq!(rig.rd(base + 0x12c) & 0xf, 3, "version");
         let sizes = rig.rd(base + 0x108);
-        assert!(sizes & 0x1ff >= 9 && (sizes >> 9) & 0x1ff >= 2, "the code of 2446 dwords fits: {sizes:#x}");
+        assert!(sizes & 0x1ff >= 9 && (sizes >> 9) & 0x1ff >= 2, "the 2446 code dwords fit: {sizes:#x}");
         rig.wr(base + 0x014, 0xffff_ffff);
         rig.wr(base + 0x180, 0x0100_0000);
         rig.wr(base + 0x188, 0);
@@ -145,7 +145,7 @@ fn pbdmas_are_counted_by_both_kernels() {
     assert_eq!(rig.rd(0x000204).count_ones(), 3, "6.12");
 }
 
-/// Uploads and starts FECS's firmware, and appends a register list as nouveau does.
+/// Uploads and starts FECS's firmware, and appends a register list, like nouveau.
 fn start_graph(rig: &mut Rig) {
     rig.wr(0x000200, 0xffff_ffff);
     rig.wr(0x000260, 0);
@@ -161,7 +161,7 @@ fn start_graph(rig: &mut Rig) {
     rig.wr(0x000260, 1);
     for falcon in [0x409000, 0x41a000] {
         rig.wr(falcon + 0x1c0, 0x0200_0004);
-        assert_eq!((rig.rd(falcon + 0x1c4), rig.rd(falcon + 0x1c4)), (0x20, 0x30), "the driver reads its list back");
+        assert_eq!((rig.rd(falcon + 0x1c4), rig.rd(falcon + 0x1c4)), (0x20, 0x30), "the driver reads back its list");
     }
     rig.wr(0x40910c, 0);
     rig.wr(0x409100, 2);
@@ -204,7 +204,7 @@ fn graph_firmware_comes_up_and_makes_a_channel_current() {
     rig.wr(0x409000, 0x100);
     assert_eq!(rig.rd(0x409b00) >> 31, 0);
     assert_eq!(rig.denied(), [""; 0]);
-    assert_eq!(rig.mock.take(), [], "nothing of it concerns the card");
+    assert_eq!(rig.mock.take(), [], "none of this reaches the card");
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn context_commands_are_checked() {
     let mut rig = Rig::new();
     rig.wr(0x409500, 0x8000_0001);
     rig.wr(0x409504, 1);
-    assert_eq!(rig.rd(0x409800), 0, "no firmware, no answer");
+    assert_eq!(rig.rd(0x409800), 0, "no firmware, no response");
     start_graph(&mut rig);
     rig.wr(0x409840, 0x8000_0000);
     rig.wr(0x409504, 0x10);
@@ -240,7 +240,7 @@ fn apertures_and_tlb_flush_are_translated() {
     rig.wr(0x001714, 0x8000_0f00);
     rig.wr(0x001704, 0x8000_0e00);
     rig.wr(0x100c80, 0x00ff_8000);
-    assert_ne!(rig.rd(0x100c80) & 0x00ff_0000, 0, "room in the queue");
+    assert_ne!(rig.rd(0x100c80) & 0x00ff_0000, 0, "free slots in the queue");
     rig.wr(0x100cb8, 0x00d0 << 4);
     rig.wr(0x100cbc, 0x8000_0001);
     assert_ne!(rig.rd(0x100c80) & 0x8000, 0, "done");

@@ -52,7 +52,7 @@ fn an_instance_block_beyond_vram_is_never_bound() {
     rig.wr(channel(2), 0xc000_0000 | (last + 1));
     rig.wr(channel(3), 0xcfff_ffff);
     assert_eq!(rig.mock.take(), [Call::Bind(1, Some(vram(VRAM - 0x1000)))]);
-    // Moving the instance block of a bound channel outside VRAM unbinds the channel.
+    // Moving a bound channel's instance block outside VRAM unbinds the channel.
     rig.wr(channel(1), 0xcfff_ffff);
     assert_eq!(rig.mock.take(), [Call::Bind(1, None)]);
 }
@@ -140,11 +140,11 @@ fn preempt_is_pending_until_the_channel_has_left() {
     rig.mock.preempting = true;
     assert_eq!(rig.rd(0x002634), 7 | 1 << 20);
     rig.mock.preempting = false;
-    assert_eq!(rig.rd(0x002634), 7, "the number without the pending bit serves both kernels");
+    assert_eq!(rig.rd(0x002634), 7, "the number without the pending bit works for both kernels");
     rig.wr(0x002634, 8);
     rig.wr(0x002634, 128);
     assert_eq!(rig.rd(0x002634), 8);
-    assert_eq!(rig.mock.take(), [Call::Preempt(7)], "no one else's channel has that number");
+    assert_eq!(rig.mock.take(), [Call::Preempt(7)], "no other guest's channel has that number");
     assert_eq!(rig.denied(), ["pfifo.PREEMPT: no such channel"]);
 }
 

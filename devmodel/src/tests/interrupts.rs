@@ -48,7 +48,7 @@ fn the_drivers_interrupt_handler_loses_no_event() {
     rig.wr(0x002628, 1);
     rig.gpu.runlist_done(&mut rig.mock);
     assert_eq!(rig.mock.messages(), 1);
-    // Run the handler: line off, re-arm, read, acknowledge, line on. Another event occurs meanwhile.
+    // Run the handler: line off, re-arm, read, acknowledge, line on. Another event occurs in the meantime.
     rig.wr(LINE_EN, 0);
     rig.rd(LINE_EN);
     rig.wr8(REARM, 0xff);
@@ -117,7 +117,7 @@ fn intx_is_silent_while_forbidden_or_replaced_by_msi() {
     rig.mock.take();
     rig.gpu.runlist_done(&mut rig.mock);
     assert_eq!(rig.mock.take(), []);
-    assert_eq!(rig.gpu.pci().read32(4) >> 16 & 8, 8, "shown in the status register all the same");
+    assert_eq!(rig.gpu.pci().read32(4) >> 16 & 8, 8, "but shown in the status register");
     rig.config(4, &[0x06, 0x00]);
     assert_eq!(rig.mock.take(), [Call::Interrupt(InterruptLine::Intx(true))]);
     rig.config(0x6a, &[1]);
@@ -172,7 +172,7 @@ fn further_faults_of_a_unit_wait_their_turn() {
         rig.wr(0x00259c, 1);
     }
     assert_eq!(seen, [0x1000, 0x2000, 0x3000]);
-    assert_eq!(rig.rd(0x00259c), 1 << 21, "the other unit's is untouched");
+    assert_eq!(rig.rd(0x00259c), 1 << 21, "the other unit's fault is unaffected");
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_pbdma_error_is_shown_and_acknowledged() {
     assert_eq!([rig.rd(0x042108), rig.rd(0x0420c0), rig.rd(0x0420c4), rig.rd(0x042120)], [1 << 23, 0x8007_0500, 1, 6]);
     rig.wr(0x0420c0, 0x8060_0008);
     rig.wr(0x042108, 1 << 23);
-    assert_eq!(rig.rd(0x0420c4), 2, "the next one");
+    assert_eq!(rig.rd(0x0420c4), 2, "the next error");
     rig.wr(0x042108, 1 << 23);
     rig.wr(0x0025a0, 2);
     assert_eq!((rig.rd(0x002100), rig.rd(0x0025a0)), (0, 0));
@@ -263,7 +263,7 @@ fn a_warps_error_is_shown_where_it_happened_and_cleared_by_ones() {
         sm: Some(SmError { gpc: 0, tpc: 2, warp: 0xf, global: 0x5 }),
     };
     rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
-    // If the guest's GPU does not have the unit, the error is reported for the first unit.
+    // If the guest's GPU lacks the unit, the error is reported for the first unit.
     error.sm = Some(SmError { gpc: 9, tpc: 7, warp: 0x9, global: 0 });
     rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
     assert_eq!([rig.rd(0x400100), rig.rd(0x400108), rig.rd(0x400118)], [1 << 21, 1 << 24, 1]);
@@ -297,10 +297,10 @@ fn a_copy_engines_error_is_routed_when_its_firmware_runs() {
     let routed = rig.rd(0x10501c);
     assert_eq!(rig.rd(0x105008) & routed & !(routed >> 16), 0x40, "as the driver computes it");
     assert_eq!(rig.rd(0x105050) & 0x0fff_ffff, 7);
-    // Decode the report as the driver does: the error, the method, and its data.
+    // Decode the report like the driver: the error, the method, and its data.
     let report = rig.rd(0x105040);
     assert_eq!((report & 0xffff, (report >> 16 & 0x7ff) << 2, report >> 27 & 7), (1, 0x304, 4));
-    assert_eq!((rig.rd(0x105044), rig.rd(0x104040)), (0xabcd, 0), "and not in the other engine's");
+    assert_eq!((rig.rd(0x105044), rig.rd(0x104040)), (0xabcd, 0), "but not in the other engine's");
     rig.wr(0x105004, 0x40);
     assert_eq!(rig.rd(PENDING), 0);
 }
@@ -312,9 +312,9 @@ fn the_alarm_rings_at_its_time() {
     rig.wr(0x009410, 3);
     rig.wr(0x009400, 0xffff_f000);
     assert_eq!(rig.gpu.alarm_at(), None);
-    // Set the alarm past the end of the low word: the clock reaches it after a wrap.
+    // Set the alarm past the end of the low dword: the clock reaches it after wrapping.
     rig.wr(0x009420, 0x0000_1000);
-    assert_eq!(rig.gpu.alarm_at(), None, "no one has asked to be told");
+    assert_eq!(rig.gpu.alarm_at(), None, "no alarm is set");
     rig.wr(0x009140, 1);
     let at = rig.gpu.alarm_at().expect("set");
     assert!(at > rig.mock.now && at < rig.mock.now + 0x3000);

@@ -1,4 +1,4 @@
-//! Tests of the window on VRAM, the memory BARs, and accesses of odd sizes.
+//! Tests of the VRAM window, the memory BARs, and accesses of odd sizes.
 
 use super::mock::{Rig, VRAM};
 use crate::backend::{Aperture, NoMemory};
@@ -28,7 +28,7 @@ fn the_window_ends_with_vram() {
     assert_eq!(rig.rd(0x78_0000), u32::MAX);
     let mut across = [0; 8];
     rig.gpu.bar0_read(PRAMIN + 0x7_fffc, &mut across, &mut rig.mock);
-    assert_eq!(across, [0xff; 8], "an access that is partly outside reads nothing of what is inside");
+    assert_eq!(across, [0xff; 8], "an access that is partly outside reads nothing");
     assert_eq!(rig.denied(), ["pbus.PRAMIN_WINDOW: address outside of VRAM"]);
     assert_eq!(rig.gpu.denials().total(), 3);
 }
@@ -94,7 +94,7 @@ fn write_without_memory_fails_without_denial_or_partial_write() {
     rig.mock.lacks_memory = true;
     let before = rig.rd(BAR0_WINDOW);
     let Rig { gpu, mock } = &mut rig;
-    // These accesses extend from the window into a register, which must not be written if writing the window fails.
+    // These accesses extend from the window into a register, which must not be written if the window write fails.
     for (at, len) in [(PRAMIN, 4), (PRAMIN + 0xf_fffc, 8)] {
         assert_eq!(gpu.bar0_write(at, &vec![1; len], mock), Err(NoMemory));
     }

@@ -1,5 +1,5 @@
-//! Sends arbitrary sequences of guest writes, and checks that nothing panics, that no request to the mediator exceeds
-//! the guest's bounds, and that the invariants hold.
+//! Sends arbitrary sequences of guest writes. Checks that nothing panics, that no request to the mediator exceeds the
+//! guest's bounds, and that the invariants hold.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::VGpu;
@@ -15,7 +15,7 @@ use proptest::prelude::*;
 enum Op {
     Read(u64, usize),
     Write(u64, Vec<u8>),
-    /// Accesses a register: its number in the table, its index, and a value.
+    /// Accesses a register: its number in the table, its array index, and a value.
     Register(usize, u32, u32),
     Config(u64, Vec<u8>),
     Aperture(bool, u64, Vec<u8>),
@@ -128,7 +128,7 @@ fn apply(rig: &mut Rig, op: &Op) {
     }
 }
 
-/// Checks that each structure in VRAM that the vGPU passes to the mediator is within the guest's VRAM.
+/// Checks that each VRAM structure passed to the mediator is within the guest's VRAM.
 fn check(call: &Call) -> Result<(), TestCaseError> {
     let inside = |place: Option<Place>, bytes: u64| {
         let Some(Place::Vram(at)) = place else { return Ok(()) };
@@ -176,7 +176,7 @@ proptest! {
         }
     }
 
-    /// Compares a vGPU that was saved and restored with a vGPU that was not.
+    /// Compares a saved and restored vGPU with one that was not saved.
     #[test]
     fn restored_vgpu_behaves_like_unsaved_vgpu(ops in prop::collection::vec(op(), 1..200)) {
         let (mut moved, mut kept) = (Rig::new(), Rig::new());
@@ -197,7 +197,7 @@ proptest! {
         prop_assert_eq!(moved.denied(), kept.denied());
     }
 
-    /// Edits the bytes of a saved vGPU. The vGPU must be rejected, or stay within its bounds after it is restored.
+    /// Edits the bytes of a saved vGPU. It must be rejected, or stay within its bounds after it is restored.
     #[test]
     fn edited_vgpus_never_panic(
         before in prop::collection::vec(op(), 1..60),

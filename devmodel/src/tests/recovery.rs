@@ -1,5 +1,5 @@
-//! Tests hung work and refused channels: the values that the guest's driver reads, and its reaction. The sequences,
-//! offsets and bits are taken from the drivers of Linux 6.1 and 6.12.
+//! Tests hung work and rejected channels: the values that the guest's driver reads, and its reaction. The sequences,
+//! offsets and bits are those of the drivers in Linux 6.1 and 6.12.
 
 use super::mock::{Call, Rig};
 use crate::backend::{EngineStatus, Place};
@@ -40,10 +40,10 @@ fn causes(rig: &mut Rig) -> u32 {
 }
 
 fn unit_enable(engine: u32) -> u32 {
-    UNITS.iter().find(|(number, ..)| *number == engine).expect("an engine that is there").1
+    UNITS.iter().find(|(number, ..)| *number == engine).expect("existing engine").1
 }
 
-/// Resets an engine as every driver does.
+/// Resets an engine like every driver.
 fn reset_engine(rig: &mut Rig, engine: u32) {
     rig.mask(0x000200, unit_enable(engine), 0);
     rig.mask(0x000200, unit_enable(engine), unit_enable(engine));
@@ -57,7 +57,7 @@ fn submit(rig: &mut Rig) {
     rig.wr(0x002a00, 0x1000_0000);
 }
 
-/// Runs the interrupt handler of Linux 6.1, which stops each channel that it finds. Returns these channels and their
+/// Runs Linux 6.1's interrupt handler, which stops each channel that it finds. Returns these channels and their
 /// engines.
 fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     assert_eq!(causes(rig), SCHED_ERROR);
@@ -75,7 +75,7 @@ fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     found
 }
 
-/// Runs the handler's work item for the engines of these channels.
+/// Runs the handler's work item for these channels' engines.
 fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     let mask = engines.iter().fold(0, |mask, engine| mask | 1 << engine);
     rig.mask(0x002630, mask, mask);
@@ -87,14 +87,14 @@ fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     rig.mask(0x002630, mask, 0);
 }
 
-/// Returns the channel on an engine as Linux 6.12 reads it, and true if the engine is switching.
+/// Returns the channel on an engine as read by Linux 6.12, and whether the engine is switching.
 fn engine_6_12(rig: &mut Rig, engine: u32) -> Option<(u32, bool)> {
     let status = rig.rd(0x002640 + engine * 4);
     (status & 0x1000_0000 != 0).then_some((status & 0x7f, status & 0x5000 != 0))
 }
 
-/// Handles the scheduler error as the interrupt handler of Linux 6.12 does: triggers a fault on each engine that its
-/// channel does not leave.
+/// Handles the scheduler error like Linux 6.12's interrupt handler: triggers a fault on each engine that its channel
+/// does not leave.
 fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), SCHED_ERROR);
     assert_eq!(rig.rd(0x00254c) & 0xff, 0x0a);
@@ -120,8 +120,7 @@ fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     triggered
 }
 
-/// Handles the MMU faults as the interrupt handler of Linux 6.12 does. Returns the channels that its work item must
-/// kill.
+/// Handles the MMU faults like Linux 6.12's interrupt handler. Returns the channels that its work item must kill.
 fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), 0x1000_0000);
     let mut kill = Vec::new();
@@ -145,7 +144,7 @@ fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     kill
 }
 
-/// Runs the work item of Linux 6.12: removes channels, resets the engines that they are still on, and acknowledges the
+/// Runs Linux 6.12's work item: removes channels, resets the engines that they still occupy, and acknowledges the
 /// errors.
 fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     for channel in kill {
@@ -194,7 +193,7 @@ fn linux_6_1_kills_the_channel_that_hangs_and_no_other() {
                 Call::Block(mask, false)
             ]
         );
-        assert_eq!(rig.rd(0x002640 + engine * 4), 0x9000_0006, "the engine is the other's again");
+        assert_eq!(rig.rd(0x002640 + engine * 4), 0x9000_0006, "the engine belongs to the other channel again");
         assert_eq!((rig.rd(0x003004 + 5 * 8) & 1, rig.rd(0x003004 + 6 * 8) & 1), (0, 1));
         assert_eq!(rig.denied(), [""; 0]);
     }
@@ -265,9 +264,9 @@ fn a_hang_ends_with_its_channel() {
     assert_eq!(rig.rd(0x002640), 0x9004_1005);
     rig.wr(0x002100, SCHED_ERROR);
     rig.wr(0x003000 + 5 * 8, 0);
-    assert_eq!((rig.rd(0x002640), causes(&mut rig)), (0x9000_0006, SCHED_ERROR), "the next is shown");
+    assert_eq!((rig.rd(0x002640), causes(&mut rig)), (0x9000_0006, SCHED_ERROR), "the next one is shown");
     rig.wr(0x002100, SCHED_ERROR);
-    // A different instance block is a different channel.
+    // A different instance block means a different channel.
     rig.wr(0x003000 + 6 * 8, 0xc000_0099);
     assert_eq!(rig.rd(0x002650), 0x9000_0006);
 
@@ -315,7 +314,7 @@ fn an_unacknowledged_scheduler_error_keeps_the_reason() {
     assert_eq!(rig.rd(0x00254c), 0x0a);
 }
 
-/// Returns the mediator's report for a channel that it refuses to run because the host could not bind it.
+/// Returns the mediator's report on a channel that it refuses to run because the host could not bind it.
 fn refusal(channel: u32) -> MmuFault {
     MmuFault {
         unit: fault::unit::FIFO,
@@ -335,7 +334,7 @@ fn linux_6_1_kills_a_channel_that_is_refused() {
     rig.gpu.mmu_fault(refusal(5), &mut rig.mock);
     assert_eq!((causes(&mut rig), rig.rd(0x00259c)), (0x1000_0000, 1 << 7));
     let words: Vec<u32> = (0..4).map(|word| rig.rd(0x002800 + 7 * 16 + word * 4)).collect();
-    assert_eq!(words, [instance(5), 0, 0, 0x0000_0644], "host's client behind the hub, no channel is bound");
+    assert_eq!(words, [instance(5), 0, 0, 0x0000_0644], "host client in the hub, no channel is bound");
     rig.mock.take();
     // The fault belongs to the host unit, so no engine is reset.
     rig.mask(0x003004 + 5 * 8, 1, 0);

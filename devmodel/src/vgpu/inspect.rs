@@ -3,7 +3,7 @@
 use super::VGpu;
 
 impl VGpu {
-    /// Returns the state as pairs of a name and a value, for an operator.
+    /// Returns the state as name-value pairs for the operator.
     #[must_use]
     pub fn inspect(&self) -> Vec<(&'static str, String)> {
         let Self {

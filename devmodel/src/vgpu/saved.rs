@@ -1,6 +1,6 @@
 //! Saved state of a vGPU. The objects that its registers refer to (channels, page tables, memory) are saved separately.
 //!
-//! Blocks without invalid states are serialized directly. A new field in one of them requires a new version of the
+//! Blocks without invalid states are serialized directly. Adding a field to one of them requires a new version of the
 //! part.
 
 use super::VGpu;
@@ -19,13 +19,13 @@ use nvspec::fifo::{CHANNELS, VirtualChannelId};
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// Saved state of one VM's GPU.
+/// Saved state of a VM's GPU.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedVGpu {
     identity: SavedIdentity,
     /// Configuration space.
     pub(crate) pci: Vec<u8>,
-    /// Nonzero plain registers: their byte offset in BAR0 and their value, in ascending order of offsets.
+    /// Nonzero plain registers as pairs of BAR0 byte offset and value, in ascending order.
     pub(crate) storage: Vec<(u32, u32)>,
     denials: Denials,
     interrupts: Interrupts,
@@ -42,7 +42,7 @@ pub struct SavedVGpu {
 
 first_version!(SavedVGpu, "devmodel");
 
-/// The parts of a vGPU's description that a guest can see.
+/// The guest-visible parts of a vGPU's description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedIdentity {
     boot0: u32,
@@ -54,7 +54,7 @@ struct SavedIdentity {
 
 impl SavedIdentity {
     fn from_config(config: &VGpuConfig) -> Self {
-        // The firmware of a machine reads the VBIOS only once, so another release may have a different VBIOS.
+        // A machine's firmware reads the VBIOS only once, so another release may have a different VBIOS.
         let VGpuConfig { chip, pci, vram_bytes, channels, vbios: _, vendor_capability } = config;
         Self {
             boot0: chip.boot0,
@@ -104,8 +104,8 @@ impl VGpu {
         }
     }
 
-    /// Restores the vGPU with a description that the guest cannot distinguish from the original one. Does not repeat
-    /// calls to the backend.
+    /// Restores the vGPU with a description that the guest cannot distinguish from the original. Does not repeat calls
+    /// to the backend.
     ///
     /// # Errors
     /// Returns an error if the state is invalid, or belongs to a different vGPU.
@@ -128,7 +128,7 @@ impl VGpu {
         } = saved;
         let own = SavedIdentity::from_config(&config);
         Invalid::unless(identity == own, || {
-            format!("it is a vGPU of another kind: {identity:x?}, and this one is {own:x?}")
+            format!("the vGPU is of another kind: {identity:x?}, and this one is {own:x?}")
         })?;
         let channels = config.channels;
         let mut gpu = Self::new(config).map_err(Invalid::new)?;
@@ -158,15 +158,14 @@ impl VGpu {
         })
     }
 
-    /// Returns the channels that the guest has bound. The backend's state must list each of these channels as bound or
-    /// refused.
+    /// Returns the channels that the guest has bound. The backend's state must list each of them as bound or rejected.
     pub fn bound_channels(&self) -> impl Iterator<Item = VirtualChannelId> {
         let bound = self.pfifo.bound_bits();
         let numbers = (0u8..).take(CHANNELS as usize);
         numbers.filter(move |number| bound.checked_shr(u32::from(*number)).unwrap_or(0) & 1 == 1).map(VirtualChannelId)
     }
 
-    /// Returns the mask of the engines that the guest has blocked. The guest's channels are paused on these engines.
+    /// Returns the mask of engines that the guest has blocked, on which its channels are paused.
     #[must_use]
     pub fn blocked_engines(&self) -> u32 {
         self.pfifo.blocked()

@@ -1,23 +1,23 @@
-//! Classes 0x90b5 and 0x90b8, the copy engine, with the methods of nouveau's own microcode. A copy engine of Fermi is a
-//! microcontroller: the uploaded program defines its methods. NVIDIA's driver uses another method set (also launch at
-//! 0x300, but addresses at 0x400), which is not declared here.
+//! Classes 0x90b5 and 0x90b8, the copy engine, with the methods of nouveau's own microcode. A Fermi copy engine is a
+//! microcontroller whose uploaded program defines its methods. NVIDIA's driver uses a different method set (launch also
+//! at 0x300, but addresses at 0x400), which is not declared here.
 //!
-//! A surface is pitch linear or block linear. Sizes and positions of block-linear surfaces are in elements; an element
+//! A surface is pitch-linear or block-linear. Sizes and positions in block-linear surfaces are in elements; an element
 //! is a byte unless [`exec::FORMAT`] is set.
 //!
 //! Source: rnndb `fifo/pcopy.xml`, and the behaviour of nouveau's copy engine program and of `nouveau_bo90b5.c`.
 
 use crate::Field;
 
-/// Object name; the engine stores it, and it has no effect.
+/// Object name, which the engine stores but does not use.
 pub const NAME: u32 = 0x000;
-/// Does nothing.
+/// No operation.
 pub const NOP: u32 = 0x100;
 /// Triggers the performance counters.
 pub const PM_TRIGGER: u32 = 0x140;
-/// Source block size, see [`tile_mode`].
+/// Source block size; see [`tile_mode`].
 pub const SRC_TILE_MODE: u32 = 0x200;
-/// Source width in elements, when block linear.
+/// Source width in elements, if block-linear.
 pub const SRC_WIDTH: u32 = 0x204;
 /// Source height in rows.
 pub const SRC_HEIGHT: u32 = 0x208;
@@ -25,13 +25,13 @@ pub const SRC_HEIGHT: u32 = 0x208;
 pub const SRC_DEPTH: u32 = 0x20c;
 /// Source slice.
 pub const SRC_Z: u32 = 0x210;
-/// Source x in elements, when block linear.
+/// Source x in elements, if block-linear.
 pub const SRC_X: u32 = 0x214;
 /// Source y in rows.
 pub const SRC_Y: u32 = 0x218;
-/// Destination block size, see [`tile_mode`].
+/// Destination block size; see [`tile_mode`].
 pub const DST_TILE_MODE: u32 = 0x220;
-/// Destination width in elements, when block linear.
+/// Destination width in elements, if block-linear.
 pub const DST_WIDTH: u32 = 0x224;
 /// Destination height in rows.
 pub const DST_HEIGHT: u32 = 0x228;
@@ -39,7 +39,7 @@ pub const DST_HEIGHT: u32 = 0x228;
 pub const DST_DEPTH: u32 = 0x22c;
 /// Destination slice.
 pub const DST_Z: u32 = 0x230;
-/// Destination x in elements, when block linear.
+/// Destination x in elements, if block-linear.
 pub const DST_X: u32 = 0x234;
 /// Destination y in rows.
 pub const DST_Y: u32 = 0x238;
@@ -55,52 +55,52 @@ pub const SRC_ADDRESS_LOW: u32 = 0x310;
 pub const DST_ADDRESS_HIGH: u32 = 0x314;
 /// Destination address, bits 31:0.
 pub const DST_ADDRESS_LOW: u32 = 0x318;
-/// Distance in bytes from one source line to the next, when pitch linear.
+/// Distance in bytes between source lines, if pitch-linear.
 pub const SRC_PITCH: u32 = 0x31c;
-/// Distance in bytes from one destination line to the next, when pitch linear.
+/// Distance in bytes between destination lines, if pitch-linear.
 pub const DST_PITCH: u32 = 0x320;
-/// Number of elements in a line.
+/// Number of elements per line.
 pub const X_COUNT: u32 = 0x324;
 /// Number of lines.
 pub const Y_COUNT: u32 = 0x328;
-/// Conversion of elements, see [`format`].
+/// Element conversion; see [`format`].
 pub const FORMAT: u32 = 0x32c;
-/// First constant from which a component can be taken.
+/// First constant that can be selected as a component.
 pub const SWIZZLE_CONST0: u32 = 0x330;
-/// Second constant from which a component can be taken.
+/// Second constant that can be selected as a component.
 pub const SWIZZLE_CONST1: u32 = 0x334;
 /// Query address, bits 39:32.
 pub const QUERY_ADDRESS_HIGH: u32 = 0x338;
 /// Query address, bits 31:0.
 pub const QUERY_ADDRESS_LOW: u32 = 0x33c;
-/// Value that the query writes.
+/// Value written by the query.
 pub const QUERY_COUNTER: u32 = 0x340;
-/// Maximum number of lines in one copy.
+/// Maximum number of lines per copy.
 pub const Y_COUNT_MAX: u32 = 0x1fff;
 
 /// Fields of [`EXEC`]. Other bits are ignored.
 pub mod exec {
     use super::Field;
-    /// Elements are converted according to [`super::FORMAT`].
+    /// Set to convert elements according to [`super::FORMAT`].
     pub const FORMAT: Field = Field::new(0, 0);
-    /// Source is pitch linear.
+    /// Set if the source is pitch-linear.
     pub const SRC_LINEAR: Field = Field::new(4, 4);
-    /// Destination is pitch linear.
+    /// Set if the destination is pitch-linear.
     pub const DST_LINEAR: Field = Field::new(8, 8);
-    /// Writes the query after the copy.
+    /// Set to write the query after the copy.
     pub const QUERY: Field = Field::new(12, 12);
-    /// The query writes only the counter (4 bytes), without a timestamp (16 bytes).
+    /// Set if the query writes only the counter (4 bytes), without a timestamp (16 bytes).
     pub const QUERY_SHORT: Field = Field::new(13, 13);
 }
 
 /// Fields of [`SRC_TILE_MODE`] and [`DST_TILE_MODE`].
 pub mod tile_mode {
     use super::Field;
-    /// Depth of a block: log2 of slices.
+    /// Block depth: log2 of slices.
     pub const DEPTH: Field = Field::new(11, 8);
-    /// Height of a block: log2 of GOBs (8 rows each).
+    /// Block height: log2 of GOBs (8 rows each).
     pub const HEIGHT: Field = Field::new(7, 4);
-    /// Width of a block: [`WIDTH_16`]; any other value means 64 bytes.
+    /// Block width: [`WIDTH_16`]; any other value means 64 bytes.
     pub const WIDTH: Field = Field::new(3, 0);
     /// Blocks are 16 bytes wide.
     pub const WIDTH_16: u32 = 0xe;
@@ -109,9 +109,9 @@ pub mod tile_mode {
 /// Fields of [`FORMAT`].
 pub mod format {
     use super::Field;
-    /// Number of components of a destination element, minus one.
+    /// Number of components per destination element, minus one.
     pub const DST_COMPONENTS: Field = Field::new(25, 24);
-    /// Number of components of a source element, minus one.
+    /// Number of components per source element, minus one.
     pub const SRC_COMPONENTS: Field = Field::new(21, 20);
     /// Size of a component in bytes, minus one.
     pub const COMPONENT_BYTES: Field = Field::new(17, 16);
@@ -121,27 +121,27 @@ pub mod format {
     pub const COMPONENT_2: Field = Field::new(11, 8);
     /// Source of destination component 1.
     pub const COMPONENT_1: Field = Field::new(7, 4);
-    /// Source of destination component 0: a source component below 4, or one of the following values.
+    /// Source of destination component 0: a source component (0 to 3), or one of the following values.
     pub const COMPONENT_0: Field = Field::new(3, 0);
-    /// The component is taken from [`super::SWIZZLE_CONST0`].
+    /// The component is [`super::SWIZZLE_CONST0`].
     pub const FROM_CONST0: u32 = 4;
-    /// The component is taken from [`super::SWIZZLE_CONST1`].
+    /// The component is [`super::SWIZZLE_CONST1`].
     pub const FROM_CONST1: u32 = 5;
-    // Values of 6 and above give zero.
+    // Values of 6 and above select zero.
 }
 
-/// The program's report to the driver about a bad method: a word in its first scratch register, the method's data in
+/// Error report of nouveau's program for an invalid method: a dword in the first scratch register, the method's data in
 /// the second, and an interrupt. Source: nouveau's `gt215_ce_intr`.
 pub mod error {
     use crate::Field;
 
-    /// The copy engine's interrupt, raised by its falcon.
+    /// The interrupt that the copy engine's falcon raises.
     pub const INTR: u32 = 0x40;
     /// Subchannel of the method.
     pub const SUBCHANNEL: Field = Field::new(29, 27);
     /// Byte address of the method divided by 4.
     pub const METHOD: Field = Field::new(26, 16);
-    /// Kind of error.
+    /// Error code.
     pub const CODE: Field = Field::new(15, 0);
 
     /// The method does not exist.
@@ -150,7 +150,7 @@ pub mod error {
     pub const INVALID_BITFIELD: u32 = 3;
 }
 
-/// Returns the bits that a method's data may have; `None` for a method that does not exist.
+/// Returns the mask of valid data bits of a method; `None` if the method does not exist.
 #[must_use]
 pub const fn method_mask(method: u32) -> Option<u32> {
     Some(match method {

@@ -1,14 +1,14 @@
 //! Class 0x90c0: compute.
 //!
-//! The state of a grid is set by methods before its launch; it has no descriptor in memory.
+//! Methods set the state of a grid before its launch; there is no descriptor in memory.
 //!
-//! Source: NVIDIA's class header, rnndb `graph/gf100_compute.xml`, Mesa's code.
+//! Source: NVIDIA's class header, rnndb `graph/gf100_compute.xml`, and Mesa.
 
 use crate::Field;
 
-/// Does nothing.
+/// No operation.
 pub const NO_OPERATION: u32 = 0x100;
-/// Waits for the end of earlier work.
+/// Waits for earlier work to complete.
 #[doc(alias = "SERIALIZE")]
 pub const WAIT_FOR_IDLE: u32 = 0x110;
 /// Makes the front end go idle.
@@ -28,59 +28,59 @@ pub const LOCAL_HIGH_SIZE: u32 = 0x208;
 /// Size in bytes of a warp's call and divergence stack in memory.
 #[doc(alias = "WARP_CSTACK_SIZE")]
 pub const STACK_SIZE: u32 = 0x20c;
-/// Generic address at which shared memory appears.
+/// Generic address of the shared memory window.
 #[doc(alias = "SHARED_BASE")]
 pub const SHARED_WINDOW: u32 = 0x214;
 /// Waits, and invalidates or flushes caches.
 #[doc(alias = "MEM_BARRIER")]
 pub const INVALIDATE_SHADER_CACHES: u32 = 0x21c;
-/// Number of blocks in the grid: x in the low half, y in the high half.
+/// Grid dimensions in blocks: x in the low half, y in the high half.
 #[doc(alias = "GRIDDIM_YX")]
 pub const GRID_YX: u32 = 0x238;
-/// Number of blocks in the grid in z.
+/// Grid dimension z in blocks.
 #[doc(alias = "GRIDDIM_Z")]
 pub const GRID_Z: u32 = 0x23c;
-/// Size in bytes of a block's shared memory.
+/// Shared memory per block in bytes.
 pub const SHARED_SIZE: u32 = 0x24c;
-/// Number of threads in a block.
+/// Number of threads per block.
 #[doc(alias = "THREADS_ALLOC")]
 pub const BLOCK_THREADS: u32 = 0x250;
-/// Number of barriers of a block.
+/// Number of barriers per block.
 #[doc(alias = "BARRIER_ALLOC")]
 pub const BLOCK_BARRIERS: u32 = 0x254;
-/// Fails if the object is not of the compute class, which cannot happen here.
+/// Fails if the object is not of the compute class, which is impossible here.
 pub const TEST_FOR_COMPUTE: u32 = 0x28c;
 /// Begins a grid.
 pub const BEGIN_GRID: u32 = 0x29c;
-/// Number of registers of a thread.
+/// Number of registers per thread.
 #[doc(alias = "CP_GPR_ALLOC")]
 pub const REGISTERS: u32 = 0x2c0;
-/// Enables the table of [`GLOBAL_MAP_ENTRY`].
+/// Enables the table set through [`GLOBAL_MAP_ENTRY`].
 pub const GLOBAL_MAP_MODE: u32 = 0x2c4;
-/// Sets one entry of the table that gives the upper byte of global addresses, see [`global_map`].
+/// Sets an entry of the table that maps the upper byte of global addresses; see [`global_map`].
 #[doc(alias = "GLOBAL_BASE")]
 pub const GLOBAL_MAP_ENTRY: u32 = 0x2c8;
-/// Runs the grid. SR_CTAPARAM reads the method's data.
+/// Launches the grid. SR_CTAPARAM returns the method's data.
 pub const LAUNCH: u32 = 0x368;
-/// Number of threads in a block: x in the low half, y in the high half.
+/// Block dimensions in threads: x in the low half, y in the high half.
 #[doc(alias = "BLOCKDIM_YX")]
 pub const BLOCK_YX: u32 = 0x3ac;
-/// Number of threads in a block in z.
+/// Block dimension z in threads.
 #[doc(alias = "BLOCKDIM_Z")]
 pub const BLOCK_Z: u32 = 0x3b0;
 /// Byte offset of the first instruction in the code segment.
 #[doc(alias = "CP_START_ID")]
 pub const PROGRAM_START: u32 = 0x3b4;
-/// Generic address at which local memory appears.
+/// Generic address of the local memory window.
 #[doc(alias = "LOCAL_BASE")]
 pub const LOCAL_WINDOW: u32 = 0x77c;
-/// Value that SR_GRIDPARAM reads.
+/// Value that SR_GRIDPARAM returns.
 #[doc(alias = "GRIDID")]
 pub const GRID_PARAM: u32 = 0x780;
-/// Bits 39:32 of the address of the memory that backs local memory.
+/// Address of the memory that backs local memory, bits 39:32.
 #[doc(alias = "TEMP_ADDRESS_HIGH")]
 pub const LOCAL_ADDRESS_HIGH: u32 = 0x790;
-/// Bits 31:0 of the address of the memory that backs local memory.
+/// Address of the memory that backs local memory, bits 31:0.
 #[doc(alias = "TEMP_ADDRESS_LOW")]
 pub const LOCAL_ADDRESS_LOW: u32 = 0x794;
 /// Size of local memory in bytes, bits 39:32.
@@ -91,13 +91,13 @@ pub const LOCAL_SIZE_HIGH: u32 = 0x798;
 pub const LOCAL_SIZE_LOW: u32 = 0x79c;
 /// Ends a grid.
 pub const END_GRID: u32 = 0xa04;
-/// Render condition, see [`cond_mode`](crate::class::m2mf9039::cond_mode).
+/// Render condition; see [`cond_mode`](crate::class::m2mf9039::cond_mode).
 pub const COND_MODE: u32 = 0x1558;
-/// Bits 39:32 of the code segment's address.
+/// Code segment address, bits 39:32.
 pub const CODE_ADDRESS_HIGH: u32 = 0x1608;
-/// Bits 31:0 of the code segment's address.
+/// Code segment address, bits 31:0.
 pub const CODE_ADDRESS_LOW: u32 = 0x160c;
-/// Binds the selected constant buffer to a bank, see [`bind`].
+/// Binds the selected constant buffer to a bank; see [`bind`].
 #[doc(alias = "CB_BIND")]
 pub const CONSTANT_BIND: u32 = 0x1694;
 /// Invalidates caches without waiting.
@@ -105,9 +105,9 @@ pub const CONSTANT_BIND: u32 = 0x1694;
 pub const INVALIDATE_SHADER_CACHES_NO_WAIT: u32 = 0x1698;
 /// Invalidates the constant cache.
 pub const INVALIDATE_CONSTANTS: u32 = 0x1930;
-/// Overrides the render condition, see [`render_override`](crate::class::m2mf9039::render_override).
+/// Overrides the render condition; see [`render_override`](crate::class::m2mf9039::render_override).
 pub const RENDER_ENABLE_OVERRIDE: u32 = 0x1944;
-/// Has no effect in the pipeline.
+/// No operation in the pipeline.
 pub const PIPE_NOP: u32 = 0x1a2c;
 /// Semaphore address, bits 39:32.
 #[doc(alias = "QUERY_ADDRESS_HIGH")]
@@ -118,25 +118,25 @@ pub const SEMAPHORE_ADDRESS_LOW: u32 = 0x1b04;
 /// Semaphore payload.
 #[doc(alias = "QUERY_SEQUENCE")]
 pub const SEMAPHORE_PAYLOAD: u32 = 0x1b08;
-/// Releases the semaphore when earlier work has ended, see [`semaphore`].
+/// Releases the semaphore once earlier work has completed; see [`semaphore`].
 #[doc(alias = "QUERY_GET")]
 pub const SEMAPHORE_EXECUTE: u32 = 0x1b0c;
-/// Sets the size in bytes of the selected constant buffer.
+/// Size of the selected constant buffer in bytes.
 #[doc(alias = "CB_SIZE")]
 pub const CONSTANT_SIZE: u32 = 0x2380;
-/// Sets bits 39:32 of the selected constant buffer's address.
+/// Selected constant buffer's address, bits 39:32.
 #[doc(alias = "CB_ADDRESS_HIGH")]
 pub const CONSTANT_ADDRESS_HIGH: u32 = 0x2384;
-/// Sets bits 31:0 of the selected constant buffer's address.
+/// Selected constant buffer's address, bits 31:0.
 #[doc(alias = "CB_ADDRESS_LOW")]
 pub const CONSTANT_ADDRESS_LOW: u32 = 0x2388;
-/// Byte offset of the next word to load in the selected constant buffer.
+/// Byte offset in the selected constant buffer of the next dword to load.
 #[doc(alias = "CB_POS")]
 pub const CONSTANT_OFFSET: u32 = 0x238c;
-/// First of the sixteen methods that store a word in the selected constant buffer and advance to the next.
+/// First of sixteen methods that store a dword in the selected constant buffer and advance the offset.
 #[doc(alias = "CB_DATA")]
 pub const CONSTANT_DATA: u32 = 0x2390;
-/// The last of the methods that start at [`CONSTANT_DATA`].
+/// Last of the methods that start at [`CONSTANT_DATA`].
 pub const CONSTANT_DATA_LAST: u32 = 0x23cc;
 
 /// Fields of [`CONSTANT_BIND`].
@@ -144,7 +144,7 @@ pub mod bind {
     use super::Field;
     /// Set if the bank has a buffer.
     pub const VALID: Field = Field::new(0, 0);
-    /// The bank.
+    /// Bank number.
     pub const BANK: Field = Field::new(12, 8);
 }
 
@@ -153,11 +153,11 @@ pub mod global_map {
     use super::Field;
     /// Bits 39:32 of the GPU virtual address.
     pub const VIRTUAL_UPPER: Field = Field::new(7, 0);
-    /// Bits 39:32 of the global address: the index of the entry.
+    /// Bits 39:32 of the global address, which are the index of the entry.
     pub const GLOBAL_UPPER: Field = Field::new(23, 16);
-    /// Loads are permitted.
+    /// Set if loads are permitted.
     pub const READ: Field = Field::new(30, 30);
-    /// Stores are permitted.
+    /// Set if stores are permitted.
     pub const WRITE: Field = Field::new(31, 31);
 }
 
@@ -166,71 +166,71 @@ pub mod semaphore {
     use super::Field;
     /// Operation; 0 is a release.
     pub const OPERATION: Field = Field::new(1, 0);
-    /// Releases.
+    /// Release.
     pub const RELEASE: u32 = 0;
-    /// Skips the memory flush before the release; has no effect here.
+    /// Skips the memory flush before the release. No effect here.
     pub const FLUSH_DISABLE: Field = Field::new(2, 2);
-    /// Reduces memory with the payload instead of replacing it.
+    /// Applies the payload to memory as a reduction instead of storing it.
     pub const REDUCTION: Field = Field::new(3, 3);
     /// Raises the non-stall interrupt after the release.
     pub const AWAKEN: Field = Field::new(20, 20);
-    /// The semaphore is one word instead of four.
+    /// Set if the semaphore is one dword instead of four.
     pub const ONE_WORD: Field = Field::new(28, 28);
     /// Modelled bits.
     pub const MASK: u32 = OPERATION.mask() | FLUSH_DISABLE.mask() | AWAKEN.mask() | ONE_WORD.mask();
 }
 
-/// Limits of a launch.
+/// Launch limits.
 pub mod limit {
-    /// Number of constant banks that can be bound.
+    /// Number of constant banks.
     pub const CONSTANT_BANKS: u32 = 18;
-    /// Size of a constant buffer in bytes.
+    /// Maximum size of a constant buffer in bytes.
     pub const CONSTANT_BYTES: u32 = 0x1_0000;
-    /// Maximum number of threads in a block.
+    /// Maximum number of threads per block.
     pub const BLOCK_THREADS: u32 = 1024;
-    /// Maximum number of threads in a block in x and in y.
+    /// Maximum block dimension in x and y.
     pub const BLOCK_XY: u32 = 1024;
-    /// Maximum number of threads in a block in z.
+    /// Maximum block dimension in z.
     pub const BLOCK_Z: u32 = 64;
-    /// Maximum number of registers of a thread, without RZ.
+    /// Maximum number of registers per thread, excluding RZ.
     pub const REGISTERS: u32 = 63;
-    /// Number of registers of a multiprocessor.
+    /// Number of registers per multiprocessor.
     pub const SM_REGISTERS: u32 = 0x8000;
-    /// Maximum number of warps on a multiprocessor.
+    /// Maximum number of warps per multiprocessor.
     pub const SM_WARPS: u32 = 48;
-    /// Maximum size in bytes of a block's shared memory.
+    /// Maximum shared memory per block in bytes.
     pub const SHARED_BYTES: u32 = 0xc000;
-    /// Maximum size in bytes of a thread's local memory, both parts together.
+    /// Maximum local memory per thread in bytes, both parts combined.
     pub const LOCAL_BYTES: u32 = 512 << 10;
-    /// Maximum number of barriers of a block.
+    /// Maximum number of barriers per block.
     pub const BARRIERS: u32 = 16;
-    /// Number of banks of shared memory.
+    /// Number of shared memory banks.
     pub const SHARED_BANKS: u32 = 32;
 }
 
-/// Size of each of the two windows in the generic address space in bytes.
+/// Size in bytes of each of the two windows in the generic address space.
 pub const WINDOW_BYTES: u64 = 1 << 24;
 
-/// Number of bits of an address in local memory.
+/// Number of bits in a local memory address.
 pub const LOCAL_ADDRESS_BITS: u32 = 24;
 
 /// Values of a multiprocessor's warp error register. Source: nouveau's table of warp errors.
 pub mod warp_error {
     /// The call and divergence stack overflowed.
     pub const STACK: u32 = 0x01;
-    /// A return, break or continue instruction found no entry.
+    /// A return, break or continue instruction found no stack entry.
     pub const EMPTY_STACK: u32 = 0x03;
-    /// A program counter is not aligned.
+    /// Misaligned program counter.
     pub const MISALIGNED_PC: u32 = 0x05;
-    /// A program counter is beyond the code segment's addresses.
+    /// The program counter is outside the code segment's address range.
     pub const PC_OVERFLOW: u32 = 0x06;
-    /// A constant's address is not aligned.
+    /// Misaligned constant address.
     pub const MISALIGNED_CONSTANT: u32 = 0x07;
-    /// A pair or quad of registers is not aligned.
+    /// Misaligned register pair or quad.
     pub const MISALIGNED_REGISTER: u32 = 0x08;
     /// Invalid instruction.
     pub const ILLEGAL_ENCODING: u32 = 0x09;
-    /// The instruction has an operand that is not permitted.
+    /// Invalid operand.
     pub const ILLEGAL_PARAMETER: u32 = 0x0b;
     /// A constant is outside its bank.
     pub const CONSTANT_ADDRESS: u32 = 0x0c;
@@ -238,24 +238,24 @@ pub mod warp_error {
     pub const OUT_OF_RANGE_REGISTER: u32 = 0x0d;
     /// An address is outside local or shared memory.
     pub const OUT_OF_RANGE_ADDRESS: u32 = 0x0e;
-    /// An address is not aligned.
+    /// Misaligned address.
     pub const MISALIGNED_ADDRESS: u32 = 0x0f;
-    /// The operation is not possible in the address space of the address.
+    /// The operation is invalid in the address space of the address.
     pub const ADDRESS_SPACE: u32 = 0x10;
-    /// A constant accessed with LDC is outside its bank.
+    /// An LDC access is outside the constant bank.
     pub const CONSTANT_ADDRESS_LDC: u32 = 0x12;
-    /// An instruction that needs all lanes was executed by diverged lanes.
+    /// Diverged lanes executed an instruction that requires all lanes.
     pub const DIVERGENT: u32 = 0x14;
 }
 
-/// Consecutive methods whose last data is kept as state.
+/// Consecutive methods whose last data dword is kept as state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateMethods {
-    /// The first method.
+    /// First method.
     pub first: u32,
     /// Number of methods.
     pub count: u32,
-    /// Bits that the data may have.
+    /// Mask of valid data bits.
     pub mask: u32,
 }
 
@@ -267,8 +267,9 @@ const fn row(first: u32, count: u32) -> StateMethods {
     StateMethods { first, count, mask: u32::MAX }
 }
 
-/// All methods whose data is kept as state, in ascending order. Methods without a name here do not affect how grids
-/// run: textures, surfaces, cache configuration, work distribution, spare and firmware methods, performance counters.
+/// All methods whose data is kept as state, in ascending order. Methods without a name here do not affect the execution
+/// of grids: textures, surfaces, cache configuration, work distribution, spare and firmware methods, performance
+/// counters.
 pub const STATE: &[StateMethods] = &[
     row(INSTRUMENTATION_HEADER, 2),
     one(LOCAL_LOW_SIZE, 0xff_ffff),
@@ -340,7 +341,7 @@ pub const STATE: &[StateMethods] = &[
     row(0x335c, 33),
 ];
 
-/// Number of words of state.
+/// Number of state dwords.
 pub const STATE_WORDS: usize = {
     let (mut index, mut words) = (0, 0);
     while index < STATE.len() {
@@ -350,8 +351,7 @@ pub const STATE_WORDS: usize = {
     words
 };
 
-/// Returns the index of the word of state that a method sets, and its permitted bits; `None` for a method without
-/// state.
+/// Returns the index of the state dword that a method sets, and its valid bits; `None` for a method without state.
 #[must_use]
 pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     let (mut index, mut words) = (0, 0);
@@ -369,8 +369,8 @@ pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     None
 }
 
-/// Returns true if a method exists but has no effect here: waits, which the engine performs for every method, and
-/// control of caches and texture units.
+/// Returns true if a method exists but has no effect here: waits, which the engine performs for every method, and cache
+/// and texture unit control.
 #[must_use]
 pub const fn is_without_effect(method: u32) -> bool {
     matches!(
@@ -386,7 +386,7 @@ pub const fn is_without_effect(method: u32) -> bool {
             | INVALIDATE_SHADER_CACHES
             | INVALIDATE_SHADER_CACHES_NO_WAIT
             | INVALIDATE_CONSTANTS
-            // Controls texture and sampler caches, reference counts and unbinding.
+            // Texture and sampler cache control, reference counts and unbinding.
             | 0x244
             | 0x360
             | 0x10f4

@@ -1,14 +1,14 @@
 //! Class 0x9039, M2MF: copies in PGRAPH.
 //!
-//! Sizes and positions of block-linear surfaces are in bytes, rows and slices.
+//! Sizes and positions in block-linear surfaces are in bytes, rows and slices.
 //!
-//! Source: NVIDIA's class header, rnndb `graph/gf100_m2mf.xml`, and the code of nouveau and Mesa.
+//! Source: NVIDIA's class header, rnndb `graph/gf100_m2mf.xml`, nouveau, and Mesa.
 
 use crate::Field;
 
-/// Does nothing.
+/// No operation.
 pub const NOP: u32 = 0x100;
-/// Waits for the end of earlier work.
+/// Waits for earlier work to complete.
 #[doc(alias = "WAIT_FOR_IDLE")]
 pub const SERIALIZE: u32 = 0x110;
 /// Makes the front end go idle.
@@ -19,9 +19,9 @@ pub const PM_TRIGGER: u32 = 0x140;
 pub const INSTRUMENTATION_HEADER: u32 = 0x150;
 /// Data of the instrumentation method.
 pub const INSTRUMENTATION_DATA: u32 = 0x154;
-/// Source block size, see [`block_size`].
+/// Source block size; see [`block_size`].
 pub const TILING_MODE_IN: u32 = 0x204;
-/// Source width in bytes, when block linear.
+/// Source width in bytes, if block-linear.
 pub const TILING_PITCH_IN: u32 = 0x208;
 /// Source height in rows.
 pub const TILING_HEIGHT_IN: u32 = 0x20c;
@@ -29,9 +29,9 @@ pub const TILING_HEIGHT_IN: u32 = 0x20c;
 pub const TILING_DEPTH_IN: u32 = 0x210;
 /// Source slice.
 pub const TILING_POSITION_IN_Z: u32 = 0x214;
-/// Destination block size, see [`block_size`].
+/// Destination block size; see [`block_size`].
 pub const TILING_MODE_OUT: u32 = 0x220;
-/// Destination width in bytes, when block linear.
+/// Destination width in bytes, if block-linear.
 pub const TILING_PITCH_OUT: u32 = 0x224;
 /// Destination height in rows.
 pub const TILING_HEIGHT_OUT: u32 = 0x228;
@@ -43,7 +43,7 @@ pub const TILING_POSITION_OUT_Z: u32 = 0x230;
 pub const OFFSET_OUT_HIGH: u32 = 0x238;
 /// Destination address, bits 31:0.
 pub const OFFSET_OUT_LOW: u32 = 0x23c;
-/// First of the spare and firmware methods, which store a value without effect on copies.
+/// First of the spare and firmware methods, which store a value but do not affect copies.
 pub const SPARE_FIRST: u32 = 0x240;
 /// Last of the spare and firmware methods.
 pub const SPARE_LAST: u32 = 0x2fc;
@@ -52,17 +52,17 @@ pub const SPARE_LAST: u32 = 0x2fc;
 pub const EXEC: u32 = 0x300;
 /// Inline source data.
 pub const DATA: u32 = 0x304;
-/// Overrides the render condition, see [`render_override`].
+/// Overrides the render condition; see [`render_override`].
 pub const RENDER_ENABLE_OVERRIDE: u32 = 0x308;
 /// Source address, bits 39:32.
 pub const OFFSET_IN_HIGH: u32 = 0x30c;
 /// Source address, bits 31:0.
 pub const OFFSET_IN_LOW: u32 = 0x310;
-/// Signed distance in bytes from one source line to the next, when pitch linear.
+/// Signed distance in bytes between source lines, if pitch-linear.
 pub const PITCH_IN: u32 = 0x314;
-/// Signed distance in bytes from one destination line to the next, when pitch linear.
+/// Signed distance in bytes between destination lines, if pitch-linear.
 pub const PITCH_OUT: u32 = 0x318;
-/// Size of a line in bytes.
+/// Line length in bytes.
 pub const LINE_LENGTH_IN: u32 = 0x31c;
 /// Number of lines.
 pub const LINE_COUNT: u32 = 0x320;
@@ -76,45 +76,45 @@ pub const NOTIFY_PAYLOAD: u32 = 0x334;
 pub const COND_ADDRESS_HIGH: u32 = 0x338;
 /// Render condition address, bits 31:0.
 pub const COND_ADDRESS_LOW: u32 = 0x33c;
-/// Render condition, see [`cond_mode`].
+/// Render condition; see [`cond_mode`].
 pub const COND_MODE: u32 = 0x340;
-/// Source x in bytes, when block linear.
+/// Source x in bytes, if block-linear.
 pub const TILING_POSITION_IN_X: u32 = 0x344;
 /// Source y in rows.
 pub const TILING_POSITION_IN_Y: u32 = 0x348;
-/// Destination x in bytes, when block linear.
+/// Destination x in bytes, if block-linear.
 pub const TILING_POSITION_OUT_X: u32 = 0x34c;
 /// Destination y in rows.
 pub const TILING_POSITION_OUT_Y: u32 = 0x350;
-/// Maximum number of lines in one copy.
+/// Maximum number of lines per copy.
 pub const LINE_COUNT_MAX: u32 = 2047;
 
 /// Fields of [`EXEC`].
 pub mod exec {
     use super::Field;
-    /// Source data is inline, through [`super::DATA`].
+    /// Set if source data is inline, through [`super::DATA`].
     pub const INLINE: Field = Field::new(0, 0);
-    /// Source is pitch linear.
+    /// Set if the source is pitch-linear.
     pub const LINEAR_IN: Field = Field::new(4, 4);
-    /// Destination is pitch linear.
+    /// Set if the destination is pitch-linear.
     pub const LINEAR_OUT: Field = Field::new(8, 8);
-    /// Action at completion, one of the following values.
+    /// Completion action, one of the following values.
     pub const COMPLETION: Field = Field::new(13, 12);
-    /// Nothing happens at completion.
+    /// No completion action.
     pub const COMPLETION_NONE: u32 = 0;
-    /// Writes are flushed.
+    /// Flush writes.
     pub const COMPLETION_FLUSH: u32 = 1;
-    /// Writes are flushed, then the semaphore is released.
+    /// Flush writes, then release the semaphore.
     pub const COMPLETION_SEMAPHORE: u32 = 2;
-    /// Interrupt: 0 for none, 1 for a non-stalling interrupt.
+    /// Interrupt: 0 for none, 1 for a non-stall interrupt.
     pub const INTERRUPT: Field = Field::new(17, 16);
     /// No interrupt.
     pub const INTERRUPT_NONE: u32 = 0;
     /// Interrupt at completion.
     pub const INTERRUPT_NON_STALL: u32 = 1;
-    /// The semaphore is one word instead of four.
+    /// Set if the semaphore is one dword instead of four.
     pub const SEMAPHORE_ONE_WORD: Field = Field::new(20, 20);
-    /// All defined bits.
+    /// Mask of all defined bits.
     pub const MASK: u32 = INLINE.mask()
         | LINEAR_IN.mask()
         | LINEAR_OUT.mask()
@@ -126,41 +126,41 @@ pub mod exec {
 /// Fields of [`TILING_MODE_IN`] and [`TILING_MODE_OUT`].
 pub mod block_size {
     use super::Field;
-    /// Depth of a block: log2 of slices.
+    /// Block depth: log2 of slices.
     pub const DEPTH: Field = Field::new(11, 8);
-    /// Height of a block: log2 of GOBs (8 rows each).
+    /// Block height: log2 of GOBs (8 rows each).
     pub const HEIGHT: Field = Field::new(7, 4);
-    /// Width of a block: log2 of GOBs (64 bytes each); only 0 is possible.
+    /// Block width: log2 of GOBs (64 bytes each); must be 0.
     pub const WIDTH: Field = Field::new(3, 0);
-    /// Base-2 logarithm of the largest height and depth.
+    /// Log2 of the maximum height and depth.
     pub const LOG2_MAX: u32 = 5;
 }
 
 /// Values of [`COND_MODE`].
 pub mod cond_mode {
-    /// Copies are skipped.
+    /// Skip copies.
     pub const NEVER: u32 = 0;
-    /// Copies are executed.
+    /// Execute copies.
     pub const ALWAYS: u32 = 1;
-    /// Copies are executed if the result in memory is not zero.
+    /// Execute copies if the result in memory is nonzero.
     pub const IF_NOT_ZERO: u32 = 2;
-    /// Copies are executed if the two results in memory are equal.
+    /// Execute copies if the two results in memory are equal.
     pub const IF_EQUAL: u32 = 3;
-    /// Copies are executed if the two results in memory differ.
+    /// Execute copies if the two results in memory differ.
     pub const IF_NOT_EQUAL: u32 = 4;
 }
 
 /// Values of [`RENDER_ENABLE_OVERRIDE`].
 pub mod render_override {
-    /// The condition decides whether copies are executed.
+    /// The condition determines whether copies are executed.
     pub const NONE: u32 = 0;
-    /// Copies are executed.
+    /// Execute copies.
     pub const ALWAYS: u32 = 1;
-    /// Copies are skipped.
+    /// Skip copies.
     pub const NEVER: u32 = 2;
 }
 
-/// Returns the bits that a method's data may have; `None` for a method that does not exist or is not declared.
+/// Returns the mask of valid data bits of a method; `None` if the method does not exist or is not declared.
 #[must_use]
 pub const fn method_mask(method: u32) -> Option<u32> {
     Some(match method {

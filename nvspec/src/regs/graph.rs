@@ -1,5 +1,5 @@
 //! Registers of PGRAPH, its two context-switching falcons and the copy engines' falcons. PGRAPH's thousands of state
-//! registers have no names and are in [`super::windows::STATE_RANGES`]. Sources: rnndb `graph/gf100_pgraph/`,
+//! registers are unnamed and listed in [`super::windows::STATE_RANGES`]. Sources: rnndb `graph/gf100_pgraph/`,
 //! `falcon.xml`; nouveau's `gr`, `ce` units.
 
 regs! {
@@ -24,7 +24,7 @@ regs! {
         INTR_DISPATCH @ 0x10401c Rw {}
         /// Scratch and watchdog.
         SCRATCH[2; 4] @ 0x104040 Rw {}
-        /// Enabled interfaces; bit 0 is the FIFO, and bit 1 the context.
+        /// Enabled interfaces; bit 0 is the FIFO, bit 1 the context.
         ITFEN @ 0x104048 Rw {}
         /// Idle state.
         IDLE_STATE @ 0x10404c Ro {}
@@ -36,7 +36,7 @@ regs! {
         CHANNEL_COMMAND[4; 4] @ 0x104058 Rw {}
         /// Subchannel and address of the method that raised the interrupt.
         METHOD[2; 4] @ 0x104068 Rw {}
-        /// Unit that the falcon acts as.
+        /// Unit number of the falcon.
         UNIT @ 0x104084 Rw {}
         /// Start and halt.
         CPU_CONTROL @ 0x104100 Rw { 1:1 START; }
@@ -83,7 +83,7 @@ regs! {
         INTR_DISPATCH @ 0x10501c Rw {}
         /// Scratch and watchdog.
         SCRATCH[2; 4] @ 0x105040 Rw {}
-        /// Enabled interfaces; bit 0 is the FIFO, and bit 1 the context.
+        /// Enabled interfaces; bit 0 is the FIFO, bit 1 the context.
         ITFEN @ 0x105048 Rw {}
         /// Idle state.
         IDLE_STATE @ 0x10504c Ro {}
@@ -95,7 +95,7 @@ regs! {
         CHANNEL_COMMAND[4; 4] @ 0x105058 Rw {}
         /// Subchannel and address of the method that raised the interrupt.
         METHOD[2; 4] @ 0x105068 Rw {}
-        /// Unit that the falcon acts as.
+        /// Unit number of the falcon.
         UNIT @ 0x105084 Rw {}
         /// Start and halt.
         CPU_CONTROL @ 0x105100 Rw { 1:1 START; }
@@ -121,7 +121,7 @@ regs! {
         DMEM_DATA @ 0x1051c4 Rw {}
     }
 
-    /// PGRAPH's front end, with its status, its interrupts, and the side doors for context generation.
+    /// PGRAPH's front end: status, interrupts, and the side doors for context generation.
     mod pgraph @ 0x400000 .. 0x405000 {
         /// Interrupts pending.
         INTR @ 0x400100 W1c { 21:21 TRAP; 20:20 DATA_ERROR; 19:19 CTXCTL; 5:5 ILLEGAL_CLASS; 4:4 ILLEGAL_METHOD; 0:0 NOTIFY; }
@@ -129,9 +129,9 @@ regs! {
         TRAP @ 0x400108 W1c { 25:25 ROP; 24:24 GPC; 7:7 MACRO; 4:4 SHADER; 3:3 CCACHE; 1:1 M2MF; 0:0 DISPATCH; }
         /// Reason for a data error.
         DATA_ERROR @ 0x400110 Rw {}
-        /// Mask of the clusters that trapped.
+        /// Mask of GPCs that trapped.
         TRAP_GPCS @ 0x400118 W1c {}
-        /// Interrupt enables of the front end's units.
+        /// Interrupt enables of the front-end units.
         TRAP_EN[7; 4] @ 0x400120 Rw {}
         /// Interrupt enable.
         INTR_EN @ 0x40013c Rw {}
@@ -141,7 +141,7 @@ regs! {
         ICMD_DATA @ 0x400204 Rw {}
         /// Enables the ICMD side door.
         ICMD_ENABLE @ 0x400208 Rw {}
-        /// Enables methods, and resumes after a trap.
+        /// Enables methods, and resumes execution after a trap.
         CONTROL @ 0x400500 Rw { 16:16 FIFO_ACCESS; 0:0 METHODS; }
         /// Pending activity.
         ACTIVITY[4; 4] @ 0x400600 Ro {}
@@ -149,9 +149,9 @@ regs! {
         STATUS @ 0x400700 Ro { 2:2 ICMD_BUSY; 0:0 BUSY; }
         /// Subchannel and method that trapped.
         TRAPPED_ADDRESS @ 0x400704 Ro { 18:16 SUBCHANNEL; 13:2 METHOD; }
-        /// Low word of the trapped method's data.
+        /// Trapped method's data, low dword.
         TRAPPED_DATA_LO @ 0x400708 Ro {}
-        /// High word of the trapped method's data.
+        /// Trapped method's data, high dword.
         TRAPPED_DATA_HI @ 0x40070c Ro {}
         /// Classes bound to the subchannels.
         SUBCHANNEL_CLASS[8; 4] @ 0x404200 Ro {}
@@ -173,7 +173,7 @@ regs! {
         INTR_CLEAR @ 0x409004 Wo {}
         /// Interrupts pending.
         INTR @ 0x409008 Rw {}
-        /// Interrupt words.
+        /// Interrupt dwords.
         INTR_MISC[4; 4] @ 0x409010 Rw {}
         /// Start and halt.
         CPU_CONTROL @ 0x409100 Rw { 1:1 START; }
@@ -197,33 +197,32 @@ regs! {
         DMEM_DATA @ 0x4091c4 Rw {}
         /// Context switch request.
         CHANNEL_SWITCH @ 0x409400 Rw {}
-        /// Instance block as the command's data.
+        /// Command data: an instance block.
         COMMAND_DATA @ 0x409500 Rw { 31:31 VALID; 27:0 ADDRESS; }
         /// Command; a write executes it.
         COMMAND @ 0x409504 Wo {}
-        /// Number of GPCs and of ROPs.
+        /// Number of GPCs and ROPs.
         UNITS @ 0x409604 Ro { 20:16 ROPS; 4:0 GPCS; }
-        /// Reset lines of the clusters' falcons.
+        /// Reset lines of the GPCs' falcons.
         RESET_LINES @ 0x409614 Rw {}
-        /// Mailboxes. Bit 31 of the first register reports readiness. The second register contains the context's size
-        /// in bytes after the start.
+        /// Mailboxes. Bit 31 of the first one indicates readiness. After start, the second one contains the context
+        /// size in bytes.
         MAILBOX[8; 4] @ 0x409800 Rw { 31:31 READY; }
         /// Sets bits of the mailboxes.
         MAILBOX_SET[8; 4] @ 0x409820 Wo {}
         /// Clears bits of the mailboxes.
         MAILBOX_CLEAR[8; 4] @ 0x409840 Wo {}
-        /// Context that PGRAPH holds.
+        /// PGRAPH's current context.
         CURRENT @ 0x409b00 Rw { 31:31 VALID; 27:0 ADDRESS; }
         /// Next context.
         NEXT @ 0x409b04 Rw { 31:31 VALID; 27:0 ADDRESS; }
-        /// Error word of the firmware.
+        /// Firmware error dword.
         UCODE_INTR @ 0x409c18 W1c {}
-        /// Firmware code of the error.
+        /// Firmware error code.
         UCODE_ERROR[8; 4] @ 0x409c20 Rw {}
     }
 
-    /// GPCCS, the clusters' context-switching falcons, which are addressed together. Registers without a name here are
-    /// plain state.
+    /// GPCCS, the GPCs' context-switching falcons, addressed by broadcast. Unnamed registers are plain state.
     mod gpccs @ 0x41a000 .. 0x41b000 {
         /// Start and halt.
         CPU_CONTROL @ 0x41a100 Rw { 1:1 START; }
@@ -247,9 +246,9 @@ regs! {
         DMEM_DATA @ 0x41a1c4 Rw {}
     }
 
-    /// GPC 0's units, limited to registers that report capabilities.
+    /// GPC 0's units, limited to capability registers.
     mod gpc_units @ 0x500000 .. 0x580000 {
-        /// Number of TPCs of each GPC.
+        /// Number of TPCs per GPC.
         TPC_COUNT[16; 0x8000] @ 0x502608 Ro { 4:0 TPCS; }
     }
 }
@@ -262,20 +261,20 @@ pub mod fecs_command {
     pub const SAVE_CONTEXT: u32 = 2;
 }
 
-/// Error registers of a multiprocessor, which are state registers of the clusters (see [`written`](sm_trap::written)).
+/// Error registers of a multiprocessor, which are state registers in the GPCs (see [`written`](sm_trap::written)).
 /// Source: nouveau's `gr` unit.
 pub mod sm_trap {
     use crate::Field;
 
-    /// Number of clusters that have a range of registers.
+    /// Number of GPCs with a register range.
     pub const GPCS: u32 = 16;
-    /// Number of TPCs of a cluster that have a range of registers.
+    /// Number of TPCs per GPC with a register range.
     pub const TPCS: u32 = 8;
 
     const UNITS: u32 = 0x50_0000;
     const GPC_BYTES: u32 = 0x8000;
     const TPC_BYTES: u32 = 0x800;
-    /// Offset of the first TPC within a cluster.
+    /// Offset of the first TPC within a GPC.
     const TPC_BASE: u32 = 0x4000;
     const GPC_TRAP: u32 = 0x2c90;
     const TPC_TRAP: u32 = 0x508;
@@ -285,13 +284,13 @@ pub mod sm_trap {
         UNITS + gpc * GPC_BYTES + TPC_BASE + tpc * TPC_BYTES + offset
     }
 
-    /// Returns the byte offset of a cluster's trap register.
+    /// Returns the byte offset of a GPC's trap register.
     #[must_use]
     pub const fn gpc(gpc: u32) -> u32 {
         UNITS + gpc * GPC_BYTES + GPC_TRAP
     }
 
-    /// Field of the TPCs that trapped, starting at TPC 0.
+    /// Field with one bit per trapped TPC, from TPC 0.
     pub const TPC_MASK: Field = Field::new(23, 16);
 
     /// Returns the byte offset of a TPC's trap register.
@@ -316,8 +315,8 @@ pub mod sm_trap {
         in_tpc(gpc, tpc, GLOBAL_ERROR)
     }
 
-    /// Returns the contents of a state register of PGRAPH after a write: the value, except that writing ones clears the
-    /// bits of trap registers.
+    /// Returns the value of a PGRAPH state register after a write: the written value, except that ones clear bits of
+    /// trap registers.
     #[must_use]
     pub const fn written(offset: u32, old: u32, value: u32) -> u32 {
         let inside = offset >= UNITS && offset < UNITS + GPCS * GPC_BYTES;

@@ -1,10 +1,10 @@
-//! Parts of BAR0 that are memory, or large register areas that the driver only writes.
+//! BAR0 ranges that are memory, or large register areas that drivers only write.
 
-/// PRAMIN: a 1 MiB window on VRAM, whose base `pbus::PRAMIN_WINDOW` sets.
+/// PRAMIN: a 1 MiB window into memory, whose base is set in `pbus::PRAMIN_WINDOW`.
 pub mod pramin {
-    /// Byte offset in BAR0.
+    /// BAR0 byte offset.
     pub const BASE: u32 = 0x70_0000;
-    /// Byte offset after the window's end.
+    /// BAR0 byte offset just past the window.
     pub const END: u32 = 0x80_0000;
     /// Size in bytes.
     pub const BYTES: u32 = END - BASE;
@@ -12,9 +12,9 @@ pub mod pramin {
 
 /// PROM: the VBIOS ROM.
 pub mod prom {
-    /// Byte offset in BAR0.
+    /// BAR0 byte offset.
     pub const BASE: u32 = 0x30_0000;
-    /// Byte offset after the ROM's end.
+    /// BAR0 byte offset just past the ROM.
     pub const END: u32 = 0x31_0000;
     /// Size in bytes.
     pub const BYTES: u32 = END - BASE;
@@ -23,11 +23,11 @@ pub mod prom {
 /// Size of BAR0 in bytes.
 pub const BAR0_BYTES: u64 = 16 << 20;
 
-/// Value of a read to which no unit responds. Source: rnndb (PRIVRING's error value for accesses on a Fermi hub).
+/// Read value if no unit responds. Source: rnndb (PRIVRING's error value for accesses on a Fermi hub).
 pub const UNCLAIMED: u32 = 0xbad0_da00;
 
-/// Ranges of BAR0 that contain plain state registers, which are too many for individual names; each range has its name,
-/// its first offset, and the offset after its last register.
+/// BAR0 ranges with plain state registers, which are too many for individual names. Each range has its name, its start
+/// offset, and the offset just past its last register.
 pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PBFB broadcast", 0x10_f000, 0x11_0000),
     ("PBFB partitions", 0x11_0000, 0x11_8000),
@@ -38,5 +38,5 @@ pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PGRAPH GPC units", 0x50_0000, 0x58_0000),
 ];
 
-/// Registers that a PGRAPH reset affects, as ranges with the first offset and the offset after the last register.
+/// Registers affected by a PGRAPH reset, as ranges from the start offset to the offset just past the last register.
 pub const PGRAPH_RANGES: [(u32, u32); 2] = [(0x40_0000, 0x42_0000), (0x50_0000, 0x58_0000)];

@@ -5,7 +5,7 @@ use nvspec::addr::GuestVramAddr;
 
 const ALL: u32 = u32::MAX;
 
-/// Returns one instance of each operation in each of its forms.
+/// Returns one instance of each form of each operation.
 fn each() -> Vec<Raw> {
     let mut each = vec![
         Raw::new(op::TABLE_CREATE, 7, &[3, 0]),
@@ -100,7 +100,7 @@ fn each_change_of_a_byte_is_seen_as_the_specification_sees_it() {
             let refused = wire::refusals(raw);
             match op {
                 Ok(op) => assert_eq!((wire::encode(&op), refused), (raw.clone(), vec![])),
-                Err(status) => assert!(refused.contains(&status), "{raw:?}: {status:?}, not of {refused:?}"),
+                Err(status) => assert!(refused.contains(&status), "{raw:?}: {status:?} is not in {refused:?}"),
             }
         }
     };
@@ -216,7 +216,7 @@ fn operations_after_failed_one_are_not_started() {
         [word(Status::NotBegun), [0; 8]].concat(),
     ];
     assert_eq!(answers.bytes(1000), expected.concat());
-    assert_eq!(answers.bytes(8 + 31), expected[..2].concat(), "no half of an answer is given");
+    assert_eq!(answers.bytes(8 + 31), expected[..2].concat(), "no partial answer is returned");
     assert_eq!(answers.bytes(7), []);
 }
 

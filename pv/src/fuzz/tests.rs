@@ -11,7 +11,7 @@ type Step = [u8; STEP_BYTES];
 const SEND: Step = [STEP_KINDS - 1; STEP_BYTES];
 
 /// Generates mostly the steps of a typical driver: tables 0 and 5 are directories, 1 and 2 are small, 3 and 4 are
-/// large, and entries fit into their tables.
+/// large, and entries fit their tables.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let any_table = || 0u8..6;
     let directory = || prop_oneof![9 => prop_oneof![3 => Just(0u8), 1 => Just(5)], 1 => any_table()];
@@ -87,8 +87,8 @@ proptest! {
     }
 }
 
-/// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed in the past.
-/// [`seeds::seeds`] generates the other files, and `UPDATE_SEEDS=1 cargo test -p pv seeds` rewrites them.
+/// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed in the past. The other
+/// files are the output of [`seeds::seeds`], and are rewritten by `UPDATE_SEEDS=1 cargo test -p pv seeds`.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();
@@ -114,12 +114,12 @@ fn seeds_in_the_repository_are_up_to_date() {
     corpus.retain(|name, _| !name.starts_with("found_"));
     assert_eq!(corpus.keys().collect::<Vec<_>>(), seeds.keys().collect::<Vec<_>>());
     for (name, bytes) in &seeds {
-        assert!(corpus[*name] == *bytes, "{name}; UPDATE_SEEDS=1 writes it anew");
+        assert!(corpus[*name] == *bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
         let whole = bytes.len() % STEP_BYTES == 1 && bytes.len() / STEP_BYTES <= MAX_STEPS;
-        assert!(whole, "{name} is cut, or so long that its end is not looked at");
+        assert!(whole, "{name} is incomplete, or so long that its end is unused");
     }
     let kinds: BTreeSet<u8> = seeds.values().flat_map(|bytes| bytes[1..].chunks(STEP_BYTES).map(|op| op[0])).collect();
-    assert_eq!(kinds, (0..STEP_KINDS).collect(), "some step is in no seed");
+    assert_eq!(kinds, (0..STEP_KINDS).collect(), "the seeds lack a kind of step");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A guest that is controlled by input bytes, and the checks after each batch.
+//! A guest controlled by input bytes, and the checks after each batch.
 
 use super::tables::{Model, Nth, Table};
 use super::wire::{self, Raw};
@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 
 /// Size of a step in bytes.
 pub(crate) const STEP_BYTES: usize = 8;
-/// Maximum number of steps to execute.
+/// Maximum number of executed steps.
 pub(crate) const MAX_STEPS: usize = 256;
 /// Number of kinds of steps. The first byte of a step selects the kind.
 pub(crate) const STEP_KINDS: u8 = 24;
 
-/// End of guest VRAM, at an address that is not a valid start of table space.
+/// End of guest VRAM, chosen to be an invalid start of table space.
 const VRAM: u64 = (64 << 20) - 0x1000;
 /// Start of table space.
 const BASE: u64 = 64 << 20;
@@ -45,27 +45,27 @@ fn value(shape: u8, more: u8) -> u64 {
     }
 }
 
-/// The code under test, the model, and a reader of table space that reads only pages that were reported as written.
+/// The code under test, the model, and a reader of table space that reads only pages reported as written.
 pub(crate) struct Machine {
     tables: Tables,
     model: Model,
     features: u32,
     /// Operations of the next batch.
     pending: Vec<Raw>,
-    /// Changes to the batch's bytes: the index of each, and the bits to flip.
+    /// Changes to the batch's bytes, as the index and the bits to flip.
     pokes: Vec<(usize, u8)>,
     /// Length of the truncated batch, in 256ths of its original length.
     cut: Option<u8>,
-    /// Known addresses of tables.
+    /// Known table addresses.
     places: BTreeMap<Nth, u64>,
-    /// Highest number of tables so far.
+    /// Highest number of tables until now.
     most: usize,
-    /// Contents of pages of table space when they were last reported as written.
+    /// Contents of table space pages when last reported as written.
     seen: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Machine {
-    /// Creates a machine. `shape` selects the limit of tables and the accepted features.
+    /// Creates a machine. `shape` selects the table limit and the accepted features.
     pub(crate) fn new(shape: u8) -> Self {
         let limit = if shape & 1 == 0 { 2 << 20 } else { (64 << 10) + (256 << 10) + 3 * (8 << 10) };
         Self {
@@ -220,7 +220,7 @@ impl Machine {
         let mut work = Begun::new(bytes.to_vec()).unwrap();
         while let Some(op) = work.current(self.features) {
             let done = op.and_then(|op| {
-                // The batch must have been decoded as it was written, and no operation may start after a rejected one.
+                // Each operation must be decoded as written, and none may start after a rejected one.
                 assert_eq!(&wire::encode(&op), begun.next().unwrap());
                 nth += 1;
                 execute(tables, op).map(|()| nth)
@@ -265,7 +265,7 @@ impl Machine {
         if alone.is_empty() { self.model.refusals(raw) } else { alone }
     }
 
-    /// Reads the pages that were reported as written.
+    /// Reads the pages reported as written.
     fn look(&mut self) {
         let mut ranges = Vec::new();
         self.tables.take_written(|address, bytes| ranges.push((address.0, bytes)));
@@ -279,8 +279,8 @@ impl Machine {
                 };
             }
         }
-        assert!(ranges.windows(2).all(|two| two[0].0 + two[0].1 < two[1].0), "not in order, or not in one piece");
-        self.tables.take_written(|address, bytes| panic!("{address}, {bytes} again"));
+        assert!(ranges.windows(2).all(|two| two[0].0 + two[0].1 < two[1].0), "ranges are out of order or not merged");
+        self.tables.take_written(|address, bytes| panic!("{address}, {bytes} reported again"));
     }
 
     /// Checks all invariants.
@@ -289,7 +289,7 @@ impl Machine {
         let actual = self.all_tables();
         let pages = || actual.iter().flat_map(|(at, data)| (*at..).step_by(PAGE).zip(data.chunks(PAGE)));
         let told = pages().all(|(at, page)| self.seen.get(&at).is_some_and(|seen| seen == page));
-        assert!(told && pages().count() == self.seen.len(), "something was written, or is gone, and nobody was told");
+        assert!(told && pages().count() == self.seen.len(), "a page was written or removed without being reported");
         let resident = pages().filter(|(_, page)| page.iter().any(|byte| *byte != 0)).count() * PAGE;
         assert_eq!(actual.len(), self.model.live.len());
         self.find_places(&actual);
@@ -305,14 +305,14 @@ impl Machine {
                 None => unknown.push(contents(table)),
             }
         }
-        // Remove the directories, so that only tables that no directory refers to remain.
+        // Remove the directories, so that only unreferenced tables remain.
         for (nth, _) in model.live.iter().filter(|(_, table)| table.kind == 1) {
             rest.remove(&self.places[nth]);
         }
         let mut rest: Vec<_> = rest.into_values().collect();
         rest.sort_unstable();
         unknown.sort_unstable();
-        assert!(rest == unknown, "tables that no directory names have other entries");
+        assert!(rest == unknown, "unreferenced tables have unexpected entries");
         let counts = self.tables.counts();
         let of_kind = |kind| model.live.values().filter(|table| table.kind == kind).count() as u64;
         assert_eq!((counts.directories, counts.small, counts.large), (of_kind(1), of_kind(2), of_kind(3)));
@@ -321,7 +321,7 @@ impl Machine {
         assert_eq!((counts.resident_bytes, counts.bindings), (resident as u64, model.bindings.len() as u64));
     }
 
-    /// Returns the tables that can be read, by address.
+    /// Returns the readable tables, by address.
     fn all_tables(&self) -> BTreeMap<u64, Vec<u8>> {
         let mut all = BTreeMap::new();
         for slot in 0..=self.most as u64 {
@@ -335,7 +335,7 @@ impl Machine {
         all
     }
 
-    /// Walks from handles and bindings through all directories, and finds the addresses of tables.
+    /// Walks all directories from handles and bindings, and finds the addresses of tables.
     fn find_places(&mut self, actual: &BTreeMap<u64, Vec<u8>>) {
         let Self { tables, model, places, .. } = self;
         places.retain(|nth, _| model.live.contains_key(nth));
@@ -378,7 +378,7 @@ impl Machine {
         let mut addresses: Vec<_> = places.values().collect();
         addresses.sort_unstable();
         addresses.dedup();
-        assert_eq!(addresses.len(), places.len(), "two tables are in one place");
+        assert_eq!(addresses.len(), places.len(), "two tables have the same address");
     }
 }
 

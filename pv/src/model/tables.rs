@@ -4,23 +4,23 @@ use super::wire::Raw;
 use crate::abi::Status;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of a table, in order of creation.
+/// Table number, in order of creation.
 pub(crate) type Nth = u64;
 
-/// An entry of a directory: a small and a large table, each of which may be missing.
+/// A directory entry: a small and a large table, each of which may be missing.
 pub(crate) type Names = (Option<Nth>, Option<Nth>);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    /// Kind: 1 for a directory, 2 for a small table, 3 for a large table.
+    /// Table kind: 1 for a directory, 2 for a small table, 3 for a large table.
     pub(crate) kind: u32,
-    /// Entries of the table; empty for a directory.
+    /// Table entries; empty for a directory.
     pub(crate) entries: Vec<u64>,
-    /// Entries of a directory.
+    /// Directory entries.
     pub(crate) names: BTreeMap<u32, Names>,
 }
 
-/// Number of entries of a table, by kind.
+/// Number of entries in a table, by kind.
 const ENTRIES: [u32; 4] = [0, 8192, 32768, 1024];
 
 impl Table {
@@ -29,7 +29,7 @@ impl Table {
     }
 }
 
-/// The tables of a virtual machine.
+/// A virtual machine's tables.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) limit: u64,
@@ -69,7 +69,7 @@ impl Model {
         }
     }
 
-    /// Returns all reasons to refuse an operation.
+    /// Returns all reasons to reject an operation.
     pub(crate) fn refusals(&self, raw: &Raw) -> Vec<Status> {
         let handle = raw.handle;
         let mut all = Vec::new();

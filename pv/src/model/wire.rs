@@ -1,10 +1,10 @@
-//! The binary format, byte by byte. This file does not use the types under test; its numbers are those of the
+//! The binary format, byte by byte. This module does not use the types under test; its numbers are those in the
 //! documentation.
 
 use crate::abi::Status;
 use crate::operation::{Control, Kind, Op};
 
-/// An operation.
+/// An operation in binary form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Raw {
     pub(crate) code: u16,
@@ -25,7 +25,7 @@ impl Raw {
         u64::from(self.word(nth * 2)) | u64::from(self.word(nth * 2 + 1)) << 32
     }
 
-    /// Returns the operation's bytes in a batch.
+    /// Encodes the operation.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let units = (8 + self.body.len()) / 8;
         let header = u64::from(self.code) | (units as u64) << 16 | u64::from(self.handle) << 32;
@@ -33,14 +33,14 @@ impl Raw {
     }
 }
 
-/// Returns the bytes of a batch.
+/// Encodes a batch.
 pub(crate) fn batch(ops: &[Raw]) -> Vec<u8> {
     let body: Vec<u8> = ops.iter().flat_map(Raw::bytes).collect();
     let header = ops.len() as u64 | (body.len() as u64) << 32;
     [&header.to_le_bytes()[..], &body].concat()
 }
 
-/// Returns the operations of a batch; `None` if the batch is malformed.
+/// Parses a batch; `None` if it is malformed.
 pub(crate) fn parse(data: &[u8]) -> Option<Vec<Raw>> {
     let word = |at: usize| Some(u32::from_le_bytes(data.get(at..at + 4)?.try_into().ok()?) as usize);
     let (ops, bytes) = (word(0)?, word(4)?);
@@ -68,7 +68,7 @@ pub(crate) fn parse(data: &[u8]) -> Option<Vec<Raw>> {
     (at == bytes + 8).then_some(raws)
 }
 
-/// Returns the number of bytes that must follow the header of an operation.
+/// Returns the required size of an operation's body.
 fn body_bytes(raw: &Raw) -> Option<usize> {
     let listed = |nth: usize| (raw.body.len() >= 8).then(|| raw.word(nth) as usize);
     Some(match raw.code {
@@ -82,7 +82,7 @@ fn body_bytes(raw: &Raw) -> Option<usize> {
     })
 }
 
-/// Returns the feature bits that an operation needs.
+/// Returns the feature bits required by an operation.
 pub(crate) fn features(raw: &Raw) -> u32 {
     match raw.code {
         0x01..=0x08 => 0x01,

@@ -41,8 +41,8 @@ impl Contents {
         self.pages.iter().flatten().flat_map(|page| page.iter()).map(|entry| entry.get()).filter(|entry| *entry != 0)
     }
 
-    /// Writes `count` entries, starting at `first`, with the values `value(0)`, `value(1)` and so on. Ignores entries
-    /// beyond the end. Returns a mask of the pages that changed.
+    /// Writes `count` entries from `first`, with the values `value(0)`, `value(1)` and so on. Ignores entries beyond
+    /// the end. Returns a mask of the changed pages.
     pub(super) fn write(&mut self, first: u32, count: u32, value: impl Fn(u32) -> u64) -> u64 {
         let mut changed = 0;
         let mut nth = 0;
@@ -59,7 +59,7 @@ impl Contents {
         changed
     }
 
-    /// Fills `data` with the bytes that start at byte `offset`. Returns true if the whole range exists.
+    /// Fills `data` with the bytes from `offset`. Returns true if the whole range exists.
     pub(super) fn read(&self, offset: usize, data: &mut [u8]) -> bool {
         let size = self.pages.len().saturating_mul(PAGE_BYTES);
         if offset.checked_add(data.len()).is_none_or(|end| end > size) {

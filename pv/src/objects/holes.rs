@@ -65,7 +65,7 @@ fn hole_13_bindings_are_limited() {
     }
     let next = GuestVramAddr(MAX_BINDINGS as u64 * 0x1000);
     assert_eq!(tables.bind(id(DIRECTORY), next), Err(Status::Limit));
-    assert_eq!(tables.bind(id(DIRECTORY), GuestVramAddr(0)), Ok(()), "one that has a directory already");
+    assert_eq!(tables.bind(id(DIRECTORY), GuestVramAddr(0)), Ok(()), "a block that already has a directory");
     assert!(tables.unbind(GuestVramAddr(0)));
     assert_eq!(tables.bind(id(DIRECTORY), next), Ok(()));
 }
@@ -143,12 +143,12 @@ fn hole_16_table_lives_while_a_directory_refers_to_it() {
     assert_eq!(tables.run(id(SMALL_TABLE), 0, 1, PTE, 0), Err(Status::NoObject));
     assert_eq!((entry(&tables, table, 0), tables.bytes_left()), (Ok(PTE), 0));
     tables.set(id(DIRECTORY), 0, None, None).unwrap();
-    assert_eq!(entry(&tables, table, 0), Ok(PTE), "another entry names it");
+    assert_eq!(entry(&tables, table, 0), Ok(PTE), "another entry refers to it");
     written(&mut tables);
     tables.set(id(DIRECTORY), 1, None, None).unwrap();
     assert_eq!((entry(&tables, table, 0), tables.bytes_left()), (Err(NoTable), Kind::Small.bytes()));
     let gone = (table.0 - BASE.0, Kind::Small.bytes());
-    assert!(written(&mut tables).contains(&gone), "who has read the table learns that it is gone");
+    assert!(written(&mut tables).contains(&gone), "a user that has read the table is notified of its removal");
 }
 
 /// Hole 16: a directory was freed while an address space used it.
@@ -191,7 +191,7 @@ fn hole_16_naming_table_again_does_not_free_it() {
     tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
     tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
     tables.set(id(DIRECTORY), 0, None, None).unwrap();
-    assert_eq!(tables.run(id(SMALL_TABLE), 0, 1, PTE, 0), Ok(()), "it still has a handle");
+    assert_eq!(tables.run(id(SMALL_TABLE), 0, 1, PTE, 0), Ok(()), "the table still has a handle");
 }
 
 /// Hole 16: tables were not limited by a quota.
@@ -201,7 +201,7 @@ fn hole_16_tables_count_at_full_size_against_limit() {
     assert_eq!(tables.create(id(10), Kind::Small), Err(Status::Limit));
     assert_eq!(tables.create(id(10), Kind::Large), Ok(()));
     assert_eq!(tables.create(id(11), Kind::Large), Err(Status::Limit));
-    assert_eq!((tables.bytes_left(), tables.counts().resident_bytes), (0, 0), "empty tables take no memory");
+    assert_eq!((tables.bytes_left(), tables.counts().resident_bytes), (0, 0), "empty tables use no memory");
     tables.destroy(id(10)).unwrap();
     assert_eq!(tables.create(id(SMALL_TABLE), Kind::Large), Err(Status::Exists));
     assert_eq!(tables.create(id(11), Kind::Large), Ok(()));
@@ -232,7 +232,7 @@ fn hole_17_a_new_table_is_empty() {
     written(&mut tables);
     tables.create(id(SMALL_TABLE), Kind::Small).unwrap();
     tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
-    assert_eq!(pde(&tables, 0).small_address(), place.0, "the place is used again");
+    assert_eq!(pde(&tables, 0).small_address(), place.0, "the slot is reused");
     let mut all = vec![0xaa; 256 << 10];
     tables.read(place, &mut all).unwrap();
     assert!(all.iter().all(|byte| *byte == 0));
@@ -267,7 +267,7 @@ fn hole_17_a_reset_leaves_nothing() {
     tables.clear();
     assert_eq!((tables.counts(), tables.bytes_left()), (Counts::default(), before));
     assert_eq!((tables.directory_of(GuestVramAddr(0)), entry(&tables, directory, 0)), (None, Err(NoTable)));
-    assert_eq!(written(&mut tables), [(0, 0x1_0000), (0x4_0000, 0x4_2000)], "two lie side by side");
+    assert_eq!(written(&mut tables), [(0, 0x1_0000), (0x4_0000, 0x4_2000)], "two adjacent ranges");
     tables.create(id(SMALL_TABLE), Kind::Small).unwrap();
     tables.create(id(DIRECTORY), Kind::Directory).unwrap();
     tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();

@@ -1,5 +1,5 @@
-//! Saved state of the page tables that are kept for a guest. The reference count of a table is derived from the objects
-//! that refer to the table.
+//! Saved state of the page tables kept for a guest. A table's reference count is derived from the objects that refer to
+//! it.
 
 use super::contents::{Contents, SavedPage};
 use super::slots::{Object, SavedSlot, SlotId, Slots};
@@ -11,16 +11,16 @@ use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Saved state of the page tables of one virtual machine.
+/// Saved state of a virtual machine's page tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedTables {
     pub(crate) limit: u64,
-    /// Beginning of table space.
+    /// Start of table space.
     pub(crate) base: u64,
     pub(crate) slots: Vec<SavedSlot>,
-    /// Slots without a table. The last slot is used next.
+    /// Free slots. The last one is used next.
     pub(crate) free: Vec<u32>,
-    /// Slots, sorted by handle.
+    /// Pairs of handle and slot, sorted by handle.
     pub(crate) handles: Vec<(u32, u32)>,
     /// Instance blocks and the slots of their directories, sorted by address.
     pub(crate) bindings: Vec<(u64, u32)>,
@@ -28,15 +28,15 @@ pub struct SavedTables {
 
 first_version!(SavedTables, "pv");
 
-/// A table.
+/// Saved state of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedTable {
     pub(crate) kind: SavedKind,
-    /// Non-empty pages, by number.
+    /// Non-empty pages by number.
     pub(crate) pages: Vec<(u8, SavedPage)>,
 }
 
-/// The type of a page table.
+/// Saved form of a page table's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedKind {
     Directory,

@@ -1,4 +1,4 @@
-//! Table space: the slots that contain tables, and the pages that were written.
+//! Table space: the slots that contain tables, and the written pages.
 
 mod saved;
 
@@ -9,15 +9,15 @@ use super::{NoTable, SLOT_BYTES};
 use crate::operation::Kind;
 use nvspec::addr::{BUS_BITS, GuestVramAddr, SMALL_PAGE};
 
-/// A slot that can hold a table.
+/// A slot for a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SlotId(u32);
 
-/// A table.
+/// A table and its references.
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) kind: Kind,
-    /// Number of references to the table. This number cannot exceed the number of entries of all directories.
+    /// Number of references to the table, which cannot exceed the number of entries of all directories.
     names: u64,
     pub(super) contents: Contents,
 }
@@ -25,18 +25,18 @@ pub(super) struct Object {
 #[derive(Debug, Default)]
 struct Slot {
     object: Option<Object>,
-    /// Mask of the pages that may have changed since the last report, even if the slot holds no table now.
+    /// Mask of pages that may have changed since the last report, even if the slot is now empty.
     written: u64,
 }
 
 const _: () = assert!(SLOT_BYTES / SMALL_PAGE <= u64::BITS as u64);
 
-/// All slots. Their number is the highest number of tables so far, and is bounded by the limit on tables.
+/// All slots. Their number is the highest number of tables until now, which is bounded by the table limit.
 #[derive(Debug)]
 pub(super) struct Slots {
     base: GuestVramAddr,
     slots: Vec<Slot>,
-    /// Free slots.
+    /// Free slots; the last one is used next.
     free: Vec<SlotId>,
     /// Slots with written pages, without duplicates.
     written: Vec<SlotId>,
@@ -70,8 +70,8 @@ impl Slots {
         self.slots.iter().filter_map(|slot| slot.object.as_ref())
     }
 
-    /// Puts an empty table into a free slot, with one reference. Returns `None` if the address of the slot does not fit
-    /// into a directory entry.
+    /// Puts an empty table into a free slot, with one reference. Returns `None` if the slot's address does not fit in a
+    /// directory entry.
     pub(super) fn insert(&mut self, kind: Kind) -> Option<SlotId> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -86,7 +86,7 @@ impl Slots {
             }
         };
         let contents = Contents::new(kind);
-        // The slot could not be read before. Now it contains zeros.
+        // The slot was unreadable before, and now contains zeros.
         self.mark(slot, contents.all_pages());
         self.slots.get_mut(slot.0 as usize)?.object = Some(Object { kind, names: 1, contents });
         Some(slot)
@@ -99,7 +99,7 @@ impl Slots {
         }
     }
 
-    /// Removes a reference. After the last reference, removes the table from its slot and returns the table.
+    /// Removes a reference. On the last one, removes and returns the table.
     pub(super) fn release(&mut self, slot: SlotId) -> Option<Object> {
         let object = self.get_mut(slot)?;
         object.names = object.names.saturating_sub(1);
@@ -128,7 +128,7 @@ impl Slots {
     /// Removes all tables.
     pub(super) fn clear(&mut self) {
         self.free.clear();
-        // Use the first slots first again.
+        // Reuse the lowest slots first.
         for index in (0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)).rev() {
             let slot = SlotId(index);
             let object = self.slots.get_mut(index as usize).and_then(|slot| slot.object.take());
@@ -141,7 +141,7 @@ impl Slots {
 
     pub(super) fn take_written(&mut self, mut each: impl FnMut(GuestVramAddr, u64)) {
         self.written.sort_unstable();
-        // This is the current range, which may still grow.
+        // The current range, which may still grow.
         let mut range = (self.base, 0u64);
         for slot in std::mem::take(&mut self.written) {
             let address = self.address(slot);

@@ -31,7 +31,7 @@ impl Part for Second {
     type Before = SecondBefore;
 
     fn from_before(before: SecondBefore) -> Result<Self, Invalid> {
-        Invalid::unless(before.number != 13, || "13 means nothing any more".into())?;
+        Invalid::unless(before.number != 13, || "13 is no longer valid".into())?;
         Ok(Self { number: before.number, name: String::new() })
     }
 
@@ -121,7 +121,7 @@ fn only_version_is_not_exchanged_with_its_predecessor() {
     let mut writer = Writer::for_reader(IDENTITY, version(2));
     writer.put(1, &Third { number: 1 }).unwrap();
     let file = writer.finish();
-    assert!(SavedState::parse(&file, &version(1)).is_err(), "a program with version 1 refuses it");
+    assert!(SavedState::parse(&file, &version(1)).is_err(), "a program with version 1 rejects it");
     assert_eq!(SavedState::parse(&file, &[Known::for_part::<Third>()]).unwrap().take(1), Ok(Third { number: 1 }));
 }
 
@@ -149,7 +149,7 @@ fn obsolete_value_of_older_version_is_rejected() {
     writer.put(1, &Second { number: 13, name: String::new() }).unwrap();
     let file = writer.finish();
     let error = SavedState::parse(&file, &known()).unwrap().take::<Second>(1).unwrap_err();
-    assert!(error.to_string().contains("`second` of 1 is invalid: 13 means nothing"), "{error}");
+    assert!(error.to_string().contains("`second` of 1 is invalid: 13 is no longer valid"), "{error}");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_section_of_another_file_is_refused() {
 fn sections_that_have_changed_places_are_refused() {
     let mut file = file(IDENTITY);
     let at = file.windows(6).rposition(|bytes| bytes == b"second").unwrap() + 6;
-    // Relabel the state of VM 4 as the state of VM 5.
+    // Relabel the state of VM 4 as that of VM 5.
     file[at] = 5;
     assert_eq!(refused(&file), ReadError::Sum { name: "second".into(), of: 5 });
 }
@@ -229,7 +229,7 @@ fn keys_ascend_or_do_not() {
 }
 
 proptest! {
-    /// Truncates or changes a file. The reader must reject it without a panic.
+    /// Truncates or modifies a file. The reader must reject it without panicking.
     #[test]
     fn damage_is_found(at in any::<prop::sample::Index>(), flip in 1u8.., cut in any::<prop::sample::Index>()) {
         let whole = file(IDENTITY);
@@ -239,7 +239,7 @@ proptest! {
         prop_assert!(SavedState::parse(&whole[..cut.index(whole.len())], &known()).is_err());
     }
 
-    /// Reads arbitrary bytes. The reader must accept or reject them without a panic.
+    /// Reads arbitrary bytes. The reader must accept or reject them without panicking.
     #[test]
     fn bytes_are_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..200), magic: bool) {
         if magic {

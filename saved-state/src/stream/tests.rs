@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// An item in the form in which the sink receives it, with its bytes.
+/// An item with its bytes, as received by the sink.
 #[derive(Debug, PartialEq, Eq)]
 enum Whole {
     Head(Vec<u8>),

@@ -1,23 +1,23 @@
-//! The home of a gang: decides when its cards are gathered, and when its turns begin and end.
+//! Home of a gang, which decides when its cards are gathered and when its turns start and end.
 
 use super::{CardId, CardState, Command, GangConfig};
 use sched::Nanos;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The last report of a card.
+/// Last report of a card.
 #[derive(Clone, Copy, Debug)]
 struct Report {
     round: u64,
     state: CardState,
     wants: bool,
-    /// Number of the last numbered command to the card; `None` without such a command since its connection began.
+    /// Number of the last numbered command to the card; `None` if there was none since its connection was established.
     sent: Option<u64>,
 }
 
 impl Report {
     const ABSENT: Self = Self { round: 0, state: CardState::Absent, wants: false, sent: None };
 
-    /// Returns true if the card had received its last numbered command when it sent this report.
+    /// Returns true if the card had received its last numbered command when it sent the report.
     fn is_current(&self) -> bool {
         self.sent.is_none_or(|sent| self.round == sent)
     }
@@ -35,20 +35,20 @@ enum Phase {
     Gathering { since: Nanos },
     /// The gates are open.
     Running,
-    /// The cards were ordered to stop. The last change was at `quiet`.
+    /// The cards were told to stop. The last change was at `quiet`.
     Stopping { since: Nanos, quiet: Nanos, step_ns: u64, is_released: bool },
 }
 
-/// State that a gang's home keeps.
+/// State of a gang at its home.
 #[derive(Debug)]
 pub(super) struct Home {
     cards: BTreeMap<CardId, Report>,
     /// Number of the last numbered command.
     round: u64,
     phase: Phase,
-    /// Age of the request for the next turn; `None` if the gang has no work.
+    /// Age of the request for the next turn, or `None` if the gang has no work.
     age: Option<u64>,
-    /// Cards that were ordered to compete for a turn.
+    /// Cards that were told to compete for a turn.
     competing: BTreeSet<CardId>,
 }
 
@@ -66,7 +66,7 @@ impl Home {
         self.cards.keys().copied()
     }
 
-    /// Records a card's report.
+    /// Processes a card's report.
     pub(super) fn reported(&mut self, card: CardId, report: (u64, CardState, bool), now: Nanos) {
         let (round, state, wants) = report;
         if let Some(report) = self.cards.get_mut(&card) {
@@ -81,18 +81,18 @@ impl Home {
         }
     }
 
-    /// Records that a card cannot be reached.
+    /// Records that a card is unreachable.
     pub(super) fn lose(&mut self, card: CardId, now: Nanos) {
         self.reported(card, (0, CardState::Absent, false), now);
     }
 
-    /// Returns the time at which [`Self::commands`] returns more commands even if no report arrives.
+    /// Returns the time at which [`Self::commands`] returns more commands without a new report.
     pub(super) fn deadline(&self, config: &GangConfig) -> Option<Nanos> {
         match self.phase {
             Phase::Gathering { since } => Some(since.after(config.gather_ns)),
             Phase::Stopping { since, quiet, step_ns, is_released } => {
                 let limit = since.after(config.gather_ns);
-                // Commands follow without a report only if a card has drained.
+                // Without a report, there are commands only if a card has drained.
                 let has_drained = !is_released && self.drained().next().is_some();
                 let step = has_drained.then(|| quiet.after(step_ns).min(limit));
                 step.or_else(|| (!self.competing.is_empty()).then_some(limit))
@@ -101,10 +101,10 @@ impl Home {
         }
     }
 
-    /// Returns the commands to send, given the reports and the time. `clock` is the age of a request made now.
+    /// Returns the commands to send, based on the reports and the time. `clock` is the age of a request at this time.
     pub(super) fn commands(&mut self, config: &GangConfig, clock: u64, now: Nanos) -> Vec<(CardId, u64, Command)> {
         let mut commands = Vec::new();
-        // The loop ends, because after each command the next step waits for reports or for a time.
+        // The loop terminates because after each command, the next step needs reports or a later time.
         while let Some(command) = self.step(config, clock, now) {
             self.send(command, &mut commands);
         }
@@ -122,7 +122,7 @@ impl Home {
         commands
     }
 
-    /// Queues a command for the cards that it concerns. A numbered command makes earlier reports obsolete.
+    /// Queues a command for its destination cards. A numbered command makes earlier reports obsolete.
     fn send(&mut self, command: Command, commands: &mut Vec<(CardId, u64, Command)>) {
         let numbered = matches!(command, Command::Gather { .. } | Command::Step | Command::Release);
         let only_drained = matches!(command, Command::Step | Command::Release);
@@ -139,8 +139,8 @@ impl Home {
         }
     }
 
-    /// Returns true if a card has failed to stop for so long that the gang should not compete on the other cards. The
-    /// process that owns the card may be stopped.
+    /// Returns true if the gang should not compete on the other cards because a card has not stopped for a long time.
+    /// The process that owns that card may be stopped.
     fn is_held_up(&self, config: &GangConfig, now: Nanos) -> bool {
         matches!(self.phase, Phase::Stopping { since, .. } if now >= since.after(config.gather_ns))
     }
@@ -153,12 +153,12 @@ impl Home {
         self.cards.values().filter(|card| card.is_current() && card.state == CardState::Drained)
     }
 
-    /// Returns true if each card has reported one of `states` after its last numbered command.
+    /// Returns true if all cards have reported one of `states` after their last numbered command.
     fn all(&self, states: &[CardState]) -> bool {
         self.cards.values().all(|card| card.is_current() && card.is(states))
     }
 
-    /// Returns the next command to all cards, if the reports or the time require one.
+    /// Returns the next command to all cards if the reports or the time require one.
     fn step(&mut self, config: &GangConfig, clock: u64, now: Nanos) -> Option<Command> {
         use CardState::{Absent, Contested, Drained, Gathering, Offered, Ready, Resting, Running, Stuck, Waiting};
         let has_work = self.cards.values().any(|card| card.wants);
@@ -177,7 +177,7 @@ impl Home {
                     return Some(Command::Run);
                 }
                 let continues = |card: &Report| {
-                    // A report in another state may precede the command.
+                    // A report with another state may have been sent before the command arrived.
                     card.is(&[Gathering, Ready]) || card.is(&[Offered, Stuck, Waiting]) && !card.is_current()
                 };
                 if self.cards.values().all(continues) && !is_late {
@@ -187,13 +187,13 @@ impl Home {
                 Some(Command::Stop)
             }
             Phase::Running => {
-                // A `Contested` report may have crossed the command that opened the gates.
+                // A `Contested` report may have been sent before the command to open the gates arrived.
                 let continues = |card: &Report| card.is(&[Ready, Contested, Running, Resting]);
                 let has_ended = self.all(&[Resting]) && !has_work;
                 if self.cards.values().all(continues) && !has_ended {
                     return None;
                 }
-                // The next turn needs a new request.
+                // The next turn requires a new request.
                 self.age = has_work.then_some(clock);
                 self.phase = stopping;
                 Some(Command::Stop)
@@ -212,8 +212,8 @@ impl Home {
                 if now < quiet.after(step_ns) {
                     return None;
                 }
-                // The interval between steps grows, so that cards whose long kernels make them step alternately end at
-                // the same step.
+                // Increase the interval between steps, so that cards with long kernels, which would otherwise step
+                // alternately, end at the same step.
                 self.phase = Phase::Stopping { since, quiet: now, step_ns: step_ns.saturating_mul(2), is_released };
                 Some(Command::Step)
             }

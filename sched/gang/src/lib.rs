@@ -1,39 +1,39 @@
-//! Schedules gangs: tenants with several cards, which get their turns on all of these cards at the same time.
+//! Schedules gangs. A gang is a tenant with several cards, which gets its turns on all of these cards at the same time.
 //!
-//! Kernels of a collective operation spin until their peers on the other cards run. With independent turns, two tenants
-//! can wait for each other forever: each has the turn on one card and waits for the turn on the other card. Therefore,
-//! the gates of a gang open together. Each card has a [`GangTurns`] on top of its [`GroupTurns`], with its own
-//! accounts. Each gang has a *home*, the card with the lowest number, where `home` coordinates the gang through
-//! messages. Cards share no other state, so a card that fails or stops affects only its own gangs.
+//! Kernels of a collective operation spin until their peers on the other cards run. With independent turns, a deadlock
+//! is possible: each of two tenants has the turn on one card and waits for the turn on the other card. Therefore, the
+//! gates of a gang open at the same time. Each card has a [`GangTurns`] on top of its [`GroupTurns`], with its own
+//! accounts. The *home* of a gang is its card with the lowest number. There, `home` coordinates the gang through
+//! messages. Cards share no other state, so a failed or stopped card affects only its own gangs.
 //!
-//! The rule:
-//! 1. A card whose accounts choose a gang *offers* itself to the gang. In the meantime, the card gives the turn to the
-//!    next tenant (`turns`).
+//! Procedure:
+//! 1. A card whose accounts select a gang *offers* itself to the gang. In the meantime, the next tenant gets the turn
+//!    (`turns`).
 //! 2. When all cards of a gang have offered themselves, its home *gathers* them. Each card recalls the holder of its
-//!    turn, and is *ready* when the holder has given the card back or overruns.
-//! 3. When all cards are ready, the gates open. A gather that is refused, or lasts longer than
-//!    [`GangConfig::gather_ns`], is *cancelled* on all cards.
-//! 4. A card serves one gather at a time. An *older* gang takes the card from a younger gang that is still gathering:
-//!    the card asks the younger gang's home, which cancels its gather unless it has already opened the gates. A younger
-//!    gang is refused. A gang's age is the time of its request, and a cancelled gather does not change it.
-//! 5. The turn ends on all cards when one card recalls it, or the gang has no work. Kernels on one card may wait for
-//!    kernels that the closed gate of another card holds back. Therefore, the gang keeps cards that have *drained*, and
-//!    these cards let one submission pass at a time (a *step*). When all cards have drained, they are released
-//!    together. A card that does not drain within `gather_ns` is *stuck*: other tenants use it in the meantime, and it
-//!    counts as ready for the gang's next turn, in which the missing kernels run.
+//!    turn, and is *ready* when the holder has returned the card or overruns.
+//! 3. When all cards are ready, the gates open. A gather that is rejected or lasts longer than
+//!    [`GangConfig::gather_ns`] is *cancelled* on all cards.
+//! 4. A card serves one gather at a time. An *older* gang gets priority over a younger gang that is still gathering:
+//!    the card notifies the younger gang's home, which cancels its gather unless it has already opened the gates. A
+//!    younger gang is rejected. A gang's age is the time of its request, and a cancelled gather does not change it.
+//! 5. The turn ends on all cards when one card recalls it or the gang has no work. Kernels on one card may wait for
+//!    kernels behind the closed gate of another card. Therefore, the gang keeps cards that have *drained*, and these
+//!    cards admit one more submission at a time (a *step*). When all cards have drained, they are released at the same
+//!    time. A card that does not drain within `gather_ns` is *stuck*: other tenants use it in the meantime, and it is
+//!    considered ready for the gang's next turn, in which the missing kernels run.
 //!
 //! No deadlock is possible. A running gang does not wait for another gang, and its turn ends after a slice if another
 //! tenant is due. A gathering gang waits at most `overrun_ns` for recalled holders; it does not wait for an older gang,
-//! and a younger gang gives way after one message. A turn that ends waits at most `gather_ns` for its own cards. No
-//! gang starves: the oldest gathering gang is never refused, and each card's accounts make it due eventually. Ages are
-//! Lamport timestamps, so the cards need no common clock.
+//! and a younger gang releases the card after one message. The end of a turn waits at most `gather_ns` for the gang's
+//! own cards. No gang starves: the oldest gathering gang is never rejected, and each card's accounts eventually make it
+//! due. Ages are Lamport timestamps, so the cards need no common clock.
 //!
-//! A card charges a gang from the moment at which the card is ready. Therefore the gang pays for the time that its
-//! cards wait for each other; [`GangView`] reports this time.
+//! A card charges a gang from the time at which the card is ready. Therefore, the gang is also charged for the time in
+//! which its cards wait for each other. [`GangView`] contains this time.
 //!
-//! The crate does no I/O, like [`GroupTurns`]: its inputs are calls, messages and the time, and its outputs are
+//! Like [`GroupTurns`], the crate does no I/O: its inputs are calls, messages, and the time, and its outputs are
 //! [`Order`]s and messages. Messages between two cards arrive in order, or the connection ends ([`GangTurns::lost`]).
-//! Read `home` first, which has the phases of a turn; `member` has the stages of a gang among one card's turns.
+//! Start with `home`, which contains the phases of a turn; `member` contains the stages of a gang on one card.
 //!
 //! Sources: D. Feitelson and L. Rudolph, *Gang scheduling performance benefits for fine-grain synchronization* (1992);
 //! D. Rosenkrantz et al., *System level concurrency control for distributed database systems* (1978): wound-wait.
@@ -56,28 +56,28 @@ pub use messages::{Body, CardId, CardState, Command, GangId, Message};
 /// Time limits for gangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GangConfig {
-    /// Maximum duration of a gather, in ns. The limit must exceed [`sched::turns::TurnsConfig::overrun_ns`], by which a
-    /// recalled turn that does not end delays a card.
+    /// Maximum duration of a gather, in ns. Must exceed [`sched::turns::TurnsConfig::overrun_ns`], which is the maximum
+    /// wait for a recalled turn.
     pub gather_ns: u64,
-    /// Time in ns for which drained cards wait for the gang's other cards, at the end of a turn, before one more
-    /// submission passes.
+    /// Time in ns that drained cards wait for the gang's other cards at the end of a turn before they admit one more
+    /// submission.
     pub step_ns: u64,
 }
 
 impl Default for GangConfig {
-    /// Sets a gather limit of 45 ms, which is 1.5 times the wait for a recalled turn, and a step time of 0.25 ms, which
-    /// exceeds the latency of two messages between owners.
+    /// Returns a gather limit of 45 ms, which is 1.5 times the wait for a recalled turn, and a step time of 0.25 ms,
+    /// which exceeds the latency of two messages between owners.
     fn default() -> Self {
         Self { gather_ns: 45_000_000, step_ns: 250_000 }
     }
 }
 
-/// Order to send a message to a tenant, or to act on it.
+/// Order to send a message to a tenant or to act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GangOrder {
-    /// An order that a single card's turns can also give.
+    /// Order that is also possible for the turns of a single card.
     Turn(Order),
-    /// The gang's gate opens for one submission of each process. Then the processes report the end of their work, as
+    /// The gang's gate opens for one submission of each process. Then, the processes report the end of their work, as
     /// after a recall. Processes without work report immediately.
     Step(TenantId),
 }
@@ -87,31 +87,32 @@ pub enum GangOrder {
 pub struct GangCounts {
     /// Number of turns for which the card was gathered successfully.
     pub turns: u64,
-    /// Number of gathers that were cancelled or refused on this card.
+    /// Number of gathers that were cancelled or rejected on this card.
     pub cancelled: u64,
-    /// Total time in ns for which the card was ready and waited for the gang's other cards.
+    /// Total time in ns in which the card was ready and waited for the gang's other cards.
     pub gather_ns: u64,
     /// Longest wait of the ready card for the other cards, in ns.
     pub longest_gather_ns: u64,
-    /// Time in ns for which the gang's gate on this card was closed during the gang's turn, because the gang had no
-    /// work here.
+    /// Time in ns in which the gang's gate on this card was closed during the gang's turn because the gang had no work
+    /// here.
     pub rest_ns: u64,
     /// Durations from the gang's first offer or work on this card to its turn.
     pub waits: Histogram,
 }
 
-/// State of a gang as seen by one card.
+/// State of a gang on one card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GangView {
     /// The gang's cards.
     pub cards: BTreeSet<CardId>,
-    /// Cards of the gang that this card cannot reach. The gang gets a turn only if its home can reach all cards.
+    /// Cards of the gang that are unreachable from this card. The gang gets a turn only if all cards are reachable from
+    /// its home.
     pub missing: BTreeSet<CardId>,
     /// True if the gang has work on this card.
     pub wants: bool,
     /// True if the gang's gate on this card is open.
     pub runs: bool,
-    /// True if the accounts of this card have chosen the gang, and the gang waits for its other cards.
+    /// True if the accounts of this card have selected the gang, and the gang is waiting for its other cards.
     pub is_offered: bool,
     /// Statistics on this card.
     pub counts: GangCounts,
@@ -124,11 +125,11 @@ pub struct GangTurns {
     turns: GroupTurns,
     config: GangConfig,
     members: BTreeMap<GangId, Member>,
-    /// The gangs whose home is this card.
+    /// Gangs whose home is this card.
     homes: BTreeMap<GangId, Home>,
     /// Reachable cards, always including this card.
     reachable: BTreeSet<CardId>,
-    /// This card's Lamport clock.
+    /// Lamport clock of this card.
     clock: u64,
     orders: Vec<GangOrder>,
     messages: Vec<(CardId, Message)>,
@@ -137,7 +138,7 @@ pub struct GangTurns {
 }
 
 impl GangTurns {
-    /// Creates the turns of a card without gangs, on top of its turns for single tenants and groups.
+    /// Creates the turns of a card without gangs, based on its turns for single tenants and groups.
     #[must_use]
     pub fn new(card: CardId, turns: GroupTurns, config: GangConfig) -> Self {
         Self {
@@ -154,13 +155,13 @@ impl GangTurns {
         }
     }
 
-    /// Returns the underlying turns, to read their state.
+    /// Returns the underlying turns for reading their state.
     #[must_use]
     pub fn turns(&self) -> &GroupTurns {
         &self.turns
     }
 
-    /// Changes the underlying turns in a way that does not affect the work of gangs: tenants, settings, strikes,
+    /// Performs a change of the underlying turns that does not affect the work of gangs: tenants, settings, strikes,
     /// records.
     pub fn with_turns<T>(&mut self, now: Nanos, change: impl FnOnce(&mut GroupTurns) -> T) -> T {
         let result = change(&mut self.turns);
@@ -169,7 +170,7 @@ impl GangTurns {
     }
 
     /// Makes a tenant of the underlying turns the gang's member on this card. The tenant must have no work and no
-    /// group. All cards must use the same number and the same set of cards for a gang. Returns false if `cards` does
+    /// group. The number and the set of cards of a gang must be identical on all cards. Returns false if `cards` does
     /// not include this card, if the gang or the tenant is already a member, or if the tenant is unknown or in a group.
     pub fn join(&mut self, gang: GangId, tenant: TenantId, cards: &BTreeSet<CardId>, now: Nanos) -> bool {
         let taken = self.members.contains_key(&gang) || self.gang_of(tenant).is_some();
@@ -187,7 +188,8 @@ impl GangTurns {
         true
     }
 
-    /// Ends a gang's membership. The gang's work must have ended. Its tenant stays, but no longer gets offers.
+    /// Removes a gang from this card. The gang's work must have ended. Its tenant stays, but its turns are no longer
+    /// offered.
     pub fn leave(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get(&gang) else { return };
         let (tenant, home) = (member.tenant, member.home);
@@ -199,7 +201,8 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Records that another card can be reached. Both sides of a connection call this before they exchange messages.
+    /// Records that another card is reachable. Must be called on both sides of a connection before they exchange
+    /// messages.
     pub fn reached(&mut self, card: CardId, now: Nanos) {
         self.reachable.insert(card);
         self.greet(|_, home| home.has(card), Some(card));
@@ -210,7 +213,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Records that the connection to another card has ended. Messages from that card that have not arrived are lost.
+    /// Records that the connection to another card has ended. Messages from that card in transit are lost.
     pub fn lost(&mut self, card: CardId, now: Nanos) {
         if card == self.card || !self.reachable.remove(&card) {
             return;
@@ -237,7 +240,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Records that a tenant has given the card back, like [`GroupTurns::ended`].
+    /// Records that a tenant has returned the card, like [`GroupTurns::ended`].
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         match self.gang_of(tenant) {
             Some(gang) => self.member_ended(gang, ended, more, now),
@@ -246,8 +249,8 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Pauses a tenant on this card, or lets it use the card again. While a gang's tenant is paused, the gang gets no
-    /// turn on its other cards either.
+    /// Pauses or resumes a tenant on this card. While a gang's tenant is paused, the gang also gets no turn on its
+    /// other cards.
     pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
         match self.gang_of(tenant) {
             Some(gang) => self.pause_member(gang, paused, now),
@@ -256,14 +259,14 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Handles a message from another card. Ignores messages about gangs that this card does not have, and messages
-    /// that only another card may send.
+    /// Processes a message from another card. Ignores messages about gangs without a member on this card, and messages
+    /// from the wrong card.
     pub fn receive(&mut self, from: CardId, message: Message, now: Nanos) {
         self.handle(from, message, now);
         self.pump(now);
     }
 
-    /// Advances time. Call this at [`Self::next_wakeup`].
+    /// Advances time. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.turns.tick(now);
         self.expire(now);
@@ -274,7 +277,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Returns the time at which [`Self::tick`] is due if no other event comes first.
+    /// Returns the time at which [`Self::tick`] is due if there is no earlier event.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let homes = self.homes.values().filter_map(|home| home.deadline(&self.config));
@@ -282,17 +285,17 @@ impl GangTurns {
         homes.chain(members).chain(self.turns.next_wakeup()).min()
     }
 
-    /// Takes the orders since the last call, in order.
+    /// Returns and clears the orders since the last call, in order.
     pub fn take_orders(&mut self) -> Vec<GangOrder> {
         std::mem::take(&mut self.orders)
     }
 
-    /// Takes the messages to other cards since the last call, in order.
+    /// Returns and clears the messages to other cards since the last call, in order.
     pub fn take_messages(&mut self) -> Vec<(CardId, Message)> {
         std::mem::take(&mut self.messages)
     }
 
-    /// Returns true if a tenant may open further gates, like [`GroupTurns::continues`].
+    /// Returns true if a tenant may open more gates, like [`GroupTurns::continues`].
     #[must_use]
     pub fn continues(&self, tenant: TenantId) -> bool {
         match self.member_of(tenant) {
@@ -320,7 +323,7 @@ impl GangTurns {
         self.members.iter().find(|(_, member)| member.tenant == tenant).map(|(&gang, _)| gang)
     }
 
-    /// Returns a gang as this card sees it.
+    /// Returns the state of a gang on this card.
     #[must_use]
     pub fn view(&self, gang: GangId) -> Option<GangView> {
         let member = self.members.get(&gang)?;
@@ -339,7 +342,7 @@ impl GangTurns {
         self.members.iter().filter(|(_, member)| member.home == home).map(|(&gang, _)| gang).collect()
     }
 
-    /// Asks members to report to homes on this card: for the gangs that `concerned` accepts, on one card or on all
+    /// Requests reports to the homes on this card, for the gangs accepted by `concerned`, from one card or from all
     /// cards.
     fn greet(&mut self, concerned: impl Fn(GangId, &Home) -> bool, card: Option<CardId>) {
         let mut greetings = Vec::new();
@@ -362,7 +365,7 @@ impl GangTurns {
         }
     }
 
-    /// Passes on the decisions of the underlying turns, delivers this card's messages to itself, and reports all
+    /// Forwards the decisions of the underlying turns, delivers this card's messages to itself, and reports all
     /// changes.
     fn pump(&mut self, now: Nanos) {
         loop {

@@ -1,35 +1,35 @@
-//! A gang on one of its cards: its stage among the card's turns, and the execution of its home's commands.
+//! State of a gang on one of its cards, and execution of its home's commands.
 
 use super::{Body, CardId, CardState, Command, GangConfig, GangCounts, GangId, GangOrder, GangTurns};
 use sched::turns::Order;
 use sched::{Nanos, TenantId};
 use std::collections::BTreeSet;
 
-/// A card abandons a gather by itself after this multiple of the home's limit, because the home must have stopped.
+/// A card abandons a gather by itself after this multiple of the home's limit, because the home has probably stopped.
 const PATIENCE_FACTOR: u64 = 2;
 
-/// Stage of a gang among the turns of one card.
+/// Stage of a gang on one card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The gang does not compete.
     Idle,
     /// The gang's slice is in the card's queue.
     Queued,
-    /// The card's accounts have chosen the gang.
+    /// The card's accounts have selected the gang.
     Offered,
-    /// The gang waits until a younger gang gives up the card.
+    /// The gang waits until a younger gang releases the card.
     Contending { since: Nanos },
-    /// The gang gets the next turn.
+    /// The next turn is reserved for the gang.
     Reserved { since: Nanos },
-    /// The card is free for the gang, but the gang's other cards are not all ready.
+    /// The card is available for the gang, but not all of the gang's other cards are ready.
     Ready { since: Nanos },
-    /// The gang has its turn. Its gate is open, or closed because the gang has no work here.
+    /// The gang has its turn. Its gate is open, or it is closed because the gang has no work here.
     Running { open: bool, since: Nanos },
     /// The gate must close, but work is still in flight.
     Ending { since: Nanos },
-    /// The gate is closed and the work has ended. The gang keeps the card until its other cards have also drained.
+    /// The gate is closed and the work has ended. The gang keeps the card until its other cards have drained.
     Drained { since: Nanos },
-    /// The work has run on for so long that other tenants no longer wait for its end.
+    /// The work has taken so long that other tenants no longer wait for its end.
     Stuck,
 }
 
@@ -41,21 +41,21 @@ pub(super) struct Member {
     pub(super) cards: BTreeSet<CardId>,
     pub(super) stage: Stage,
     pub(super) counts: GangCounts,
-    /// Number of the home's last numbered command, and the age of the last gather's request.
+    /// Number of the home's last numbered command, and the age of the request of the last gather.
     round: u64,
     age: u64,
-    /// True if the home wants the gang to compete.
+    /// True if the gang must compete, according to its home.
     competes: bool,
     paused: bool,
     /// True if the gang has work on this card.
     pub(super) wants: bool,
-    /// True if an older gang waits for the card.
+    /// True if an older gang is waiting for the card.
     contested: bool,
     /// True if work of an earlier turn is still in flight.
     is_stuck: bool,
-    /// Time at which the gang began to wait for its turn.
+    /// Time at which the gang started to wait for its turn.
     asked: Option<Nanos>,
-    /// The last report sent to the home.
+    /// Last report sent to the home.
     reported: Option<(u64, CardState, bool)>,
 }
 
@@ -79,7 +79,7 @@ impl Member {
         }
     }
 
-    /// Resets the state that depends on the home, because the home has lost its state or will be another process.
+    /// Resets the state that depends on the home, because the home has lost its state or will be in another process.
     pub(super) fn forget_home(&mut self) {
         (self.round, self.reported) = (0, None);
     }
@@ -92,13 +92,13 @@ impl Member {
             }
             Stage::Drained { since } => Some(since.after(config.gather_ns.saturating_mul(PATIENCE_FACTOR))),
             Stage::Ending { since } => Some(since.after(config.gather_ns)),
-            // The underlying turns recalled this turn earlier, and do not recall it again.
+            // The underlying turns have already recalled this turn, and will not recall it again.
             Stage::Running { since, .. } if self.is_stuck => Some(since.after(config.gather_ns)),
             Stage::Idle | Stage::Queued | Stage::Offered | Stage::Running { .. } | Stage::Stuck => None,
         }
     }
 
-    /// Returns true if the card is being gathered for the gang, or is ready and waits for the gang's other cards.
+    /// Returns true if the card is being gathered for the gang, or is ready and waiting for the gang's other cards.
     fn has_card(&self) -> bool {
         matches!(self.stage, Stage::Reserved { .. } | Stage::Ready { .. }) && !self.is_stuck
     }
@@ -124,7 +124,7 @@ impl Member {
 }
 
 impl GangTurns {
-    /// Reports a gang's state to its home, if it has changed or `always` is true.
+    /// Reports a gang's state to its home if it has changed or `always` is true.
     pub(super) fn report(&mut self, gang: GangId, always: bool) {
         let Some(member) = self.members.get_mut(&gang) else { return };
         let report = (member.round, member.state(), member.wants);
@@ -144,7 +144,7 @@ impl GangTurns {
         }
     }
 
-    /// Records that the card's accounts have chosen a tenant.
+    /// Records that the card's accounts have selected a tenant.
     pub(super) fn offered(&mut self, tenant: TenantId) {
         let found = self.members.values_mut().find(|member| member.tenant == tenant);
         if let Some(member) = found.filter(|member| member.stage == Stage::Queued) {
@@ -152,7 +152,7 @@ impl GangTurns {
         }
     }
 
-    /// Passes on an order of the underlying turns. An order for a gang changes the gang's stage.
+    /// Forwards an order of the underlying turns. An order for a gang changes the gang's stage.
     pub(super) fn pass_on(&mut self, order: Order, now: Nanos) {
         let (Order::Grant(tenant) | Order::Recall(tenant) | Order::Yield(tenant)) = order else {
             return self.order(order);
@@ -162,14 +162,14 @@ impl GangTurns {
         };
         match (order, member.stage) {
             (Order::Grant(_), Stage::Reserved { .. }) => member.stage = Stage::Ready { since: now },
-            // The gather ended after the turn began.
+            // The gather ended after the start of the turn.
             (Order::Grant(_), _) => self.release(gang, now, now),
             (Order::Recall(_), Stage::Running { open: true, .. }) => {
                 member.stage = Stage::Ending { since: now };
                 self.order(order);
             }
             (Order::Recall(_), Stage::Ready { .. } | Stage::Running { open: false, .. }) => self.stop(gang, now),
-            // A gang keeps its slices, because a single card does not know if the program waits for another card.
+            // A gang keeps its slices because it is unknown on this card whether its program waits for another card.
             _ => {}
         }
     }
@@ -268,18 +268,18 @@ impl GangTurns {
                     self.release(gang, now, now);
                 }
             }
-            // The card has abandoned the gather, and has reported this.
+            // The card has abandoned the gather, and has already reported this.
             Command::Run | Command::Stop => {}
         }
     }
 
-    /// Frees the card for a gang, or refuses to. A refused gang waits for its next offer.
+    /// Makes the card available to a gang, or rejects the gather. A rejected gang waits for its next offer.
     fn gather(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get(&gang) else { return };
         let (tenant, request, is_offered) = (member.tenant, (member.age, gang), member.stage == Stage::Offered);
         match member.stage {
             Stage::Offered | Stage::Queued => {}
-            // The gang's work is already on the card, next to other tenants' work.
+            // The gang's work is already on the card, in addition to the work of other tenants.
             Stage::Stuck => return self.set_stage(gang, Stage::Ready { since: now }),
             _ => return,
         }
@@ -305,7 +305,7 @@ impl GangTurns {
         }
     }
 
-    /// Records that a gang gets the next turn. Offers to other gangs become void, and these gangs compete again.
+    /// Records that a gang gets the next turn. Offers to other gangs become invalid, and these gangs compete again.
     fn reserved(&mut self, gang: GangId, now: Nanos) {
         self.set_stage(gang, Stage::Reserved { since: now });
         let offered = |(_, member): &(&GangId, &Member)| member.stage == Stage::Offered;
@@ -315,7 +315,7 @@ impl GangTurns {
         }
     }
 
-    /// Refuses a gather.
+    /// Rejects a gather.
     fn refuse(&mut self, gang: GangId, now: Nanos) {
         if let Some(member) = self.members.get_mut(&gang) {
             member.counts.cancelled += 1;
@@ -324,7 +324,7 @@ impl GangTurns {
         self.compete(gang, now);
     }
 
-    /// Opens the gate of a gang.
+    /// Opens a gang's gate.
     fn open(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get_mut(&gang) else { return };
         let Stage::Ready { since } = member.stage else { return };
@@ -332,7 +332,7 @@ impl GangTurns {
         member.counts.turns += 1;
         let asked = member.asked.take().unwrap_or(now);
         member.counts.waits.add(now.since(asked));
-        // Programs without work close the gate immediately.
+        // Programs without work immediately close the gate.
         (member.stage, member.contested, member.wants) = (Stage::Running { open: true, since: now }, false, true);
         let tenant = member.tenant;
         self.turns.open(tenant, now);
@@ -342,7 +342,7 @@ impl GangTurns {
         }
     }
 
-    /// Ends a gang's turn, or its gather.
+    /// Ends a gang's turn or its gather.
     fn stop(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get_mut(&gang) else { return };
         let tenant = member.tenant;
@@ -380,14 +380,14 @@ impl GangTurns {
             Stage::Ready { since } => {
                 member.counts.cancelled += 1;
                 member.count_gather(now.since(since));
-                // Reserve the next turn for the contender before this turn ends.
+                // Reserve the next turn for the contender before the end of this turn.
                 self.admit_contender(now);
                 self.release(gang, now, now);
             }
         }
     }
 
-    /// Gives the next turn to the gang that waits until a younger gang gives up the card.
+    /// Reserves the next turn for the gang that waits until a younger gang releases the card.
     fn admit_contender(&mut self, now: Nanos) {
         let Some(gang) = self.find(Member::is_contending) else { return };
         let Some(tenant) = self.members.get(&gang).map(|member| member.tenant) else { return };
@@ -398,7 +398,7 @@ impl GangTurns {
         }
     }
 
-    /// Puts a gang that has no turn into the card's queue, if its home wants that.
+    /// Queues a gang without a turn on the card if its home requires it.
     fn compete(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get_mut(&gang) else { return };
         (member.stage, member.contested) = (Stage::Idle, false);
@@ -409,7 +409,7 @@ impl GangTurns {
         }
     }
 
-    /// Takes a gang out of the card's queue, and voids its offer.
+    /// Removes a gang from the card's queue, and invalidates its offer.
     fn withdraw(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get_mut(&gang) else { return };
         if matches!(member.stage, Stage::Queued | Stage::Offered | Stage::Contending { .. }) {
@@ -419,7 +419,7 @@ impl GangTurns {
         }
     }
 
-    /// Ends all activity of a gang on this card, because its home cannot be reached.
+    /// Ends all activity of a gang on this card because its home is unreachable.
     pub(super) fn abandon(&mut self, gang: GangId, now: Nanos) {
         if let Some(member) = self.members.get_mut(&gang) {
             member.competes = false;
@@ -431,7 +431,7 @@ impl GangTurns {
         }
     }
 
-    /// Abandons gathers whose homes have not answered, and stops waiting for work that does not end.
+    /// Abandons gathers whose homes have not responded, and stops waiting for work that does not end.
     pub(super) fn expire(&mut self, now: Nanos) {
         let late = |member: &Member| member.expires(&self.config).is_some_and(|at| at <= now);
         let gangs: Vec<GangId> = self.members.iter().filter(|(_, m)| late(m)).map(|(&gang, _)| gang).collect();
@@ -450,7 +450,7 @@ impl GangTurns {
         self.members.iter().find(|(_, member)| wanted(member)).map(|(&gang, _)| gang)
     }
 
-    /// Returns a gang's request, in a form that sorts the oldest request first.
+    /// Returns a gang's request as a key that sorts the oldest request first.
     fn request(&self, gang: GangId) -> (u64, GangId) {
         (self.members.get(&gang).map_or(u64::MAX, |member| member.age), gang)
     }

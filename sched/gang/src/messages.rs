@@ -13,7 +13,7 @@ pub struct GangId(pub u32);
 /// A message about one gang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// The gang.
+    /// Gang.
     pub gang: GangId,
     /// Lamport clock of the sender.
     pub clock: u64,
@@ -24,21 +24,21 @@ pub struct Message {
 /// Content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
-    /// State of a card, sent to the gang's home after each change and on request.
+    /// State of a card, sent to the home after each change and on request.
     Report {
-        /// Number of the last gather, step or release that the card has received.
+        /// Number of the last received gather, step, or release.
         round: u64,
-        /// State of the gang on this card.
+        /// State of the gang on the card.
         state: CardState,
-        /// True if the gang has work on this card.
+        /// True if the gang has work on the card.
         wants: bool,
     },
     /// Command from the home to a card.
     Command {
-        /// Number of the command if it is a gather, a step or a release; otherwise, the number of the last such command
-        /// to the card.
+        /// Number of the command for a gather, a step, or a release; otherwise, the number of the last such command to
+        /// the card.
         round: u64,
-        /// The command.
+        /// Command.
         command: Command,
     },
 }
@@ -46,17 +46,17 @@ pub enum Body {
 /// State of a gang on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CardState {
-    /// The gang is not a member on this card, or the card cannot be reached.
+    /// The gang has no member on this card, or the card is unreachable.
     Absent,
-    /// The card's accounts have not chosen the gang yet.
+    /// The card's accounts have not selected the gang yet.
     Waiting,
-    /// The card's accounts have chosen the gang.
+    /// The card's accounts have selected the gang.
     Offered,
     /// The card is being gathered, but the turn of another tenant has not ended yet.
     Gathering,
-    /// The card is free for the gang.
+    /// The card is available for the gang.
     Ready,
-    /// The card is ready or being gathered for this gang, but an older gang wants it.
+    /// The card is ready or being gathered for this gang, but an older gang is waiting for it.
     Contested,
     /// The gang's gate is open.
     Running,
@@ -64,7 +64,7 @@ pub enum CardState {
     Resting,
     /// The gate must close, but work is still in flight.
     Ending,
-    /// The gate is closed and the work has ended. The gang keeps the card until its other cards have also drained.
+    /// The gate is closed and the work has ended. The gang keeps the card until its other cards have drained.
     Drained,
     /// Work in flight has not ended for a long time. Other tenants use the card in the meantime.
     Stuck,
@@ -73,23 +73,23 @@ pub enum CardState {
 /// Command of a gang's home to a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// Report the gang's state.
+    /// Requests a report of the gang's state.
     Report,
-    /// The gang has no work: do not compete for a turn.
+    /// The gang has no work. It must not compete for a turn.
     Rest,
-    /// The gang has work on one of its cards: compete for a turn.
+    /// The gang has work on one of its cards. It must compete for a turn.
     Compete,
-    /// Free the card for the gang.
+    /// Make the card available for the gang.
     Gather {
-        /// Age of the gang's request. An older request has a smaller number.
+        /// Age of the gang's request. Older requests have smaller numbers.
         age: u64,
     },
     /// Open the gate.
     Run,
     /// End the turn, or cancel the gather.
     Stop,
-    /// Let one more submission of each process pass, because work on another card may wait for it.
+    /// Admit one more submission of each process, because work on another card may wait for it.
     Step,
-    /// Give the drained card to other tenants.
+    /// Release the drained card for other tenants.
     Release,
 }

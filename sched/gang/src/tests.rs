@@ -1,4 +1,4 @@
-//! Tests of gangs in simulated time. `schedules` tests different orders of messages, submissions and failures.
+//! Tests gangs in simulated time. `schedules` tests different orders of messages, submissions, and failures.
 
 mod messages;
 mod schedules;
@@ -16,12 +16,12 @@ const COARSE_STEP: u64 = 100_000;
 /// Maximum latency of a message between two idle processes of a host, in ns.
 const QUICK_NS: u64 = 60_000;
 
-/// Minimum fraction of its due share that a tenant must get. A tenant's due share is its share if all tenants that
-/// share a card with it excluded each other. The minimum over 500 random sets of tenants is 0.75; 0.72 has also
-/// occurred.
+/// Minimum ratio of a tenant's actual share to its expected share. The expected share assumes that all tenants that
+/// share a card with the tenant exclude each other. The minimum for 500 random sets of tenants is 0.75; 0.72 was also
+/// observed.
 const LEAST_PART: f64 = 0.6;
 
-/// Creates cards whose messages have the latency of a socket.
+/// Creates cards with the message latency of a socket.
 fn quick(cards: u32, tenants: &[Tenant]) -> World {
     let mut world = World::new(cards, tenants, 1);
     world.transit_ns = (10_000, QUICK_NS);
@@ -45,9 +45,9 @@ fn two_gangs_get_their_weights_and_lose_little() {
         world.run(4000 * MS, STEP);
         let due = f64::from(weights[0]) / f64::from(weights[0] + weights[1]);
         let part = part(&world, 0, &[0, 1]);
-        assert!((part - due).abs() < 0.02, "{weights:?}: {part} instead of {due}");
+        assert!((part - due).abs() < 0.02, "{weights:?}: {part}, expected {due}");
         let lost = 1.0 - (world.work(0) + world.work(1)) / (4000 * MS) as f64;
-        println!("weights {weights:?}: part {part:.3}, {:.1} % lost", lost * 100.0);
+        println!("weights {weights:?}: share {part:.3}, {:.1} % lost", lost * 100.0);
         assert!(lost < 0.03, "{weights:?}: {lost} of the time lost");
     }
 }
@@ -63,7 +63,7 @@ fn gang_gets_its_part_next_to_single_tenants() {
         println!("card {card}: {charged:.3} for the gang, {} ms of it lost", counts.gather_ns / MS);
         assert!(charged > 0.42 && charged < 0.52, "{charged} of card {card} for the gang");
         assert!(world.work(single) > 0.48 * (4000 * MS) as f64, "card {card}: {} ns", world.work(single));
-        // The work that a holder has in flight is at most two kernels long.
+        // The holder has at most two kernels in flight.
         assert!(counts.longest_gather_ns <= 5 * MS, "{counts:?}");
     }
     assert!(world.work(0) > 0.40 * (4000 * MS) as f64, "{} ns of the gang", world.work(0));
@@ -78,7 +78,7 @@ fn gangs_in_a_ring_take_equal_turns() {
     world.run(4000 * MS, STEP);
     for number in 0..3 {
         let part = world.work(number) / (4000 * MS) as f64;
-        assert!((part - 1.0 / 3.0).abs() < 0.03, "gang {number} has {part} of the time");
+        assert!((part - 1.0 / 3.0).abs() < 0.03, "gang {number} has a share of {part}");
     }
 }
 
@@ -88,7 +88,7 @@ fn gang_with_one_busy_card_keeps_its_turn_for_it() {
     let tenants = [pauses, Tenant::flood(&[0], 100, MS), Tenant::flood(&[1], 100, MS)];
     let mut world = quick(2, &tenants);
     world.run(2000 * MS, STEP);
-    // The gang works for at most 5 ms of each 25 ms, and the other tenants use the rest.
+    // The gang works for at most 5 ms in each 25 ms. The other tenants use the other time.
     assert!(world.work(0) > 0.10 * (2000 * MS) as f64, "{} ns of the gang", world.work(0));
     for single in [1, 2] {
         assert!(world.work(single) > 0.70 * (2000 * MS) as f64, "{} ns", world.work(single));
@@ -117,7 +117,7 @@ fn stopped_process_of_a_card_costs_other_cards_nothing() {
         Tenant::flood(&[2], 100, MS),
         Tenant::flood(&[0, 2], 100, MS),
     ];
-    // Stop either the gangs' home or another of their cards.
+    // Stop the gangs' home or another card.
     for stopped in [0, 1] {
         let mut world = quick(3, &tenants);
         world.run(200 * MS, STEP);
@@ -129,7 +129,7 @@ fn stopped_process_of_a_card_costs_other_cards_nothing() {
         assert_eq!(stopped == 1, gang > 0.40 * (1000 * MS) as f64, "card {stopped} is stopped: {gang} ns");
         world.stopped.clear();
         let before = world.work(0);
-        // The turn that was in progress on the stopped card is charged for that second.
+        // The turn in progress on the stopped card is charged for that second.
         world.run(3000 * MS, COARSE_STEP);
         let work = world.work(0) - before;
         assert!(work > 0.1 * (3000 * MS) as f64, "card {stopped} continues: {work} ns of its gang");
@@ -153,7 +153,7 @@ fn lost_card_takes_only_its_gangs_out() {
     assert!(single > 0.45 * (1000 * MS) as f64 && other > 0.45 * (1000 * MS) as f64, "{single} and {other} ns");
     world.connect(0, 1);
     world.run(1000 * MS, STEP);
-    assert!(world.work(0) > before[0] + 0.25 * (1000 * MS) as f64, "the gang is back");
+    assert!(world.work(0) > before[0] + 0.25 * (1000 * MS) as f64, "the gang is running again");
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn any_tenants() -> impl Strategy<Value = (u32, Vec<Tenant>)> {
     })
 }
 
-/// Returns a tenant's share of the time if all tenants that share a card with it exclude each other.
+/// Returns the expected share of a tenant if all tenants that share a card with it exclude each other.
 fn least_part(tenants: &[Tenant], number: usize) -> f64 {
     let meets = |other: &&Tenant| other.cards.iter().any(|card| tenants[number].cards.contains(card));
     let weights: u32 = tenants.iter().filter(meets).map(|tenant| tenant.params.weight).sum();
@@ -224,10 +224,10 @@ proptest! {
         for number in 0..tenants.len() {
             let part = world.work(number) / (3000 * MS) as f64;
             let due = least_part(&tenants, number);
-            prop_assert!(part > LEAST_PART * due, "tenant {number} has {part} instead of {due}: {tenants:?}");
+            prop_assert!(part > LEAST_PART * due, "tenant {number}: {part}, expected {due}: {tenants:?}");
         }
         for card in 0..cards {
-            // Tenants are charged only for time in which the card was busy or reserved.
+            // Tenants are charged only for time in which the card is busy or reserved.
             prop_assert!(world.busy(card) <= 3000 * MS);
             let used: u64 = (0..tenants.len()).map(|number| world.used(card, number)).sum();
             prop_assert_eq!(used, world.busy(card));
@@ -245,10 +245,10 @@ fn gang_of_many_cards_is_not_passed_over() {
     let mut world = quick(3, &tenants);
     world.run(3000 * MS, STEP);
     let part = world.work(2) / (3000 * MS) as f64;
-    assert!(part > 0.12, "{part} instead of a seventh");
+    assert!(part > 0.12, "share {part}, expected a seventh");
 }
 
-/// Runs until a card is ready for the first gang.
+/// Runs the simulation until a card is ready for the first gang.
 fn run_until_ready(world: &mut World, card: u32) {
     let is_ready = |world: &World| matches!(world.cards[&card].members[&gang(id(0))].stage, Stage::Ready { .. });
     for _ in 0..100_000 {

@@ -1,4 +1,4 @@
-//! Accounts in their saved form.
+//! Saved form of accounts.
 
 use super::{Account, BUCKETS, Histogram, History, Sample};
 use crate::checks::COUNT_MAX;
@@ -6,10 +6,10 @@ use crate::types::{Engine, Nanos};
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 
-/// Maximum time, in ns, that a vGPU can have used within an interval; far longer than any real time.
+/// Maximum time that a vGPU can use within an interval, in ns; far more than any realistic time.
 const USED_MAX: u64 = 1 << 62;
 
-/// Account of a vGPU's submissions to one engine.
+/// Saved account of a vGPU's submissions to one engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedAccount {
     arrived: u64,
@@ -19,13 +19,13 @@ pub(crate) struct SavedAccount {
     killed: u64,
     used: u64,
     longest: u64,
-    /// Non-empty buckets in order.
+    /// Non-empty buckets, in order.
     waits: Vec<(u16, u64)>,
     waits_sum: u64,
     waits_max: u64,
 }
 
-/// Intervals with the time charged in them, by engine.
+/// Saved intervals with the time charged in them, by engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedHistory(Vec<(Nanos, [u64; Engine::COUNT])>);
 
@@ -67,7 +67,7 @@ impl TryFrom<SavedAccount> for Account {
             && waits.iter().all(|(bucket, count)| usize::from(*bucket) < BUCKETS && *count <= COUNT_MAX);
         let count = waits.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
         let sound = buckets && count <= COUNT_MAX && events.into_iter().all(|count| count <= COUNT_MAX);
-        Invalid::unless(sound, || "an account counts more than there can be".into())?;
+        Invalid::unless(sound, || "the counts of an account are too large".into())?;
         let mut histogram = Histogram { count, sum: waits_sum, max: waits_max, ..Histogram::default() };
         for (bucket, count) in waits {
             histogram.counts[usize::from(bucket)] = count;
@@ -90,14 +90,14 @@ impl TryFrom<SavedHistory> for History {
         let sound = samples.len() <= Self::MAX_INTERVALS
             && ascend(samples.iter().map(|(from, _)| from))
             && samples.iter().all(|(_, used)| used.iter().all(|used| *used <= USED_MAX));
-        Invalid::unless(sound, || "the last uses of a vGPU are too many, or not in their order".into())?;
+        Invalid::unless(sound, || "the recent uses of a vGPU are too many or not in order".into())?;
         Ok(Self { samples: samples.into_iter().map(|(from, used)| Sample { from, used }).collect() })
     }
 }
 
 #[cfg(test)]
 impl SavedAccount {
-    /// Makes the account invalid.
+    /// Makes the account invalid for tests.
     pub(crate) fn edit(&mut self) {
         self.waits.push((u16::MAX, 1));
     }

@@ -13,24 +13,24 @@ impl GroupTurns {
         is_single
     }
 
-    /// Takes the tenants that became due since the last call, in order.
+    /// Returns and clears the tenants that became due since the last call, in order.
     pub fn take_offers(&mut self) -> Vec<TenantId> {
         self.turns.take_offers()
     }
 
-    /// Gives a tenant the next turn, like [`super::Turns::reserve`].
+    /// Reserves the next turn for a tenant, like [`super::Turns::reserve`].
     pub fn reserve(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let reserved = self.turns.reserve(tenant, now);
         self.update(now);
         reserved
     }
 
-    /// Withdraws a reservation whose turn has not begun.
+    /// Cancels a reservation whose turn has not started.
     pub fn unreserve(&mut self, tenant: TenantId) {
         self.turns.unreserve(tenant);
     }
 
-    /// Begins a reserved turn that was granted, like [`super::Turns::open`].
+    /// Starts a granted reserved turn, like [`super::Turns::open`].
     pub fn open(&mut self, tenant: TenantId, now: Nanos) {
         self.turns.open(tenant, now);
     }

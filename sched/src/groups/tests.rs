@@ -64,7 +64,7 @@ impl Card {
         let config = GroupConfig::default();
         let turns = GroupTurns::new(scheduler_defaults(), TurnsConfig::default(), config, Nanos(0));
         Self {
-            turns: turns.expect("the defaults are in bounds"),
+            turns: turns.expect("the defaults are valid"),
             gain: gain.to_vec(),
             runners: BTreeMap::new(),
             now: 0,

@@ -1,15 +1,15 @@
 //! BAND: Gdev's bandwidth-aware non-preemptive device scheduler (Gdev, figure 2), with GPUvm's accounting (GPUvm,
 //! section 3.5).
 //!
-//! When a submission has ended, its vGPU moves to the end of the order if its budget is overdrawn *and* it has used
+//! When a submission has ended, its vGPU is moved to the end of the order if its budget is overdrawn *and* it has used
 //! more than its bandwidth. The first vGPU with work runs next. However, if this vGPU is not the previous one and is
-//! above its bandwidth, the policy waits briefly for vGPUs below their bandwidth, and then runs the first vGPU that
+//! above its bandwidth, the policy first waits briefly for vGPUs below their bandwidth, and runs the first one that
 //! submits.
 //!
-//! The published policy measures bandwidth within a period, and forgets it at the end of the period. With `correct`,
-//! [`Lags`] measures it instead. Then overuse by work that could not be preempted is repaid later, and an idle vGPU's
-//! share goes to vGPUs with work. The engine waits only for a vGPU that is due, and charges long waits to that vGPU. A
-//! vGPU keeps the engine for a short slice.
+//! The published policy measures bandwidth only within a period. With `correct`, the bandwidth is measured by [`Lags`]
+//! instead. Then, overuse due to non-preemptible work is repaid later, and the share of an idle vGPU is assigned to
+//! vGPUs with work. The engine waits only for a vGPU that is due, and long waits are charged to this vGPU. A vGPU keeps
+//! the engine for a short slice.
 
 use super::credit::Budgets;
 use super::lag::Lags;
@@ -21,32 +21,32 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Number of slices in a period, with `correct`. The vGPU that has the engine keeps it until it is one slice ahead of
-/// the next vGPU. Without slices, the engine would switch after each short submission. After each switch, it would be
-/// idle until the end of the submission is observed, and a VM's residue would be cleared. By default, a slice is 1.5 ms
-/// long, so that shares are correct to 1 % within 100 ms.
+/// Number of slices in a period with `correct`. A vGPU keeps the engine until it is one slice ahead of the next vGPU.
+/// Without slices, the engine would switch after each short submission. Each switch has costs: the engine is idle until
+/// the end of the submission is observed, and a VM's residue is cleared. The default length of a slice is 1.5 ms, so
+/// that the error of shares is at most 1 % within 100 ms.
 const SLICES_PER_PERIOD: u64 = 20;
 
-/// The engine is waiting for work of a vGPU other than the next one.
+/// A wait of the engine for work of a vGPU other than the next one.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     until: Nanos,
     next: TenantId,
-    /// The first vGPU that submitted during the wait. With `correct`, vGPUs above their bandwidth do not count.
+    /// First vGPU that submitted during the wait, excluding vGPUs above their bandwidth if `correct` is set.
     came: Option<TenantId>,
 }
 
-/// The vGPU whose submission ended last. Discarded when another vGPU starts.
+/// vGPU whose submission ended last. Reset when another vGPU starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: TenantId,
-    /// Remaining time for which the engine may wait free of charge, in ns.
+    /// Remaining free waiting time of the engine, in ns.
     free: u64,
-    /// True until the next vGPU is chosen.
+    /// True until the next vGPU is selected.
     undecided: bool,
 }
 
-/// A period, with the vGPUs that compete in it and their use of the engine.
+/// A period with its competing vGPUs and their use of the engine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Period {
     /// Shares of the competing vGPUs, in parts of [`WHOLE_SHARE_PPM`].
@@ -69,7 +69,7 @@ impl Period {
         self.shares = competing.into_iter().zip(shares(&params)).collect();
     }
 
-    /// Adds a vGPU to the competitors if it is not yet one of them.
+    /// Adds a vGPU to the competitors if necessary.
     fn enter(&mut self, vgpu: TenantId, view: &View<'_>) {
         if !self.shares.contains_key(&vgpu) {
             let competing: Vec<_> = self.shares.keys().copied().chain([vgpu]).collect();
@@ -139,7 +139,7 @@ impl Band {
         }
     }
 
-    /// Charges a vGPU for time in which the engine could have run other work.
+    /// Charges a vGPU for time in which other work could have run.
     fn pay(&mut self, vgpu: TenantId, ns: u64, view: &View<'_>) {
         let band = &view.config.band;
         if !band.own_time || ns == 0 {
@@ -151,8 +151,8 @@ impl Band {
         }
     }
 
-    /// Returns the vGPU that is next if the engine does not wait. With `ahead`, assumes that this vGPU had already used
-    /// that much more time.
+    /// Returns the next vGPU without a wait of the engine. With `ahead`, assumes that this vGPU has already used this
+    /// additional time.
     fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
@@ -160,9 +160,9 @@ impl Band {
                 ahead.is_some_and(|(_, ns)| self.budgets.left_ns(first) < i64::try_from(ns).unwrap_or(i64::MAX));
             return (!spent || !view.others_ready(first)).then_some(first);
         }
-        // A vGPU that is due runs first, regardless of its position. Among the vGPUs that are due, the class decides.
-        // The vGPU that has the engine gets a credit of one slice minus one submission, so vGPUs with long submissions
-        // alternate after each submission.
+        // A vGPU that is due runs first, regardless of its position, ordered by class. The vGPU that has the engine
+        // gets a credit of one slice minus one submission, so vGPUs with long submissions alternate after each
+        // submission.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
         let turn = view.config.band.period_ns / SLICES_PER_PERIOD;
         let rank = |vgpu: &TenantId| {
@@ -177,7 +177,7 @@ impl Band {
         self.budgets.ready(view).min_by_key(rank)
     }
 
-    /// Returns true if the engine must wait before `next` runs.
+    /// Returns true if the engine must wait before running `next`.
     fn waits(&self, last: TenantId, next: TenantId, view: &View<'_>) -> bool {
         let band = &view.config.band;
         let due = || !band.correct || !self.over(last, view);
@@ -211,11 +211,11 @@ impl Policy for Band {
 
     fn started(&mut self, vgpu: TenantId, gap: u64, view: &View<'_>) {
         self.budgets.start(vgpu, view);
-        // If the engine waited, it was for the vGPU that had run last.
+        // If the engine waited, it waited for the previous vGPU.
         let last = self.last.take().filter(|_| view.config.band.correct);
         let (payer, free) = last.map_or((vgpu, 0), |last| (last.vgpu, last.free));
         self.wait = None;
-        // While the vGPU has the engine, it keeps its unused free wait.
+        // The vGPU keeps its unused free waiting time while it has the engine.
         self.last = last.filter(|_| payer == vgpu).map(|last| Last {
             free: free.saturating_sub(gap),
             undecided: false,
@@ -239,7 +239,7 @@ impl Policy for Band {
         self.use_up(vgpu, used, view);
         let band = &view.config.band;
         let free = if band.correct {
-            // Drivers send short submissions after long ones, so compare the vGPU's total use since it got the engine.
+            // Drivers send short submissions after long ones, so use the vGPU's total use since it got the engine.
             let left = self.last.filter(|last| last.vgpu == vgpu).map_or(0, |last| last.free);
             let earned = used.saturating_mul(band.free_wait_permille.into()) / u64::from(PERMILLE);
             left.saturating_add(earned).min(band.wait_ns.max(earned))
@@ -257,13 +257,13 @@ impl Policy for Band {
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId> {
         self.fill(view);
         if !matches!(view.room, Room::Free) {
-            // The deferred work resumes, so the engine is busy and there is no reason to wait.
+            // The engine is busy with the resumed work, so there is no reason to wait.
             self.wait = None;
         }
         match view.room {
             Room::Full => return None,
             Room::Behind { vgpu, ahead } => {
-                // Start the work only if the vGPU would still be the next one after this charge.
+                // Start the work only if the vGPU would still be next after this charge.
                 let goes = view.is_ready(vgpu) && self.first(view, Some((vgpu, ahead))) == Some(vgpu);
                 return goes.then_some(vgpu);
             }
@@ -279,8 +279,8 @@ impl Policy for Band {
             self.wait = None;
             return if view.is_ready(wait.next) { Some(wait.next) } else { self.first(view, None) };
         }
-        // Choose the next vGPU only once after each end. If a vGPU's work arrives later while the engine is idle, it
-        // runs immediately.
+        // Select the next vGPU only once after each end. Work that arrives later while the engine is idle runs
+        // immediately.
         let ended = self.last.as_mut().and_then(|last| std::mem::take(&mut last.undecided).then_some(last.vgpu));
         let next = self.first(view, None)?;
         if ended.is_some_and(|last| self.waits(last, next, view)) {

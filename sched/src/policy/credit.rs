@@ -1,10 +1,10 @@
-//! GPUvm's CREDIT policy: each vGPU has a budget that is filled each period and debited for its use. The first vGPU
-//! with work runs; overdrawn vGPUs come after all others. GPUvm's code does the same. According to the paper (section
-//! 5.3), however, the vGPU with the most credit runs.
+//! GPUvm's CREDIT policy. Each vGPU has a budget that is filled in each period and debited for use. The first vGPU with
+//! work runs; overdrawn vGPUs are after all others. This is the behaviour of GPUvm's code. According to the paper
+//! (section 5.3), however, the vGPU with the most credit runs.
 //!
-//! In GPUvm, all virtual machines compete, even if they are idle. Here, only the competing vGPUs get budgets.
-//! Otherwise, the budgets of idle vGPUs would be unused, and the other vGPUs would always be overdrawn. Overdrawn vGPUs
-//! run in rotation, regardless of their use.
+//! In GPUvm, all virtual machines compete, including idle ones. Here, only vGPUs that have or recently had work get
+//! budgets. Otherwise, the budgets of idle vGPUs would be unused, and the other vGPUs would always be overdrawn.
+//! Overdrawn vGPUs run in rotation, regardless of their use.
 
 use super::{Policy, Room, Standing, View};
 use crate::checks::{is_order_of, of_members};
@@ -16,43 +16,43 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Time that a vGPU may still use, in ns.
+/// Remaining time of a vGPU, in ns.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Budget {
-    /// Remaining time; negative when the budget is overdrawn.
+    /// Remaining time; negative if the budget is overdrawn.
     left: i64,
     /// Sum of the debits since the budgets were last filled.
     used: u64,
-    /// True if the vGPU runs although it is overdrawn, because no vGPU with remaining budget has work.
+    /// True if the vGPU runs despite an overdrawn budget, because no vGPU with remaining budget has work.
     spare: bool,
 }
 
 impl Budget {
-    /// Updates the budget of a vGPU that does not compete. Its unused budget goes to the other vGPUs, and its debt
-    /// decays as if the vGPU were served.
+    /// Updates the budget of a vGPU that does not compete. Its unused budget is assigned to the other vGPUs, and its
+    /// debt decays as if the vGPU got its share.
     fn rest(&mut self, melts: u64) {
         self.left = self.left.saturating_add_unsigned(melts).min(0);
     }
 }
 
-/// A competing vGPU when budgets are filled, with times in ns.
+/// State of a competing vGPU when budgets are filled, with times in ns.
 #[derive(Clone, Copy, Debug)]
 struct Competitor {
     vgpu: TenantId,
     params: VgpuParams,
-    /// The vGPU's budget, its upper bound, and the debits since the last call.
+    /// Budget of the vGPU, its upper bound, and the debits since the last call.
     left: i64,
     most: i64,
     used: i64,
 }
 
-/// Budgets and the order of vGPUs. BAND also uses this structure.
+/// Budgets and order of vGPUs, also used by BAND.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Budgets {
     budgets: BTreeMap<TenantId, Budget>,
     order: VecDeque<TenantId>,
     filled: Nanos,
-    /// Time in ns that overdrawn vGPUs have used without competition since the budgets were last filled.
+    /// Time in ns used by overdrawn vGPUs without competition since the budgets were last filled.
     spare: u64,
 }
 
@@ -67,11 +67,11 @@ impl Budgets {
         }
     }
 
-    /// Checks that deserialized budgets match `members`, and that each member has a position in the order.
+    /// Checks that deserialized budgets match `members`, and that the order contains all members.
     pub(super) fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         of_members(self.budgets.keys(), members.iter().copied())?;
         Invalid::unless(is_order_of(&self.order, members.iter().copied()), || {
-            "the order of vGPUs names others than there are".into()
+            "the order of vGPUs differs from the existing vGPUs".into()
         })
     }
 
@@ -80,11 +80,11 @@ impl Budgets {
         self.order.retain(|known| *known != vgpu);
     }
 
-    /// Fills the budgets if a period has passed. Returns the vGPUs that compete from then on, or `None` if no period
-    /// has passed.
+    /// Fills the budgets if a period has passed. Returns the vGPUs that compete from now on, or `None` if no period has
+    /// passed.
     ///
-    /// Scales the competitors' budgets, by their shares, to a total of one period. As a result, one vGPU's overdraft
-    /// becomes the others' credit.
+    /// Scales the competitors' budgets to a total of one period, by their shares. Therefore, an overdraft of one vGPU
+    /// is a credit for the others.
     pub(super) fn fill(&mut self, view: &View<'_>) -> Option<Vec<TenantId>> {
         let period = view.config.band.period_ns;
         let passed = view.now.since(self.filled) / period * period;
@@ -103,12 +103,12 @@ impl Budgets {
     }
 
     /// Returns the vGPUs that have work, had work within BAND's wait, or were debited since the budgets were last
-    /// filled. All other vGPUs rest.
+    /// filled. All other vGPUs do not compete.
     ///
-    /// Two kinds of competitors have an upper bound. A vGPU without work keeps at most its share, or its recent use. A
-    /// vGPU loses its surplus and gets nothing more if it had more than its share left while overdrawn vGPUs ran
-    /// without competition, or while no other vGPU wanted the engine. Debt beyond one period per competitor is
-    /// forgiven, because such a large debt is possible only if other vGPUs have saved as much.
+    /// Two kinds of competitors have an upper bound. A vGPU without work keeps at most its share or its recent use. A
+    /// vGPU loses its surplus and gets no new budget if it had more than its share left while overdrawn vGPUs ran
+    /// without competition, or while no other vGPU needed the engine. Debt beyond one period per competitor is
+    /// cancelled, because such a debt requires that other vGPUs have saved the same amount.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
         let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();
@@ -116,7 +116,7 @@ impl Budgets {
             let used = self.budgets.get(vgpu).is_some_and(|budget| budget.used > 0);
             used || member.active(view.now, view.config.band.wait_ns)
         };
-        // A vGPU in debt that has work does not cause another vGPU to lose its credit.
+        // A vGPU with work and debt does not reduce another vGPU's credit.
         let alone = view.members.iter().filter(|(vgpu, member)| wants(vgpu, member)).count() == 1;
         let spare = if alone { i64::MAX } else { signed(self.spare) };
         self.spare = 0;
@@ -131,7 +131,7 @@ impl Budgets {
                 budget.rest(scale(passed, member.params.weight.into(), weights));
                 continue;
             }
-            // The code below raises the bound to the vGPU's share.
+            // The bound is raised to the vGPU's share below.
             let most = if wants { i64::MAX } else { used };
             competing.push(Competitor { vgpu: *vgpu, params: member.params, left, most, used });
         }
@@ -155,7 +155,7 @@ impl Budgets {
         }
     }
 
-    /// Records that a submission of a vGPU starts.
+    /// Records that a vGPU's submission starts.
     pub(super) fn start(&mut self, vgpu: TenantId, view: &View<'_>) {
         let spare = self.left_ns(vgpu) < 0 && !self.ready(view).any(|other| self.left_ns(other) > 0);
         if let Some(budget) = self.budgets.get_mut(&vgpu) {
@@ -182,7 +182,7 @@ impl Budgets {
         }
     }
 
-    /// Returns the vGPUs that have a submission ready to start, in order.
+    /// Returns the vGPUs with a submission that is ready to start, in order.
     pub(super) fn ready<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = TenantId> + 'a {
         self.order.iter().copied().filter(|vgpu| view.is_ready(*vgpu))
     }
@@ -192,8 +192,8 @@ fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
-/// Returns the competitors' budgets after a refill, `passed` ns after the previous one. A vGPU at its bound counts with
-/// its use instead of its credit, and the other vGPUs share the rest of the period.
+/// Returns the competitors' budgets after a refill, `passed` ns after the previous one. For a vGPU at its bound, its
+/// use is subtracted instead of its credit, and the other vGPUs share the rest of the period.
 fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(TenantId, i64)> {
     let mut filled = Vec::with_capacity(loose.len());
     let mut rest = period;

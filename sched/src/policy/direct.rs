@@ -1,4 +1,4 @@
-//! The policy without scheduling: every submission starts when it arrives, unless a cap or a quarantine holds it back.
+//! Policy without scheduling. Each submission starts when it arrives, unless a cap or a quarantine prevents it.
 
 use super::{Policy, View};
 use crate::types::TenantId;

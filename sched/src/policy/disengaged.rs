@@ -1,13 +1,14 @@
-//! Disengaged scheduling: the policy measures each submission in a short interval, and does not intervene in the longer
-//! interval that follows.
+//! Disengaged scheduling. The policy measures each submission in a short interval, and does not intervene in the
+//! subsequent longer interval.
 //!
-//! The idea is from Menychtas, Shen and Scott ("Disengaged Scheduling for Fair, Protected Access to Fast Computational
-//! Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval, one vGPU runs at a time, so that the
-//! length of its submissions can be measured exactly. In the free interval, all vGPUs' work starts when it arrives, and
-//! each vGPU's use is estimated from the number of its submissions. At the end of each free interval the policy finds
-//! vGPUs that used too much; these vGPUs do not run in the next free interval, unless no other vGPU has work.
+//! The method is from Menychtas, Shen and Scott ("Disengaged Scheduling for Fair, Protected Access to Fast
+//! Computational Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval, one vGPU runs at a time,
+//! for an exact measurement of the length of its submissions. In the free interval, all vGPUs' work starts when it
+//! arrives, and each vGPU's use is estimated from the number of its submissions. At the end of each free interval, the
+//! policy determines the vGPUs that used too much time. These vGPUs do not run in the next free interval, unless no
+//! other vGPU has work.
 //!
-//! A vGPU that has the card to itself is not measured.
+//! A vGPU without competitors is not measured.
 
 use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
@@ -20,13 +21,13 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
-    /// All vGPUs' work runs.
+    /// Work of all vGPUs runs.
     Free {
         /// Time at which the phase ends if a vGPU has work then.
         until: Nanos,
     },
-    /// No work starts until the card has drained, so that a long submission does not use time of the next interval.
-    /// This phase comes after the free interval and after the engaged interval.
+    /// No work starts until the card has drained, so that long submissions do not use time of the next interval. This
+    /// phase follows both the free interval and the engaged interval.
     Drain {
         /// True if the next phase is engaged.
         engage: bool,
@@ -40,17 +41,17 @@ enum Phase {
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Use {
-    /// Length of a submission, in ns, as last measured.
+    /// Last measured length of a submission, in ns.
     length: u64,
-    /// Measurements in this engaged interval: their sum in ns, and their count.
+    /// Measurements in this engaged interval: sum in ns, and count.
     sum: u64,
     count: u64,
     /// Number of submissions started in the free interval.
     started: u64,
-    /// Card time in ns used by the submissions that ended in the free interval.
+    /// Card time in ns of the submissions that ended in the free interval.
     charged: u64,
     throttled: bool,
-    /// Slice number in the engaged interval. The vGPU with the lowest number runs next.
+    /// Number of the vGPU's slice in the engaged interval. The vGPU with the lowest number runs next.
     turn: u64,
 }
 
@@ -60,7 +61,7 @@ pub(crate) struct Disengaged {
     uses: BTreeMap<TenantId, Use>,
     lags: Lags,
     turns: u64,
-    /// Time from which throttled vGPUs may run, because no other vGPU has work.
+    /// Time at which throttled vGPUs may run if no other vGPU has work.
     unthrottle: Option<Nanos>,
 }
 
@@ -70,7 +71,7 @@ impl Disengaged {
         Self { phase, uses: BTreeMap::new(), lags: Lags::default(), turns: 0, unthrottle: None }
     }
 
-    /// Ends the phase if its time is over.
+    /// Ends the phase if it has expired.
     fn advance(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         match self.phase {
@@ -95,20 +96,19 @@ impl Disengaged {
         }
     }
 
-    /// Begins a free interval.
+    /// Starts a free interval.
     fn release(&mut self, view: &View<'_>) {
         self.charge_round(view);
         self.phase = Phase::Free { until: view.now.after(view.config.disengaged.free_ns) };
     }
 
-    /// Charges the use since the last call, and finds the vGPUs that have used too much.
+    /// Charges the use since the last call, and determines the vGPUs that used too much.
     fn charge_round(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
         for (vgpu, of) in &mut self.uses {
             of.length = of.sum.checked_div(of.count).unwrap_or(of.length);
-            // If a vGPU's submissions were short while measured but long in the free interval, use their actual
-            // durations.
+            // Use the actual durations if submissions were short when measured but long in the free interval.
             let free = of.started.saturating_mul(of.length).max(of.charged);
             self.lags.charge(*vgpu, of.sum.saturating_add(free), cycle, cycle, view);
             *of = Use { length: of.length, turn: of.turn, ..Use::default() };
@@ -169,7 +169,7 @@ impl Policy for Disengaged {
                     return free;
                 }
                 // Do not throttle vGPUs in favour of vGPUs without work. However, a vGPU whose submission has just
-                // ended may submit again, so wait for as long as that submission took.
+                // ended may submit again, so wait for the duration of that submission.
                 let near = |member: &Member| member.expected.min(view.config.band.wait_ns);
                 let others = view.members.iter().filter(|(vgpu, member)| !throttled(**vgpu) && !member.held);
                 let until = others.filter_map(|(_, member)| Some(member.last_seen?.after(near(member)))).max();
@@ -203,7 +203,7 @@ impl Policy for Disengaged {
         of_members(self.uses.keys(), members.iter().copied())?;
         let counts = self.uses.values().flat_map(|of| [of.count, of.started, of.turn]).chain([self.turns]);
         Invalid::unless(counts.into_iter().all(|count| count <= COUNT_MAX), || {
-            "the policy has counted more than there can be".into()
+            "the counts of the policy are too large".into()
         })?;
         self.lags.check(members)
     }

@@ -1,4 +1,4 @@
-//! Runs submissions in the order of arrival, one vGPU at a time.
+//! Runs submissions in order of arrival, one vGPU at a time.
 
 use super::{Policy, Room, View};
 use crate::types::TenantId;

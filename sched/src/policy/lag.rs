@@ -1,4 +1,4 @@
-//! Lags: the difference between each vGPU's use and its share, over any length of time.
+//! Lags measure the difference between each vGPU's use and its share over any length of time.
 //!
 //! Whenever a vGPU uses the engine, all current competitors become entitled to time in proportion to their shares. A
 //! vGPU's lag is its use minus its entitlement, so the sum of all lags does not change while vGPUs compete. A vGPU

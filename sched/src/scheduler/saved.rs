@@ -1,4 +1,4 @@
-//! The saved form of a scheduler: its form in a record, and its accounts.
+//! Saved form of a scheduler: its form in a record, and its accounts.
 
 use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
@@ -13,21 +13,21 @@ use std::collections::BTreeSet;
 /// Maximum number of strikes.
 const STRIKES_MAX: u32 = 1 << 30;
 
-/// The saved form of a card's scheduler.
+/// Saved form of a card's scheduler.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedScheduler {
-    /// The scheduler, without the parts that its serialized form omits.
+    /// Scheduler, without the parts that are omitted from its serialized form.
     scheduler: Scheduler,
-    /// Accounts by engine, and recent use, of each vGPU, sorted by number.
+    /// Accounts by engine and recent use of each vGPU, sorted by number.
     accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
-    /// Copy engine shares of the vGPUs that have their own, sorted by vGPU number.
+    /// Copy engine shares of vGPUs with own copy shares, sorted by vGPU number.
     copies: Vec<(TenantId, CopyShare)>,
 }
 
 only_version!(SavedScheduler, "sched", 2);
 
 impl Scheduler {
-    /// Serializes the scheduler.
+    /// Saves the scheduler.
     #[must_use]
     pub fn save(&self) -> SavedScheduler {
         let accounts = self.vgpus.iter().map(|(vgpu, known)| {
@@ -38,7 +38,7 @@ impl Scheduler {
         let copies = copies.filter(|(_, share)| !share.is_silent()).collect();
         let accounts = accounts.collect();
         let mut scheduler = self.clone();
-        // The next owner of the card decides again which vGPUs compete for others.
+        // The next owner of the card determines again which vGPUs compete for others.
         for vgpu in self.vgpus() {
             if self.competing(vgpu).is_some() {
                 scheduler.compete(vgpu, None);
@@ -47,16 +47,16 @@ impl Scheduler {
         SavedScheduler { scheduler, accounts, copies }
     }
 
-    /// Restores the scheduler at time `now` of the clock of its events.
+    /// Restores the scheduler at time `now` of its events' clock.
     ///
     /// # Errors
-    /// Returns an error if the saved state is invalid, or was saved after `now`.
+    /// Returns an error if the saved state is invalid, or if it was saved after `now`.
     pub fn restored(saved: SavedScheduler, now: Nanos) -> Result<Self, Invalid> {
         let SavedScheduler { mut scheduler, accounts, copies } = saved;
-        Invalid::unless(ascend(copies.iter().map(|(vgpu, _)| vgpu)), || "shares of copies are not in order".into())?;
+        Invalid::unless(ascend(copies.iter().map(|(vgpu, _)| vgpu)), || "copy shares are not in order".into())?;
         for (vgpu, share) in copies {
             let known = scheduler.vgpus.get_mut(&vgpu);
-            let known = known.ok_or_else(|| Invalid::new(format_args!("vGPU {vgpu} is not there, and has copies")))?;
+            let known = known.ok_or_else(|| Invalid::new(format_args!("nonexistent vGPU {vgpu} has copy shares")))?;
             known.params.copies = share;
         }
         scheduler.check(now)?;
@@ -72,7 +72,7 @@ impl Scheduler {
         Ok(scheduler)
     }
 
-    /// Returns the tickets of all submissions, queued or on the card, with their vGPUs.
+    /// Returns the tickets of all queued submissions and submissions on the card, with their vGPUs.
     pub fn tickets(&self) -> impl Iterator<Item = (TenantId, Ticket)> {
         let on_card = self.engines.iter().flat_map(|engine| engine.flights().chain(engine.asides()));
         let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(vgpu, queued)| (vgpu, queued.ticket)));
@@ -86,15 +86,17 @@ impl Scheduler {
         Invalid::unless(lanes.len() == lane_count(config), || {
             format!("{} lanes are too many or too few", lanes.len())
         })?;
-        Invalid::unless(*last <= now, || format!("it is of {} ns, and now is {} ns", last.0, now.0))?;
-        Invalid::unless(*order <= COUNT_MAX && *ignored <= COUNT_MAX, || "it has seen too many events".into())?;
+        Invalid::unless(*last <= now, || {
+            format!("it was saved at {} ns, after the current time of {} ns", last.0, now.0)
+        })?;
+        Invalid::unless(*order <= COUNT_MAX && *ignored <= COUNT_MAX, || "the counts of events are too large".into())?;
         for (vgpu, known) in vgpus {
             known.params.check().map_err(|why| Invalid::new(format_args!("vGPU {vgpu}: {why}")))?;
             Invalid::unless(known.strikes <= STRIKES_MAX, || format!("vGPU {vgpu} has too many strikes"))?;
         }
         let flights = || engines.iter().flat_map(|engine| engine.flights().chain(engine.asides()));
         let stray = flights().find(|flight| !vgpus.contains_key(&flight.vgpu));
-        Invalid::unless(stray.is_none(), || "something is in flight of a vGPU that is not there".into())?;
+        Invalid::unless(stray.is_none(), || "a submission in flight is of a nonexistent vGPU".into())?;
         self.check_tickets(flights().map(|flight| flight.ticket))?;
         for (at, lane) in lanes.iter().enumerate() {
             let held = |known: &Vgpu| known.quarantine != Quarantine::Free;
@@ -107,12 +109,12 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Checks that each submission is in only one place.
+    /// Checks that each submission has only one state.
     fn check_tickets(&self, on_card: impl Iterator<Item = Ticket>) -> Result<(), Invalid> {
         let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(_, queued)| queued.ticket));
         let mut seen = BTreeSet::new();
         let twice = on_card.chain(queued).find(|ticket| !seen.insert(*ticket));
-        Invalid::unless(twice.is_none(), || "a submission is at two places".into())
+        Invalid::unless(twice.is_none(), || "a submission has two states".into())
     }
 }
 

@@ -6,15 +6,15 @@ use crate::{Engine, Histogram, Scheduler};
 /// Outcome of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The scheduler at the end of the run, with its accounts.
+    /// Scheduler at the end of the run, with its accounts.
     pub scheduler: Scheduler,
-    /// For each VM, the time from the doorbell to the start of the work.
+    /// For each VM, times from the doorbell to the start of the work.
     pub waits: Vec<Histogram>,
-    /// For each VM, the number of rounds that its streams completed.
+    /// For each VM, number of completed rounds of its streams.
     pub rounds: Vec<u64>,
-    /// Number of submissions that ended.
+    /// Number of completed submissions.
     pub completed: u64,
-    /// Number of channels that were killed.
+    /// Number of killed channels.
     pub killed: u64,
     /// Number of events sent to the scheduler.
     pub events: u64,
@@ -26,19 +26,19 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the time in ns for which an engine was busy, measured by the simulation.
+    /// Returns the simulated busy time of an engine in ns.
     #[must_use]
     pub fn busy(&self, engine: Engine) -> u64 {
         self.busy[engine.index()]
     }
 
-    /// Returns the fraction of the total time for which an engine was busy.
+    /// Returns the busy fraction of the total time for an engine.
     #[must_use]
     pub fn utilisation(&self, engine: Engine) -> f64 {
         self.busy(engine) as f64 / self.length as f64
     }
 
-    /// Returns the time in ns for which a VM used an engine between `from` and `until`, measured by the simulation.
+    /// Returns the simulated use of an engine by a VM between `from` and `until`, in ns.
     #[must_use]
     pub fn used(&self, vm: usize, engine: Engine, from: u64, until: u64) -> u64 {
         self.uses.used(vm, engine, from, until)
@@ -55,7 +55,7 @@ impl Outcome {
         self.uses.windows(engine, window, from, until)
     }
 
-    /// Returns the deviation of the shares in these windows from `wanted`, which contains a share for each VM.
+    /// Returns the deviation of the shares in these windows from `wanted`, which contains one share per VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(engine, window, from, self.length, wanted)

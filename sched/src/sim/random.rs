@@ -1,6 +1,6 @@
 //! Deterministic pseudorandom numbers.
 
-/// A pseudorandom number generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014). The simulator's recorded results
+/// A pseudorandom number generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014). Recorded results of the simulator
 /// depend on these numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -21,13 +21,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a number below `bound`; 0 if `bound` is 0.
+    /// Returns a number less than `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         let wide = u128::from(self.number()) * u128::from(bound);
         u64::try_from(wide >> 64).unwrap_or(0)
     }
 
-    /// Returns a number from 0 up to, but not including, 1.
+    /// Returns a number of at least 0 and less than 1.
     pub fn fraction(&mut self) -> f64 {
         (self.number() >> 11) as f64 / (1u64 << 53) as f64
     }

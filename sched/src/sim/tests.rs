@@ -1,4 +1,4 @@
-//! Tests of policies with workloads, and of the simulator itself.
+//! Tests policies with workloads, and the simulator itself.
 
 use super::{Card, Change, Guest, Length, Outcome, Pulse, Scenario, Step, Stream, jain, run, run_with};
 use crate::trace::{Recorder, Trace, TraceError};
@@ -17,7 +17,7 @@ fn looping(length: u64) -> Guest {
     Guest::new(Stream::looping(Length::Fixed(length), THINK))
 }
 
-/// Returns VMs of which one half loops a short kernel, and the other half a kernel that is five times as long.
+/// Returns VMs of which half loop a short kernel, and half a kernel of five times its length.
 fn unequal(vms: usize) -> Vec<Guest> {
     (0..vms).map(|vm| looping(if vm % 2 == 0 { MADD } else { LONG_MADD })).collect()
 }
@@ -51,8 +51,7 @@ fn the_same_seed_gives_the_same_run_and_another_does_not() {
 fn the_schedulers_books_agree_with_the_card() {
     for policy in PolicyKind::ALL {
         let outcome = simulate(Config { policy, ..Config::default() }, 3, unequal(5));
-        // A submission is charged from the time at which the card receives it, because an idle engine starts it
-        // immediately.
+        // A submission is charged from its receipt by the card, because an idle engine starts it immediately.
         let (charged, busy) = (outcome.scheduler.busy(Engine::Compute), outcome.busy(Engine::Compute));
         assert_eq!(charged, busy, "{policy:?}");
     }
@@ -184,7 +183,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
     for policy in PolicyKind::ALL {
         let mut scenario = Scenario::new(Config { policy, ..Config::default() }, SECOND, unequal(4));
         scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(TenantId(1), capped)));
-        // A second scheduler receives the same events, so that its state in the middle of the run can be examined.
+        // A second scheduler receives the same events, which makes its state during the run available.
         let mut twin = Scheduler::new(scenario.config, Nanos(0)).unwrap();
         let mut recorder = None;
         let names = BTreeMap::from([(TenantId(0), "web".to_owned())]);
@@ -208,7 +207,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
 
 #[test]
 fn record_under_other_policy_keeps_work_and_changes_order() {
-    // Three guests always have four kernels queued, so that slices soon have no influence on the arrivals.
+    // Three guests always have four kernels queued, so slices soon do not affect the arrivals.
     let guests = (0..3)
         .map(|vm| Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed([1, 5, 5][vm] * MS / 2), THINK) }));
     let scenario = Scenario::new(published(PolicyKind::Fifo), 2 * SECOND, guests.collect());
@@ -226,13 +225,13 @@ fn record_under_other_policy_keeps_work_and_changes_order() {
             assert!(other.used.abs_diff(one.used) < one.used / 50, "{policy:?}: {} {}", other.used, one.used);
         }
     }
-    // A guest with short kernels waits less if it does not have to wait for long kernels.
+    // A guest with short kernels has shorter waits if it does not wait for long kernels.
     let band = trace.under(Config::default()).unwrap();
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
 
-/// Runs neighbours next to a misbehaving VM, and compares the neighbours' shares of the engine's time with their
-/// entitlement and with the total time.
+/// Runs neighbours of a misbehaving VM, and compares the neighbours' shares of the engine's time with their entitlement
+/// and with the total time.
 fn neighbours_of(rogue: Guest, config: Config) -> Outcome {
     simulate(config, 10, vec![looping(MADD), looping(MADD), looping(LONG_MADD), rogue])
 }
@@ -240,7 +239,7 @@ fn neighbours_of(rogue: Guest, config: Config) -> Outcome {
 fn assert_neighbours_keep_their_share(outcome: &Outcome) {
     for vm in 0..3 {
         let used = outcome.used(vm, Engine::Compute, SECOND, 10 * SECOND) as f64 / (9 * SECOND) as f64;
-        assert!(used >= 0.24, "VM {vm} had {used} of the time: {:?}", shares(outcome));
+        assert!(used >= 0.24, "VM {vm} had a share of {used}: {:?}", shares(outcome));
     }
 }
 
@@ -258,7 +257,7 @@ fn work_that_is_split_to_look_small_takes_no_ones_share() {
 
 #[test]
 fn vm_idling_around_engine_wait_takes_no_neighbour_share() {
-    // The tiny submission ends, and the VM submits again just before or just after the end of the wait.
+    // The short submission ends, and the VM submits again just before or just after the end of the wait.
     for think in [450_000, 520_000] {
         let tease = Stream::looping(Length::Fixed(1_000), Length::Fixed(think));
         assert_neighbours_keep_their_share(&neighbours_of(Guest::new(tease), Config::default()));
@@ -286,7 +285,7 @@ fn ends_that_are_forged_take_no_ones_share() {
     let outcome = neighbours_of(liar, Config::default());
     for vm in 0..3 {
         let used = outcome.used(vm, Engine::Compute, SECOND, 10 * SECOND) as f64 / (9 * SECOND) as f64;
-        assert!(used >= 0.23, "VM {vm} had {used} of the time: {:?}", shares(&outcome));
+        assert!(used >= 0.23, "VM {vm} had a share of {used}: {:?}", shares(&outcome));
     }
 }
 
@@ -302,8 +301,8 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
 }
 
-/// Returns guests that always have work queued, and whose drivers send a short submission after each kernel, as nouveau
-/// does.
+/// Returns guests that always have work queued and whose drivers send a short submission after each kernel, like
+/// nouveau.
 fn fenced(length: u64) -> Guest {
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     Guest::new(Stream {
@@ -323,7 +322,7 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
             let config = Config { policy, ..Config::default() };
             let guests = vec![fenced(short), fenced(long)];
             let shares = shares(&run(&Scenario { card, ..Scenario::new(config, 5 * SECOND, guests) }, 7).unwrap());
-            // With CREDIT, the engine never waits for a VM free of charge.
+            // CREDIT has no free waits for a VM.
             let most = if policy == PolicyKind::Credit { most + 0.01 } else { most };
             assert!((shares[0] - 0.5).abs() < most, "{policy:?}, {short} and {long} ns, {late} ns late: {shares:?}");
         }
@@ -332,7 +331,7 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
 
 #[test]
 fn idle_vms_do_not_keep_an_interactive_one_waiting() {
-    // A VM has 2 ms of work every 16 ms, next to three VMs that always have work. The VM's overuse decays between the
+    // A VM has 2 ms of work every 16 ms, and three other VMs always have work. The VM's overuse decays between the
     // bursts.
     let waits = |idle: usize| {
         let bursts = Guest::new(Stream::looping(Length::Fixed(2 * MS), Length::Fixed(14 * MS)));
@@ -350,8 +349,8 @@ fn idle_vms_do_not_keep_an_interactive_one_waiting() {
 
 #[test]
 fn short_submissions_after_kernel_do_not_wait_out_its_debt() {
-    // The VM uses a sixth of the card, less than its share of a quarter: it submits a kernel every 18 ms, followed by
-    // three short submissions.
+    // The VM uses a sixth of the card, which is less than its share of a quarter: it submits a kernel and three short
+    // submissions every 18 ms.
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     let pulse = |steps: Vec<Step>, from| Stream {
         steps,

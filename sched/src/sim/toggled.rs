@@ -1,5 +1,5 @@
-//! A vGPU whose guest disables and enables its channel while work is on the card, next to a vGPU that always has work.
-//! The module generates the events that a card manager reports for a non-preemptive engine.
+//! Tests a vGPU whose guest disables and enables its channel while work is on the card. A neighbour always has work.
+//! The test generates a card manager's events for a non-preemptive engine.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, VecDeque};
 /// Kernel lengths of the neighbour and of the toggled vGPU, in ns.
 const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
 const OTHER_KERNEL_NS: u64 = 50_000_000;
-/// Time between two toggles, and delay until an end is observed, in ns, for each case.
+/// Time between two toggles, and delay until an end is observed, for each case, in ns.
 const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
 const COMPLETION_DELAY_NS: u64 = 100_000;
 /// Simulated time, in ns.
 const SIMULATED_NS: u64 = 30_000_000_000;
-/// Time in ns for which the neighbour first has the engine to itself. After that time, more of its work is on the card
-/// at the same time.
+/// Time in ns in which only the neighbour uses the engine at first. Afterwards, more of its work is on the card at the
+/// same time.
 const SOLO_NS: u64 = 300_000_000;
 /// Number of submissions that each vGPU keeps queued.
 const QUEUE_DEPTH: u64 = 16;
@@ -34,9 +34,9 @@ struct World {
     now: Nanos,
     next: u64,
     held: BTreeMap<Ticket, (TenantId, Stage)>,
-    /// Submissions that the engine may start, in order.
+    /// Submissions that the engine may start next, in order.
     fetched: VecDeque<Ticket>,
-    /// Submission that the engine works on, and its end time.
+    /// Running submission and its end time.
     works: Option<(Ticket, Nanos)>,
     enabled: bool,
 }
@@ -95,7 +95,7 @@ impl World {
         self.work();
     }
 
-    /// Starts the next submission that the engine may run.
+    /// Starts the next submission of the engine.
     fn work(&mut self) {
         if self.works.is_some() {
             return;

@@ -2,16 +2,16 @@
 
 use crate::Engine;
 
-/// Deviation of windowed shares from the intended shares, as fractions of 1.
+/// Deviation of shares in windows from the intended shares, as fractions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShareError {
-    /// Mean deviation over all windows, of the vGPU with the largest mean.
+    /// Mean deviation over all windows, for the vGPU with the largest mean.
     pub mean: f64,
     /// Maximum deviation over all vGPUs and windows.
     pub worst: f64,
 }
 
-/// Time in ns for which each VM used each engine, per interval of a fixed length.
+/// Time in ns that each VM used each engine, per interval of a fixed length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uses {
     interval: u64,
@@ -27,7 +27,7 @@ impl Uses {
         Self { interval, of: (0..vms).map(|_| Engine::ALL.map(|_| vec![0; count])).collect() }
     }
 
-    /// Adds a VM's use of an engine from `from` until `until`, in ns. Ignores the time after the last interval.
+    /// Adds a VM's use of an engine from `from` until `until`, in ns. Time after the last interval is ignored.
     pub fn add(&mut self, vm: usize, engine: Engine, from: u64, until: u64) {
         let mut from = from;
         while from < until {
@@ -37,7 +37,7 @@ impl Uses {
         }
     }
 
-    /// Adds `used` ns to the interval that contains the time `at`, in ns, if this interval exists.
+    /// Adds `used` ns to the interval at the time `at` in ns, if this interval exists.
     pub fn add_at(&mut self, vm: usize, engine: Engine, at: u64, used: u64) {
         let of = self.of.get_mut(vm).map(|of| &mut of[engine.index()]);
         let index = usize::try_from(at / self.interval).unwrap_or(usize::MAX);
@@ -46,7 +46,7 @@ impl Uses {
         }
     }
 
-    /// Returns the time in ns for which a VM used an engine between `from` and `until`.
+    /// Returns the use of an engine by a VM between `from` and `until`, in ns.
     #[must_use]
     pub fn used(&self, vm: usize, engine: Engine, from: u64, until: u64) -> u64 {
         let intervals = &self.of[vm][engine.index()];
@@ -69,7 +69,7 @@ impl Uses {
         ends.map(move |end| self.shares(engine, end - window, end))
     }
 
-    /// Returns the deviation of the shares in these windows from `wanted`, which contains a share for each VM.
+    /// Returns the deviation of the shares in these windows from `wanted`, which contains one share per VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, until: u64, wanted: &[f64]) -> ShareError {
         let mut sums = vec![0.0; wanted.len()];
@@ -87,8 +87,8 @@ impl Uses {
     }
 }
 
-/// Returns Jain's fairness index of the ratios of shares to wanted shares: 1 if all ratios are equal, 1/n if one of n
-/// vGPUs uses the whole time.
+/// Returns Jain's fairness index of the ratios of shares to wanted shares: 1 if all ratios are equal, and 1/n if one of
+/// n vGPUs uses all of the time.
 #[must_use]
 pub fn jain(shares: &[f64], wanted: &[f64]) -> f64 {
     let parts: Vec<f64> = shares.iter().zip(wanted).map(|(share, wanted)| share / wanted).collect();
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn error_is_the_mean_of_windows_and_the_worst_of_them() {
         let mut uses = Uses::new(2, 10, 40);
-        // The ratio is first 3:1, then 1:1.
+        // The ratio changes from 3:1 to 1:1.
         for (vm, at, used) in [(0, 0, 15), (1, 0, 5), (0, 20, 7), (1, 30, 7)] {
             uses.add_at(vm, Engine::Compute, at, used);
         }

@@ -8,18 +8,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
-    /// Always the same.
+    /// Constant.
     Fixed(u64),
     /// Uniformly distributed between the two values.
     Uniform(u64, u64),
     /// Exponentially distributed, with this mean.
     Exponential(u64),
-    /// The work does not end.
+    /// Infinite; the work does not end.
     Forever,
 }
 
 impl Length {
-    /// Draws a length; `None` if the work does not end.
+    /// Returns a random length, or `None` if the work does not end.
     pub fn draw(self, random: &mut Random) -> Option<u64> {
         match self {
             Self::Fixed(ns) => Some(ns),
@@ -30,51 +30,51 @@ impl Length {
     }
 }
 
-/// One submission in a round of a stream.
+/// One submission of a stream's round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Engine that the step runs on.
+    /// Engine of the step.
     pub engine: Engine,
     /// Length on the engine.
     pub length: Length,
 }
 
-/// Durations of the on and off phases of an intermittent stream, in ns.
+/// Durations of the on and off phases of a pulsed stream, in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pulse {
-    /// Time for which the stream submits work.
+    /// Duration of the on phase.
     pub on: u64,
-    /// Time for which the stream pauses.
+    /// Duration of the off phase.
     pub off: u64,
 }
 
-/// Activity of one channel of a guest, which repeats a round of steps. The guest waits for the end of each step, and
-/// then for the think time, before it submits the next step.
+/// Activity of one channel of a guest, which repeats a round of steps. Before each next step, the guest waits for the
+/// end of the step, and then for the think time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
-    /// The steps of a round.
+    /// Steps of a round.
     pub steps: Vec<Step>,
-    /// Think time: from the guest's notice of an end to its next doorbell.
+    /// Think time, which is the time from the guest's observation of an end to its next doorbell.
     pub think: Length,
     /// Number of concurrent rounds.
     pub depth: u32,
-    /// Time at which the stream begins.
+    /// Start time of the stream.
     pub from: Nanos,
-    /// Time after which the stream stops submitting.
+    /// Time after which the stream submits no more work.
     pub until: Option<Nanos>,
-    /// On and off phases; `None` if the stream always submits work.
+    /// On and off phases, or `None` if the stream is always on.
     pub pulse: Option<Pulse>,
 }
 
 impl Stream {
-    /// Returns a stream that repeats one kernel and starts it again after each end.
+    /// Returns a stream that repeats one kernel, restarting it after each end.
     #[must_use]
     pub fn looping(length: Length, think: Length) -> Self {
         let steps = vec![Step { engine: Engine::Compute, length }];
         Self { steps, think, depth: 1, from: Nanos(0), until: None, pulse: None }
     }
 
-    /// Returns the time at which work requested at `at` may begin; `None` if the stream has ended.
+    /// Returns the start time of work requested at `at`, or `None` if the stream has ended.
     pub(super) fn next_start(&self, at: Nanos) -> Option<Nanos> {
         let at = at.max(self.from);
         let at = match self.pulse {
@@ -95,14 +95,14 @@ pub struct Guest {
     pub params: VgpuParams,
     /// Activity of the guest's channels.
     pub streams: Vec<Stream>,
-    /// Time in ns by which the guest forges its end times, so that they appear earlier.
+    /// Time in ns by which the guest forges its end times to be earlier.
     pub lie: u64,
     /// Time at which the guest's VMM dies.
     pub gone: Option<Nanos>,
 }
 
 impl Guest {
-    /// Creates a VM of weight 100 with one channel.
+    /// Creates a VM with weight 100 and one channel.
     #[must_use]
     pub fn new(stream: Stream) -> Self {
         Self { params: VgpuParams::default(), streams: vec![stream], lie: 0, gone: None }
@@ -119,11 +119,11 @@ impl Guest {
 /// Delays of the card and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Delay in ns from a decision until the card receives the work.
+    /// Delay in ns from a decision to the receipt of the work by the card.
     pub submit: Length,
-    /// Delay in ns from an end on the card until the scheduler and the guest observe it.
+    /// Delay in ns from an end on the card to its observation by the scheduler and the guest.
     pub interrupt: Length,
-    /// Additional duration of a copy that begins while the compute engine works, in permille.
+    /// Additional duration of a copy that starts while the compute engine is busy, in permille.
     pub copy_slowdown_permille: u32,
 }
 
@@ -150,15 +150,15 @@ pub enum Change {
 /// Description of a simulated run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scenario {
-    /// The VMs; their vGPUs are numbered from 0.
+    /// VMs, whose vGPUs are numbered from 0.
     pub guests: Vec<Guest>,
     /// Length of the run, in ns.
     pub length: u64,
     /// The card.
     pub card: Card,
-    /// The scheduler's settings.
+    /// Settings of the scheduler.
     pub config: Config,
-    /// The operator's changes, with their times.
+    /// Changes by the operator, with their times.
     pub changes: Vec<(Nanos, Change)>,
 }
 

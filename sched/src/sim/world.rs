@@ -1,4 +1,4 @@
-//! The simulation: its clock, the pending events, and their effects.
+//! The simulation: clock, pending events, and their effects.
 
 use super::outcome::Outcome;
 use super::uses::Uses;
@@ -8,7 +8,7 @@ use crate::{Channel, ConfigError, Decision, Engine, Event, Histogram, Nanos, Sch
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-/// Length of the intervals in which use is recorded, in ns.
+/// Length of the intervals of recorded use, in ns.
 const USE_INTERVAL_NS: u64 = 10_000_000;
 
 /// An event at a given time.
@@ -18,21 +18,21 @@ enum Happening {
     Operator(usize),
     /// A VMM dies.
     Death(usize),
-    /// A guest rings the doorbell for a stream's round.
+    /// A guest rings the doorbell for a round of a stream.
     Doorbell(Round),
     /// The card has received a submission.
     Given(Ticket),
-    /// An engine has completed a submission. Ignored if the engine no longer works on it.
+    /// An engine has completed a submission. Ignored if the submission is no longer running.
     Done(Engine, Ticket),
-    /// The scheduler observes an end that happened at this time.
+    /// The scheduler observes an end that occurred at this time.
     Seen(Ticket, Nanos),
-    /// A killed channel has been taken off the card.
+    /// A killed channel was removed from the card.
     Killed(TenantId, Channel, Engine),
-    /// The scheduler's wakeup with this number. Ignored if another wakeup has been requested since.
+    /// The scheduler's wakeup with this number. Ignored if a new wakeup was requested.
     Wakeup(u64),
 }
 
-/// A round of a stream, and its current step.
+/// Current step of a round of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Round {
     guest: usize,
@@ -40,12 +40,12 @@ struct Round {
     step: usize,
 }
 
-/// A submission from its doorbell to its end.
+/// A submission, from its doorbell to its end.
 #[derive(Clone, Copy, Debug)]
 struct Submission {
     round: Round,
     engine: Engine,
-    /// Length in ns; `None` if the submission never ends.
+    /// Length in ns, or `None` if the submission does not end.
     length: Option<u64>,
     arrived: Nanos,
     began: Option<Nanos>,
@@ -61,16 +61,16 @@ struct World<'a> {
     order: u64,
     tickets: u64,
     submissions: HashMap<Ticket, Submission>,
-    /// Submissions of each engine, which works on the first one.
+    /// Submissions of each engine; the first one is running.
     engines: [VecDeque<Ticket>; Engine::COUNT],
     wakeup: (u64, Option<Nanos>),
     dead: Vec<bool>,
-    /// Streams whose channel was killed; the guest does not open a new channel.
+    /// Streams whose channel was killed. The guest does not open a new channel.
     closed: Vec<Vec<bool>>,
     outcome: Tally,
 }
 
-/// Statistics that the run collects.
+/// Statistics of the run.
 struct Tally {
     waits: Vec<Histogram>,
     rounds: Vec<u64>,
@@ -85,15 +85,15 @@ struct Tally {
 /// Runs a scenario.
 ///
 /// # Errors
-/// Returns an error if a setting of the scheduler is out of bounds.
+/// Returns an error if a scheduler setting is out of bounds.
 pub fn run(scenario: &Scenario, seed: u64) -> Result<Outcome, ConfigError> {
     run_with(scenario, seed, &mut |_, _, _| {})
 }
 
-/// Runs a scenario, and calls `observe` with each event and the scheduler's decisions.
+/// Runs a scenario and calls `observe` with each event and the scheduler's decisions.
 ///
 /// # Errors
-/// Returns an error if a setting of the scheduler is out of bounds.
+/// Returns an error if a scheduler setting is out of bounds.
 pub fn run_with(
     scenario: &Scenario,
     seed: u64,
@@ -151,7 +151,7 @@ impl World<'_> {
             }
             for (stream, of) in of.streams.iter().enumerate() {
                 for _ in 0..of.depth {
-                    // The guests start at different times.
+                    // Guests start at different times.
                     let at = of.next_start(Nanos(self.random.below(100_000)));
                     at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step: 0 })));
                 }
@@ -270,7 +270,7 @@ impl World<'_> {
         self.work(engine);
     }
 
-    /// Adds a submission's use so far to the count of its VM.
+    /// Adds a submission's use so far to its VM's use.
     fn count(&mut self, ticket: Ticket) {
         let Some((submission, began)) = self.submissions.get(&ticket).and_then(|s| Some((s, s.began?))) else { return };
         let engine = submission.engine;
@@ -290,7 +290,7 @@ impl World<'_> {
         let step = (step + 1) % of.steps.len();
         self.outcome.rounds[guest] += u64::from(step == 0);
         let thought = of.think.draw(&mut self.random).map(|ns| self.now.after(ns));
-        // A round that has begun is always completed.
+        // A started round is always completed.
         let at = thought.and_then(|at| if step == 0 { of.next_start(at) } else { Some(at) });
         at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step })));
     }

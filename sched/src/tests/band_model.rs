@@ -1,6 +1,5 @@
-//! A second implementation of BAND as published. This implementation follows Gdev's figure 2 line by line, divides
-//! GPUvm's budgets among the competitors, and uses plain fractions. For each event, the policy must make the same
-//! decisions as this model.
+//! A second implementation of BAND as published. It follows Gdev's figure 2 line by line, divides GPUvm's budgets among
+//! the competitors, and uses simple fractions. For each event, the policy must make the same decisions as this model.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, TenantId, VgpuParams};
@@ -9,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 const PERIOD_NS: i128 = 30_000_000;
 const WAIT_NS: u64 = 500_000;
-/// Bandwidth that stands for 100 %.
+/// Bandwidth of 100 %.
 const WHOLE_SHARE_PPM: i128 = 1_000_000;
 
 struct VirtualGpu {
@@ -17,27 +16,27 @@ struct VirtualGpu {
     weight: i128,
     bgt: i128,
     used: i128,
-    /// Total amount debited from the virtual GPU's budget in this period.
+    /// Total debit of the virtual GPU's budget in this period.
     debited: i128,
-    /// Time at which the virtual GPU's last completion was seen.
+    /// Time at which the virtual GPU's last completion was observed.
     seen: Option<u64>,
     competes: bool,
-    /// True if the virtual GPU was dispatched with an overdrawn budget, because no virtual GPU with remaining budget
+    /// True if the virtual GPU was dispatched despite an overdrawn budget, because no virtual GPU with remaining budget
     /// had suspended work.
     fills_in: bool,
     suspended: VecDeque<u64>,
 }
 
-/// The published scheduler. A virtual GPU's `bw` is its weight divided by the sum of the competitors' weights. Its
-/// `utl` is its share of the total use in this period.
+/// Published scheduler. `bw` is a virtual GPU's weight divided by the sum of the competitors' weights. `utl` is its
+/// share of the total use in this period.
 struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
     total: i128,
-    /// Time in this period that overdrawn vGPUs used while no other vGPU had work.
+    /// Time in this period used by overdrawn vGPUs while no other vGPU had work.
     filled_in: i128,
     period: i128,
-    /// End of a short wait, and the vGPU that was chosen before the wait.
+    /// End of a short wait, and the vGPU that was selected before the wait.
     waiting: Option<(u64, u32)>,
     /// Time since which the device has been idle although work was available.
     idle_since: Option<u64>,
@@ -91,13 +90,13 @@ impl Published {
             let vgpu = self.queue.iter_mut().find(|vgpu| vgpu.id == *id).unwrap();
             let share = PERIOD_NS * vgpu.weight / weights;
             *most = (*most).max(share);
-            // The virtual GPU had more than its share left, and did not use it when the device was available.
+            // The virtual GPU had more than its share left, but did not use it when the device was available.
             if (filled_in > 0 || alone) && vgpu.bgt > share {
                 *most = (*most).min(share.max(if alone { 0 } else { vgpu.bgt - filled_in }));
             }
             vgpu.bgt = vgpu.bgt.min(deepest).min(*most).max(-deepest);
         }
-        // The budgets of the unbounded vGPUs and the expected use of the others add up to one period.
+        // The sum of the budgets of the unbounded vGPUs and the expected use of the others is one period.
         let mut to_be = PERIOD_NS;
         loop {
             let filled = || self.queue.iter().filter(|vgpu| loose.contains_key(&vgpu.id));
@@ -184,7 +183,7 @@ impl Published {
     }
 }
 
-/// Returns the tickets that the decisions start.
+/// Returns the started tickets.
 fn started(decisions: &[Decision]) -> Vec<u64> {
     let start = |decision: &Decision| match decision {
         Decision::Start(ticket) => Some(ticket.0),
@@ -195,8 +194,7 @@ fn started(decisions: &[Decision]) -> Vec<u64> {
 
 const WEIGHTS: [&[u32]; 6] = [&[1, 1], &[1, 4], &[1, 1, 2], &[1, 15, 84], &[1, 1, 1, 1, 1], &[3, 1, 1, 3, 1, 1, 3, 3]];
 
-/// Runs all events that are due until `limit`, and compares the policy with the model. Returns the number of times that
-/// the policy waited.
+/// Runs all events until `limit` and compares the policy with the model. Returns the number of the policy's waits.
 fn compare(harness: &mut Harness, model: &mut Published, limit: u64, started_at: &mut BTreeMap<u64, u64>) -> u32 {
     let mut waits = 0;
     loop {
@@ -273,7 +271,7 @@ fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize,
     waits
 }
 
-/// Returns the time between two arrivals; occasionally, all vGPUs are idle for a few periods.
+/// Returns the time between two arrivals, which is occasionally a few periods.
 fn pause() -> impl Strategy<Value = u64> {
     prop_oneof![20 => 0u64..1_500_000, 1 => 0u64..200_000_000]
 }
@@ -294,7 +292,7 @@ proptest! {
 
 #[test]
 fn band_waits_for_the_short_ones_as_published() {
-    // Alternate long and short submissions, because the wait exists for this case.
+    // Alternate long and short submissions, because the wait was designed for this case.
     let arrivals: Vec<_> =
         (0..200).map(|at| (600_000, at % 2, if at % 2 == 0 { 200_000 } else { 1_000_000 })).collect();
     assert!(agree(&[1, 1], true, 7_000, &arrivals) > 20);

@@ -1,4 +1,4 @@
-//! Tests budget policies in simulated time: a few of sixteen VMs compete, and the others are idle or nearly idle.
+//! Tests budget policies in simulated time. A few of sixteen VMs compete, and the others are idle or nearly idle.
 
 use super::harness::Harness;
 use crate::sim::{Guest, Length, Outcome, Pulse, Scenario, Stream, run};
@@ -14,7 +14,7 @@ const THINK: Length = Length::Uniform(20 * US, 60 * US);
 /// Total number of VMs.
 const VMS: usize = 16;
 
-/// Returns CREDIT and BAND as published, each with one submission at a time and with the daemon's pipeline.
+/// Returns CREDIT and BAND as published, each with one submission at a time and with the daemon's pipeline settings.
 fn contenders() -> [(&'static str, Config); 4] {
     let config = |policy, pipeline| Config { policy, band: BandParams::published(), pipeline, ..Config::default() };
     [
@@ -40,7 +40,7 @@ fn drowsy() -> Guest {
     Guest::new(Stream::looping(Length::Fixed(100 * US), Length::Uniform(0, 200 * MS)))
 }
 
-/// Returns the competing VMs, followed by the VMs that `rest` creates.
+/// Returns the competing VMs, followed by VMs created by `rest`.
 fn among(competing: &[(u64, u32)], rest: impl Fn() -> Guest) -> Vec<Guest> {
     let competing = competing.iter().map(|(length, weight)| backlog(*length, *weight));
     competing.chain(std::iter::repeat_with(rest)).take(VMS).collect()
@@ -56,14 +56,14 @@ fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
 }
 
-/// Returns the competitors' kernel lengths and weights. Half of them have short kernels, and half have long kernels.
+/// Returns kernel lengths and weights of the competitors. Half of them have short kernels, and half have long kernels.
 fn contests() -> Vec<Vec<(u64, u32)>> {
     let mut contests = Vec::new();
     for vms in [2, 4, 8] {
         for (short, long) in [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS)] {
             let length = |vm: usize| [short, long][vm % 2];
             contests.push((0..vms).map(|vm| (length(vm), 100)).collect());
-            // The VMs with long kernels have the smaller weight first, and the larger weight afterwards.
+            // Assign the smaller weight to the VMs with long kernels first, then the larger weight.
             contests.push((0..vms).map(|vm| (length(vm), [300, 100][vm % 2])).collect());
             contests.push((0..vms).map(|vm| (length(vm), [100, 300][vm % 2])).collect());
         }
@@ -117,7 +117,7 @@ fn vm_alone_saves_little_credit_before_others_arrive() {
             guest.streams[0].from = Nanos(2 * SECOND);
             guest
         };
-        // The first VM does not use most of the card's time.
+        // The first VM uses only a small part of the card's time.
         let mut first = Guest::new(Stream::looping(Length::Fixed(MS), Length::Fixed(5 * MS)));
         let busy = Stream { from: Nanos(2 * SECOND), depth: 4, ..Stream::looping(Length::Fixed(MS), THINK) };
         first.streams.push(busy);
@@ -154,7 +154,8 @@ fn a_debt_is_forgiven_beyond_a_period_for_each_that_competes() {
     assert!(credit.unsigned_abs() <= 60 * MS, "{credit}");
 }
 
-/// Creates a VM that alternates between idle and active: in phase with the periods, out of phase, or at another rate.
+/// Creates a VM that alternates between idle and active: in phase with the periods, out of phase, or with a different
+/// frequency.
 fn toggler() -> impl Strategy<Value = Guest> {
     let time = || prop_oneof![prop::sample::select(vec![MS, 15 * MS, 30 * MS, 60 * MS]), US..120 * MS];
     let length = prop_oneof![US..100 * US, 400 * US..5 * MS];
@@ -168,12 +169,11 @@ fn toggler() -> impl Strategy<Value = Guest> {
 }
 
 proptest! {
-    // Run the same cases each time, because the worst case has no proven bound.
+    // Use the same cases in each run, because there is no proven bound for the worst case.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(60) })]
 
-    /// No VM gets more for its weight than a VM that always has work, whether it uses pauses, credit, debt, or a
-    /// combination of these. BAND as published forgets overuse that could not be preempted, so the tolerance for it is
-    /// larger.
+    /// Checks that no VM gets more for its weight than a VM that always has work, regardless of pauses, credit, and
+    /// debt. BAND as published does not keep track of overuse due to non-preemptible work, so its tolerance is larger.
     #[test]
     fn no_one_gains_by_coming_and_going(
         contender in 0..contenders().len(),
@@ -192,9 +192,9 @@ proptest! {
         let allowed = if config.policy == PolicyKind::Credit { 0.05 } else { 0.2 };
         for vm in 0..togglers.len() + steady.len() {
             let more = shares[vm] - least * weights[vm];
-            prop_assert!(more <= allowed, "{name}: VM {vm} has {more} too much: {shares:?}");
+            prop_assert!(more <= allowed, "{name}: VM {vm} exceeds its share by {more}: {shares:?}");
         }
-        // The whole time is used, and idle VMs have no share.
+        // All of the time is used, and idle VMs have no share.
         let sum: f64 = shares[..togglers.len() + steady.len()].iter().sum();
         prop_assert!((sum - 1.0).abs() < 1e-9, "{shares:?}");
     }

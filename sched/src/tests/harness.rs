@@ -1,5 +1,5 @@
-//! A simulated card that executes the scheduler's decisions. Its own accounts contain the state of each ticket, and the
-//! time for which each engine was busy.
+//! A simulated card that executes the scheduler's decisions. It independently records the state of each ticket and the
+//! busy time of each engine.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
@@ -22,7 +22,7 @@ pub(super) struct Work {
     pub(super) length: u64,
 }
 
-/// Work of an engine with its arrival times, and the end time of the previous work.
+/// Work of an engine with arrival times, and the end time of the previous work.
 #[derive(Clone, Debug, Default)]
 struct Unit {
     work: VecDeque<(u64, Work)>,
@@ -42,10 +42,10 @@ pub(super) struct Harness {
     pub(super) fates: BTreeMap<Ticket, (Fate, Work)>,
     pub(super) busy: [u64; Engine::COUNT],
     units: [Unit; Engine::COUNT],
-    /// Work that does not wait for its engine.
+    /// Work that waits for something other than its engine.
     pub(super) aside: Vec<Work>,
     tickets: u64,
-    /// Delay in ns until an end is observed.
+    /// Delay of the observation of an end, in ns.
     pub(super) latency: u64,
 }
 
@@ -69,14 +69,14 @@ impl Harness {
         self.feed(Event::Added { vgpu: TenantId(vgpu), params });
     }
 
-    /// Sends an event to the scheduler, carries out its decisions, and returns them.
+    /// Sends an event to the scheduler, executes its decisions, and returns them.
     pub(super) fn feed(&mut self, event: Event) -> Vec<Decision> {
         let mut decisions = Vec::new();
         self.scheduler.event(Nanos(self.now), event, &mut decisions);
         for decision in &decisions {
             let Decision::Start(ticket) = decision else { continue };
-            let (fate, work) = self.fates.get_mut(ticket).expect("a ticket that no one gave");
-            assert_eq!(*fate, Fate::Queued, "{ticket:?} is started twice, or after it was dropped");
+            let (fate, work) = self.fates.get_mut(ticket).expect("a known ticket");
+            assert_eq!(*fate, Fate::Queued, "{ticket:?} is started twice or after it was dropped");
             *fate = Fate::Started;
             self.units[work.engine.index()].work.push_back((self.now, *work));
         }
@@ -91,7 +91,7 @@ impl Harness {
         self.feed(Event::Arrival { vgpu, channel, engine, ticket })
     }
 
-    /// Returns the time and the engine of the end that becomes visible next.
+    /// Returns the time and the engine of the next observed end.
     pub(super) fn next_end(&self) -> Option<(u64, Engine)> {
         let end = |engine: Engine| {
             let (since, length) = self.units[engine.index()].first()?;
@@ -100,7 +100,7 @@ impl Harness {
         Engine::ALL.into_iter().filter_map(end).min_by_key(|(at, _)| *at)
     }
 
-    /// Runs the next end or wakeup that is due until `limit`. Returns the event and the scheduler's decisions.
+    /// Processes the next end or wakeup until `limit`. Returns the event and the scheduler's decisions.
     pub(super) fn step(&mut self, limit: u64) -> Option<(Event, Vec<Decision>)> {
         let end = self.next_end();
         let wakeup = self.scheduler.next_wakeup().map(|at| at.0.max(self.now));
@@ -131,7 +131,7 @@ impl Harness {
         Event::Completed { ticket: work.ticket, ended }
     }
 
-    /// Saves and restores the scheduler, and continues with the restored one.
+    /// Saves and restores the scheduler, and continues with the restored scheduler.
     pub(super) fn restore(&mut self) {
         let bytes = postcard::to_allocvec(&self.scheduler.save()).unwrap();
         let saved = postcard::from_bytes(&bytes).unwrap();
@@ -145,7 +145,7 @@ impl Harness {
         self.now = until;
     }
 
-    /// Reports all unobserved ends on the card, as a feeder does before it ends a channel.
+    /// Reports all unobserved ends on the card, like a feeder before the end of a channel.
     fn look(&mut self) {
         while let Some((_, engine)) = self.next_end().filter(|(at, _)| *at <= self.now + self.latency) {
             let event = self.end(engine);
@@ -153,7 +153,7 @@ impl Harness {
         }
     }
 
-    /// Makes a submission on the card begin to wait.
+    /// Makes a submission on the card wait.
     pub(super) fn stall(&mut self, ticket: Ticket) -> Vec<Decision> {
         self.look();
         for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {
@@ -171,7 +171,7 @@ impl Harness {
         self.feed(Event::Waiting { ticket })
     }
 
-    /// Resumes the first waiting submission, or completes it if it has ended.
+    /// Resumes the first waiting submission, or completes it if `ended` is true.
     pub(super) fn go_on(&mut self, ended: bool) {
         if self.aside.is_empty() {
             return;
@@ -199,7 +199,7 @@ impl Harness {
         self.feed(Event::Requeued { ticket });
     }
 
-    /// Removes work from the card and from the queues, as the end of a channel does.
+    /// Removes work from the card and from the queues, like the end of a channel.
     pub(super) fn take_off(&mut self, gone: impl Fn(&Work) -> bool) {
         for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {
             let first = unit.first();
@@ -230,7 +230,7 @@ impl Harness {
         self.feed(Event::Removed { vgpu: TenantId(vgpu) })
     }
 
-    /// Runs all waiting work to completion. Fails if any waiting work would never start.
+    /// Runs all waiting work to completion. Fails if waiting work would never start.
     pub(super) fn drain(&mut self) {
         while !self.aside.is_empty() {
             self.go_on(false);
@@ -241,17 +241,17 @@ impl Harness {
             }
         }
         let waits = self.fates.values().filter(|(fate, _)| matches!(fate, Fate::Queued | Fate::Started));
-        assert_eq!(waits.count(), 0, "something was lost: {:#?}", self.scheduler);
+        assert_eq!(waits.count(), 0, "a submission was lost: {:#?}", self.scheduler);
     }
 
-    /// Compares the scheduler's accounts with the card's accounts. Returns true if no work is in flight.
+    /// Compares the scheduler's accounts with the card's records. Returns true if no work is in flight.
     pub(super) fn audit(&self) {
         for engine in Engine::ALL {
             let accounts = self.scheduler.vgpus().filter_map(|vgpu| self.scheduler.account(vgpu, engine));
             let accounts: Vec<_> = accounts.collect();
             let used: u64 = accounts.iter().map(|account| account.used).sum();
             let busy = self.busy[engine.index()];
-            assert_eq!(used + self.scheduler.departed(engine), busy, "charges are not the busy time of {engine:?}");
+            assert_eq!(used + self.scheduler.departed(engine), busy, "charges differ from the busy time of {engine:?}");
             assert_eq!(self.scheduler.busy(engine), busy);
             for account in accounts {
                 assert_eq!(account.arrived, account.completed + account.dropped, "{account:?}");

@@ -5,7 +5,7 @@ use crate::{Decision, Event, Nanos, Scheduler, TenantId};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 
-/// A writer that stores bytes in memory, up to a limit.
+/// A writer to memory with a size limit.
 #[derive(Debug)]
 struct Bounded {
     bytes: Vec<u8>,
@@ -26,7 +26,7 @@ impl Write for Bounded {
     }
 }
 
-/// A record in progress. If the space runs out, the record ends with the last event that fitted.
+/// A record in progress. If the limit is reached, the record ends with the last complete event.
 #[derive(Debug)]
 pub struct Recording {
     recorder: Recorder<Bounded>,
@@ -37,7 +37,7 @@ impl Recording {
     /// Starts a record of at most `limit` bytes. `turns` is true if the scheduler grants the whole card in turns.
     ///
     /// # Errors
-    /// Returns an error if the scheduler's current state does not fit.
+    /// Returns an error if the scheduler's current state exceeds the limit.
     pub fn new(
         scheduler: &Scheduler,
         turns: bool,
@@ -55,7 +55,7 @@ impl Recording {
         self.full = self.full || self.recorder.record(at, event, decisions).is_err();
     }
 
-    /// Records a move of memory that has ended.
+    /// Records a completed move of memory.
     pub fn note_move(&mut self, moved: MemoryMove) {
         self.full = self.full || self.recorder.record_move(moved).is_err();
     }
@@ -64,7 +64,7 @@ impl Recording {
     #[must_use]
     pub fn end(self) -> Vec<u8> {
         let mut bytes = self.recorder.finish().map(|to| to.bytes).unwrap_or_default();
-        // Drops the line that did not fit.
+        // Remove the incomplete line.
         let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         bytes.truncate(end);
         bytes

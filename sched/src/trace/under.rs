@@ -1,33 +1,32 @@
-//! Computes how other settings would affect the submissions in a record.
+//! Computes the effect of other settings on the submissions in a record.
 //!
-//! The submissions keep their arrival times and durations, and the scheduler decides their starts again. The result
-//! does not include the reactions of guests, which would submit earlier or later. The guests in [`crate::sim`] do
-//! react.
+//! The submissions keep their arrival times and durations, and only their starts change. The result does not include
+//! reactions of guests, which would submit earlier or later. Such reactions are simulated in [`crate::sim`].
 
 use super::Trace;
 use crate::types::{Engine, Ticket};
 use crate::{Config, ConfigError, Decision, Event, Nanos, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 
-/// A submission in the record.
+/// A submission of the record.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     engine: Engine,
     started: Option<Nanos>,
-    /// Time in ns for which the engine worked on the submission; `None` if it did not end. Such work is omitted.
+    /// Engine time of the submission in ns, or `None` if it did not end. Such submissions are omitted.
     length: Option<u64>,
 }
 
-/// An engine that works through its submissions.
+/// An engine and its submissions.
 #[derive(Debug, Default)]
 struct Busy {
     queue: VecDeque<Ticket>,
-    /// Time at which the first submission ends.
+    /// End time of the first submission.
     until: Option<Nanos>,
 }
 
 impl Trace {
-    /// Replays the record's submissions with other settings. Returns the scheduler, with its accounts, after all
+    /// Replays the record's submissions with other settings. Returns the scheduler with its accounts after all
     /// submissions have ended.
     ///
     /// # Errors
@@ -43,8 +42,8 @@ impl Trace {
         }
         let mut engines: [Busy; Engine::COUNT] = Default::default();
         let mut now = self.at;
-        // This terminates, because all work that has arrived ends: each iteration handles an event, an end, or a time
-        // that the scheduler has requested.
+        // The loop terminates because all work ends: each iteration handles an event, an end, or a wakeup of the
+        // scheduler.
         loop {
             let next_end =
                 Engine::ALL.into_iter().filter_map(|engine| Some((engines[engine.index()].until?, engine))).min();
@@ -82,7 +81,7 @@ impl Trace {
         Ok(scheduler)
     }
 
-    /// Returns the submissions in the record, with their durations.
+    /// Returns the submissions in the record and their durations.
     fn works(&self) -> BTreeMap<Ticket, Work> {
         let mut works = BTreeMap::new();
         for (_, _, engine, ticket) in self.scheduler.pending() {
@@ -114,7 +113,7 @@ impl Trace {
         works
     }
 
-    /// Returns, in order, the events that do not depend on the scheduler's settings: additions and removals of vGPUs,
+    /// Returns the events that do not depend on the scheduler's settings, in order: additions and removals of vGPUs,
     /// and arrivals.
     fn told(&self, works: &BTreeMap<Ticket, Work>) -> VecDeque<(Nanos, Event)> {
         let whole = |ticket: &Ticket| works.get(ticket).is_some_and(|work| work.length.is_some());

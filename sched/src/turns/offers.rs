@@ -1,4 +1,4 @@
-//! Tests offered and reserved turns on one card.
+//! Tests offered and reserved turns of one card.
 
 use super::{Order, Turns, TurnsConfig, scheduler_defaults};
 use crate::{Config, Engine, LatencyClass, Nanos, PolicyKind, TenantId, VgpuParams};
@@ -8,7 +8,7 @@ const GANG: TenantId = TenantId(1);
 const ONE: TenantId = TenantId(2);
 const TWO: TenantId = TenantId(3);
 
-/// Creates turns with slices of 10 ms and three tenants. The turns of the first tenant are offered.
+/// Creates turns with slices of 10 ms and three tenants. Turns of the first tenant are offered.
 fn turns(policy: PolicyKind) -> Turns {
     let config = TurnsConfig { slice_ns: 10 * MS, ..TurnsConfig::default() };
     let mut turns = Turns::new(Config { policy, ..scheduler_defaults() }, config, Nanos(0)).expect("in bounds");
@@ -40,7 +40,7 @@ fn holder_keeps_the_card_while_it_is_offered() {
     turns.tick(Nanos(10 * MS));
     assert_eq!((turns.take_orders(), turns.take_offers()), (vec![], vec![GANG]));
     turns.tick(Nanos(20 * MS));
-    assert_eq!((turns.take_orders(), turns.take_offers()), (vec![], vec![]), "it is offered once");
+    assert_eq!((turns.take_orders(), turns.take_offers()), (vec![], vec![]), "there is only one offer");
     assert_eq!(turns.account(ONE).map(|account| account.used), Some(20 * MS));
 }
 
@@ -59,12 +59,12 @@ fn no_tenant_comes_between_holder_and_reserved_turn() {
     turns.wants(ONE, Nanos(0));
     turns.wants(TWO, Nanos(0));
     assert!(turns.reserve(GANG, Nanos(5 * MS)));
-    assert!(!turns.reserve(TWO, Nanos(5 * MS)), "one reservation at a time");
+    assert!(!turns.reserve(TWO, Nanos(5 * MS)), "only one reservation is possible at a time");
     assert_eq!(turns.take_orders(), [Order::Grant(ONE), Order::Recall(ONE)]);
     assert_eq!(turns.next_after(ONE, Nanos(5 * MS)), Some(GANG));
     turns.ended(ONE, Nanos(7 * MS), true, Nanos(7 * MS));
     assert_eq!(turns.take_orders(), [Order::Grant(GANG)]);
-    // The turn's gate is closed, so the turn is not cut short, but it is charged.
+    // The turn's gate is closed. Therefore, the turn is charged but not cut short.
     turns.tick(Nanos(25 * MS));
     assert_eq!(turns.take_orders(), []);
     turns.open(GANG, Nanos(27 * MS));
@@ -111,5 +111,5 @@ fn withdrawn_reservation_leaves_the_card_to_others() {
     turns.pause(GANG, true, Nanos(7 * MS));
     assert!(!turns.reserve(GANG, Nanos(7 * MS)), "a paused tenant gets no turn");
     assert!(!turns.reserve(TWO, Nanos(7 * MS)), "the tenant has a turn");
-    assert!(!turns.reserve(TenantId(9), Nanos(7 * MS)), "no such tenant");
+    assert!(!turns.reserve(TenantId(9), Nanos(7 * MS)), "the tenant does not exist");
 }

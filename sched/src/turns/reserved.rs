@@ -1,41 +1,42 @@
-//! Turns that a card does not begin by itself, for tenants that need several cards at the same time.
+//! Turns that a card does not start by itself, for tenants that need several cards at the same time.
 //!
-//! When such a tenant is next according to the card's accounts, it does not get a turn. Instead, its slice leaves the
-//! queue, its turn is *offered* ([`Turns::take_offers`]), and the next tenant in the queue gets the card. So an offer
-//! does not leave the card idle, however long it lasts. [`Turns::reserve`] recalls the holder. No other turn begins
-//! between the end of the holder's turn and the reserved turn. The reserved turn is charged from that end on.
+//! If such a tenant is next according to the card's accounts, it does not get a turn. Instead, its slice is removed
+//! from the queue, its turn is *offered* ([`Turns::take_offers`]), and the next tenant in the queue gets the card.
+//! Therefore, the card is not idle during an offer of any duration. [`Turns::reserve`] recalls the holder. No other
+//! turn starts between the end of the holder's turn and the reserved turn, which is charged from that end on.
 
 use super::{CHANNEL, ENGINE, Order, Slice, Turns, after_slice};
 use crate::{Decision, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket};
 
-/// Number of slices after which a repeated offer to a tenant that has had no turn again prevents offers to other
+/// Number of slices after which a repeated offer to a tenant without a turn since then again prevents offers to other
 /// tenants.
 const SLICES_PER_PROMISE: u64 = 8;
 
-/// The next slice of a tenant that keeps its turn.
+/// Next slice of a tenant that keeps its turn.
 pub(super) struct NextSlice {
     pub(super) ticket: Ticket,
-    /// The scheduler with that slice.
+    /// Scheduler with that slice.
     pub(super) after: Scheduler,
-    /// The events that lead from the current scheduler to `after`, with their decisions.
+    /// Events from the current scheduler to `after`, with their decisions.
     pub(super) steps: [(Event, Vec<Decision>); 2],
 }
 
 impl Turns {
-    /// Sets whether a tenant's turns are offered. The tenant must have no work when this is called.
+    /// Sets whether a tenant's turns are offered. The tenant must have no work.
     pub fn set_offered(&mut self, tenant: TenantId, offered: bool) {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.offers = offered;
         }
     }
 
-    /// Takes the tenants that became due since the last call, in order. Such a tenant is no longer in the queue.
+    /// Returns and clears the tenants that became due since the last call, in order. These tenants are no longer in the
+    /// queue.
     pub fn take_offers(&mut self) -> Vec<TenantId> {
         std::mem::take(&mut self.offers)
     }
 
-    /// Gives a tenant the next turn: recalls the holder, and grants the turn as soon as the holder has given its turn
-    /// back or overruns. Returns false if the tenant is unknown, is paused, or has a turn, or if the next turn is
+    /// Reserves the next turn for a tenant: recalls the holder, and grants the turn as soon as the holder has returned
+    /// its turn or overruns. Returns false if the tenant is unknown, is paused, or has a turn, or if the next turn is
     /// already reserved.
     pub fn reserve(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let Some(member) = self.members.get_mut(&tenant).filter(|member| !member.paused && member.slice.is_none())
@@ -61,17 +62,17 @@ impl Turns {
         true
     }
 
-    /// Withdraws a reservation whose turn has not begun. The recalled holder still gives its turn back.
+    /// Cancels a reservation whose turn has not started. The recalled holder still returns its turn.
     pub fn unreserve(&mut self, tenant: TenantId) {
         self.reserved = self.reserved.filter(|reserved| *reserved != tenant);
     }
 
-    /// Recalls a tenant's turn if it has one.
+    /// Recalls the turn of a tenant, if any.
     pub fn give_back(&mut self, tenant: TenantId, now: Nanos) {
         self.recall(tenant, now);
     }
 
-    /// Begins the first slice of a reserved turn that was granted, because its gate opens now.
+    /// Starts the first slice of a granted reserved turn, because its gate opens now.
     pub fn open(&mut self, tenant: TenantId, now: Nanos) {
         let slice = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut());
         if let Some(slice) = slice.filter(|slice| slice.waits) {
@@ -84,8 +85,8 @@ impl Turns {
         !matches!(self.scheduler.config().policy, PolicyKind::Direct | PolicyKind::Disengaged)
     }
 
-    /// Begins the reserved turn if all other turns overrun. `leaving` is the tenant whose turn is about to end. The
-    /// reserved turn must enter the scheduler before that end, because another turn would begin otherwise.
+    /// Starts the reserved turn if all other turns overrun. `leaving` is the tenant whose turn is about to end. The
+    /// reserved turn must be added to the scheduler before that end, because otherwise another turn would start.
     pub(super) fn admit(&mut self, leaving: Option<TenantId>, now: Nanos) {
         let Some(tenant) = self.reserved else { return };
         let mut others = self.members.iter().filter(|(id, _)| Some(**id) != leaving).filter_map(|(_, m)| m.slice);
@@ -97,22 +98,22 @@ impl Turns {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         member.slice = Some(Slice { waits: true, ..Slice::new(ticket, now) });
         self.switches += 1;
-        // A submission that is adopted and resumed starts regardless of the policy's choice.
+        // An adopted and resumed submission starts regardless of the policy.
         self.event(now, Event::Adopted { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket });
         self.event(now, Event::Resumed { ticket });
         self.orders.push(Order::Grant(tenant));
     }
 
-    /// Applies an event, and returns the scheduler's decisions. If a turn of a tenant with offered turns would begin,
-    /// it is offered instead, as if the tenant's slice had not been queued. Returns `None` if the event is the arrival
-    /// of such a slice.
+    /// Applies an event and returns the scheduler's decisions. If a turn of a tenant with offered turns would start, it
+    /// is offered instead, as if the tenant's slice had not been queued. Returns `None` if the event is the arrival of
+    /// such a slice.
     pub(super) fn decide(&mut self, now: Nanos, event: Event) -> Option<Vec<Decision>> {
         let mut decisions = Vec::new();
         if !self.members.values().any(|member| member.offers && member.queued.is_some()) {
             self.scheduler.event(now, event, &mut decisions);
             return Some(decisions);
         }
-        // Each round takes one slice out of the queue.
+        // Each iteration removes one slice from the queue.
         loop {
             let mut after = self.scheduler.clone();
             decisions.clear();
@@ -129,14 +130,14 @@ impl Turns {
         }
     }
 
-    /// Takes a slice out of the queue, and offers its turn.
+    /// Removes a slice from the queue and offers its turn.
     fn offer_queued(&mut self, tenant: TenantId, ticket: Ticket, now: Nanos) {
         self.offer(tenant, now);
         self.take_out(ticket, now);
     }
 
-    /// Takes a slice out of the queue. Charges the holder first, while the tenant still competes, because the scheduler
-    /// chose the tenant based on its claim to that time.
+    /// Removes a slice from the queue. First charges the holder, while the tenant still competes, because the tenant
+    /// was selected due to its claim to that time.
     fn take_out(&mut self, ticket: Ticket, now: Nanos) {
         if let Some(since) = self.scheduler.charged_from(ENGINE) {
             self.event(now, Event::Shared { engine: ENGINE, since });
@@ -155,7 +156,7 @@ impl Turns {
         }
     }
 
-    /// Returns the first tenant with offered turns among the tenants that would start, with its ticket.
+    /// Returns the first tenant with offered turns and its ticket among the tenants that would start.
     pub(super) fn first_offer<'a>(
         &self,
         decisions: impl IntoIterator<Item = &'a Decision>,
@@ -172,18 +173,18 @@ impl Turns {
     }
 
     /// Returns true if a tenant was offered the next turn less than a slice ago. If so, no other tenant gets an offer
-    /// while the holder can continue. Otherwise, tenants that need few cards would always precede tenants that need
-    /// many. A tenant whose other cards are busy does not cause this delay with each offer.
+    /// while the holder can continue. Otherwise, tenants with few cards would always precede tenants with many cards. A
+    /// tenant whose other cards are busy does not cause this delay with each of its offers.
     fn is_promised(&self, now: Nanos) -> bool {
         let recent = |at: Nanos| now.since(at) < self.config.slice_ns;
         self.members.values().any(|member| member.offered.is_some() && member.promised.is_some_and(recent))
     }
 
-    /// Ends a slice of a tenant in a copy of the scheduler. Returns the next slice if the tenant is chosen again. Skips
-    /// the tenants with offered turns that would be chosen; they get an offer now or later.
+    /// Ends a slice of a tenant in a copy of the scheduler. Returns the next slice if the tenant is selected again.
+    /// Skips tenants with offered turns; they get an offer now or later.
     pub(super) fn pick_again(&mut self, tenant: TenantId, ends: Ticket, now: Nanos) -> Option<NextSlice> {
         let mut postponed = Vec::new();
-        // Each round takes one slice out of the queue.
+        // Each iteration removes one slice from the queue.
         let next = loop {
             let begins = self.ticket();
             let mut after = self.scheduler.clone();
@@ -207,7 +208,7 @@ impl Turns {
         next
     }
 
-    /// Puts the tenants that were skipped in a choice back into the queue.
+    /// Requeues the tenants that were skipped in a selection.
     pub(super) fn requeue_postponed(&mut self, now: Nanos) {
         for tenant in std::mem::take(&mut self.postponed) {
             if self.members.get(&tenant).is_some_and(|member| member.queued.is_none() && !member.paused) {

@@ -1,4 +1,4 @@
-//! Tests turns with tenants whose kernels have different lengths, on a card that executes one kernel at a time.
+//! Tests turns of tenants with different kernel lengths on a card that executes one kernel at a time.
 
 use super::*;
 use proptest::prelude::*;
@@ -13,15 +13,15 @@ fn id(number: u32) -> TenantId {
 /// Creates turns with slices of 10 ms.
 fn turns() -> Turns {
     let config = TurnsConfig { slice_ns: 10 * MS, ..TurnsConfig::default() };
-    Turns::new(scheduler_defaults(), config, Nanos(0)).expect("the defaults are in bounds")
+    Turns::new(scheduler_defaults(), config, Nanos(0)).expect("the defaults are valid")
 }
 
-/// A tenant's program: it has kernels of one length, a few of them in flight, and idle time between bursts of kernels.
+/// Program of a tenant, with kernels of one length, a few of them in flight, and idle time between bursts of kernels.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     kernel_ns: u64,
     ahead: u64,
-    /// Number of kernels in a burst, and the pause after the burst; `None` for a program that never pauses.
+    /// Number of kernels in a burst, and the subsequent pause; `None` for a program without pauses.
     burst: Option<(u64, u64)>,
 }
 
@@ -34,9 +34,9 @@ impl Program {
 /// Outcome of a run.
 #[derive(Debug, Default)]
 struct Outcome {
-    /// Total length of the kernels that ended, in ns.
+    /// Total length of the completed kernels, in ns.
     done: BTreeMap<TenantId, u64>,
-    /// Times from the tenant's requests for a turn to the grants, in ns.
+    /// Times from the tenants' requests for a turn to the grants, in ns.
     waits: BTreeMap<TenantId, Vec<u64>>,
     recalls: usize,
 }
@@ -49,7 +49,8 @@ struct Runner {
     asked: Option<u64>,
 }
 
-/// Runs programs for `until` ns, with `handoff` ns from the end of a turn's work to the first kernel of the next turn.
+/// Runs programs for `until` ns. `handoff` is the time in ns from the end of a turn's work to the first kernel of the
+/// next turn.
 fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, handoff: u64) -> Outcome {
     let mut outcome = Outcome::default();
     let burst = |program: &Program| program.burst.map_or(u64::MAX, |(kernels, _)| kernels);
@@ -71,9 +72,10 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
         for order in turns.take_orders() {
             match order {
                 Order::Grant(tenant) => {
-                    assert_eq!(holder.replace(tenant), None, "one turn at a time");
+                    assert_eq!(holder.replace(tenant), None, "there is only one turn at a time");
                     recalled = false;
-                    let asked = runners.get_mut(&tenant).and_then(|runner| runner.asked.take()).expect("it wanted one");
+                    let asked =
+                        runners.get_mut(&tenant).and_then(|runner| runner.asked.take()).expect("a request for a turn");
                     outcome.waits.entry(tenant).or_default().push(now - asked);
                     now += handoff;
                 }
@@ -86,7 +88,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
                 Order::Yield(tenant) => {
                     assert_eq!(holder, Some(tenant));
                 }
-                Order::Overdue { .. } | Order::Quarantined(_) => panic!("nothing runs too long here"),
+                Order::Overdue { .. } | Order::Quarantined(_) => panic!("no tenant exceeds its limit here"),
             }
         }
         let Some((tenant, runner)) = holder.and_then(|tenant| Some((tenant, runners.get_mut(&tenant)?))) else {
@@ -94,7 +96,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
             now = turns.next_wakeup().map(|at| at.0).into_iter().chain(wake).min().unwrap_or(until).max(now + 1);
             continue;
         };
-        // A program that waits for each result ends its turn after the kernel during which it was asked to yield.
+        // A program that waits for each result ends its turn after the current kernel when it is asked to yield.
         let mut yields = false;
         if runner.program.ahead == 1 && !recalled {
             let ends = now + runner.program.kernel_ns;
@@ -103,7 +105,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
                 yields |= turns.take_orders().iter().any(|order| matches!(order, Order::Yield(_) | Order::Recall(_)));
             }
         }
-        // Work in flight runs to its end even if the turn is recalled.
+        // Work in flight completes even if the turn is recalled.
         let kernels = if recalled { runner.program.ahead.min(runner.left) } else { 1 };
         now += kernels * runner.program.kernel_ns;
         *outcome.done.entry(tenant).or_default() += kernels * runner.program.kernel_ns;
@@ -150,10 +152,10 @@ fn single_tenant_is_granted_once_and_never_recalled() {
 fn time_used_without_competition_is_not_owed() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // No tick was handled for nine seconds.
+    // There was no tick for nine seconds.
     turns.wants(id(1), Nanos(9_000 * MS));
     let beyond = turns.scheduler().standing(id(0), ENGINE).beyond;
-    assert!(beyond.unsigned_abs() < MS, "owes {beyond} ns");
+    assert!(beyond.unsigned_abs() < MS, "the lag is {beyond} ns");
     assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
 }
 
@@ -178,7 +180,7 @@ fn weights_divide_the_card() {
         let sum: u32 = weights.iter().sum();
         for (share, weight) in shares(&outcome).iter().zip(&weights) {
             let due = f64::from(*weight) / f64::from(sum);
-            assert!((share - due).abs() < 0.02, "{weights:?}: {share} instead of {due}");
+            assert!((share - due).abs() < 0.02, "{weights:?}: share {share}, expected {due}");
         }
     }
 }
@@ -190,7 +192,7 @@ fn a_tenant_that_rests_half_of_the_time_lets_the_other_run() {
     let programs = [(id(0), mixed), (id(1), Program::steady(MS, 2))];
     let outcome = simulate(&mut turns, &programs, 2000 * MS, 50_000);
     let busy: u64 = outcome.done.values().sum();
-    assert!(busy >= 1940 * MS, "the card was busy for {busy} ns of two seconds");
+    assert!(busy >= 1940 * MS, "the card was busy for {busy} ns in two seconds");
 }
 
 #[test]
@@ -202,7 +204,7 @@ fn the_interactive_class_does_not_wait_for_the_end_of_a_slice() {
     let programs = [(id(0), short), (id(1), Program::steady(MS, 2))];
     let outcome = simulate(&mut turns, &programs, 5000 * MS, 50_000);
     let worst = outcome.waits[&id(0)].iter().max().copied().unwrap_or(0);
-    assert!(worst <= 5 * MS, "waited for {worst} ns");
+    assert!(worst <= 5 * MS, "the longest wait is {worst} ns");
     assert!(outcome.waits[&id(0)].len() > 80);
 }
 
@@ -213,14 +215,14 @@ fn interactive_tenant_waits_only_for_minimum_slice() {
     turns.add(id(1), VgpuParams::default(), Nanos(0));
     turns.wants(id(1), Nanos(0));
     turns.wants(id(0), Nanos(MS / 10));
-    assert_eq!(turns.take_orders(), [Order::Grant(id(1))], "the turn is too young to be cut short");
-    assert_eq!(turns.next_wakeup(), Some(Nanos(MS)), "which it will not be at its slice's end only");
+    assert_eq!(turns.take_orders(), [Order::Grant(id(1))], "the turn is too short to be cut short");
+    assert_eq!(turns.next_wakeup(), Some(Nanos(MS)), "it is cut short before the end of its slice");
     turns.tick(Nanos(MS));
     assert_eq!(turns.take_orders(), [Order::Recall(id(1))]);
 }
 
-/// A tenant of the better class takes the card at the next submission boundary only while it is due. A tenant that has
-/// used its share waits for the other tenant's slices, and its class does not change that.
+/// A tenant of the better class gets the card at the next submission boundary only while it is due. After using its
+/// share, it waits for the other tenant's slices regardless of its class.
 #[test]
 fn interactive_tenant_waits_long_only_beyond_its_share() {
     let run = |kernels, rest| {
@@ -234,11 +236,11 @@ fn interactive_tenant_waits_long_only_beyond_its_share() {
     };
     for rest in [50, 20] {
         let (wait, share) = run(1, rest * MS);
-        // The minimum time of the other turn, and its two kernels in flight.
+        // The wait consists of the minimum time of the other turn and its two kernels in flight.
         assert!(wait <= 6 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
     }
     for rest in [10, 5, 1] {
-        // A rest counts from the next charge of the other tenant on, so a debt of one submission may remain.
+        // A pause is credited from the next charge of the other tenant on, so a debt of one submission may remain.
         let (wait, share) = run(1, rest * MS);
         assert!(wait <= 15 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
     }
@@ -252,11 +254,11 @@ fn wakeup_is_for_yield_then_slice_end_in_one_class() {
     turns.wants(id(0), Nanos(0));
     turns.wants(id(1), Nanos(MS / 10));
     let may_yield = Some(Nanos(4 * MS));
-    assert_eq!(turns.next_wakeup(), may_yield, "they are of one class");
+    assert_eq!(turns.next_wakeup(), may_yield, "the classes are equal");
     turns.change(id(1), VgpuParams { class: LatencyClass::Background, ..VgpuParams::default() }, Nanos(MS / 5));
-    assert_eq!(turns.next_wakeup(), may_yield, "the waiting tenant is of a worse one");
+    assert_eq!(turns.next_wakeup(), may_yield, "the waiting tenant has a worse class");
     turns.tick(Nanos(4 * MS));
-    assert_eq!(turns.next_wakeup(), Some(Nanos(10 * MS + MS / 10)), "the slice's end is next");
+    assert_eq!(turns.next_wakeup(), Some(Nanos(10 * MS + MS / 10)), "the next event is the end of the slice");
 }
 
 #[test]
@@ -269,7 +271,7 @@ fn a_paused_tenant_gives_its_turn_back_and_gets_none() {
     turns.ended(id(0), Nanos(2 * MS), true, Nanos(2 * MS));
     turns.tick(Nanos(20 * MS));
     assert_eq!(turns.take_orders(), []);
-    assert!(turns.is_busy(id(0)), "its work waits");
+    assert!(turns.is_busy(id(0)), "its work is waiting");
     turns.pause(id(0), false, Nanos(30 * MS));
     assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
 }
@@ -288,14 +290,14 @@ fn work_that_does_not_end_is_overdue_by_its_own_limit() {
     assert_eq!(turns.take_orders(), []);
     assert_eq!(turns.next_wakeup(), Some(Nanos(40 * MS)));
     turns.tick(Nanos(40 * MS));
-    assert_eq!(turns.take_orders(), [Order::Grant(id(1))], "it is no longer waited for");
+    assert_eq!(turns.take_orders(), [Order::Grant(id(1))], "other tenants no longer wait for it");
     turns.tick(Nanos(199 * MS));
     assert_eq!(turns.take_orders(), []);
     assert_eq!(turns.next_wakeup(), Some(Nanos(200 * MS)));
     turns.tick(Nanos(201 * MS));
     assert_eq!(turns.take_orders(), [Order::Overdue { tenant: id(0), ran_ns: 201 * MS }]);
     turns.tick(Nanos(205 * MS));
-    assert_eq!(turns.take_orders(), [], "that is said once");
+    assert_eq!(turns.take_orders(), [], "the order is sent only once");
     turns.remove(id(0), Nanos(210 * MS));
     assert_eq!(turns.holders().collect::<Vec<_>>(), [id(1)]);
 }
@@ -307,7 +309,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
         turns.wants(id(tenant), Nanos(0));
     }
     let mut now = 0;
-    // The first tenant never ends its turn; the others end their turns on recall.
+    // The first tenant never ends its turn. The others end their turns when recalled.
     let mut granted = BTreeMap::<u32, u32>::new();
     for _ in 0..1000 {
         now += MS;
@@ -323,10 +325,10 @@ fn turn_that_overruns_is_charged_and_paid_back() {
     }
     let used = [0, 1, 2].map(|tenant| turns.account(id(tenant)).expect("there").used / MS);
     assert_eq!(granted[&0], 1);
-    assert!(granted[&1] >= 20 && granted[&1].abs_diff(granted[&2]) <= 1, "both of the others run: {granted:?}");
-    // The first tenant ran alone for 40 ms, and then had half of the card's time.
+    assert!(granted[&1] >= 20 && granted[&1].abs_diff(granted[&2]) <= 1, "both other tenants run: {granted:?}");
+    // The first tenant ran alone for 40 ms, and then used half of the card's time.
     assert!(used[0].abs_diff(520) <= 10 && used[1].abs_diff(240) <= 10 && used[2].abs_diff(240) <= 10, "{used:?}");
-    // The first tenant's kernel ends, and the tenant has more work, but the other tenants take precedence.
+    // The first tenant's kernel ends. The tenant has more work, but the other tenants take precedence.
     turns.ended(id(0), Nanos(now), true, Nanos(now));
     let before = turns.account(id(0)).expect("there").used;
     for _ in 0..300 {
@@ -339,7 +341,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
         }
     }
     let after = turns.account(id(0)).expect("there").used;
-    assert!(after - before <= 40 * MS, "{} ms of 300 for the one that owes", (after - before) / MS);
+    assert!(after - before <= 40 * MS, "the tenant in debt got {} ms of 300", (after - before) / MS);
 }
 
 #[test]
@@ -351,7 +353,11 @@ fn turn_overruns_only_while_another_tenant_waits() {
     assert_eq!(turns.take_orders(), [Order::Grant(id(0)), Order::Recall(id(0))]);
     assert!(!turns.overruns(id(0)), "nobody waits");
     turns.wants(id(1), Nanos(501 * MS));
-    assert_eq!(turns.take_orders(), [Order::Grant(id(1))], "it comes at once, since the turn is late already");
+    assert_eq!(
+        turns.take_orders(),
+        [Order::Grant(id(1))],
+        "the order is sent immediately because the turn is already late"
+    );
     assert!(turns.overruns(id(0)));
     turns.ended(id(0), Nanos(510 * MS), false, Nanos(510 * MS));
     assert!(!turns.overruns(id(0)));
@@ -362,7 +368,7 @@ fn turn_overruns_only_while_another_tenant_waits() {
 fn a_time_that_a_tenant_made_up_is_bounded_by_the_clock() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // The tenant reports that its work ended long ago, and later that it will end in an hour.
+    // The tenant reports that its work ended long ago, and then that its work will end in an hour.
     turns.ended(id(0), Nanos(0), false, Nanos(50 * MS));
     let used = turns.account(id(0)).expect("there").used;
     assert!(used >= 49 * MS, "charged {used} ns of 50 ms");
@@ -430,7 +436,7 @@ proptest! {
                 prop_assert!(there.contains(&holder.0));
             }
         }
-        // The tenant with the turn repeatedly gives it back, so all tenants that want a turn and may have one get it.
+        // The tenant with the turn repeatedly returns it, so all unpaused tenants that want a turn get one.
         wanting.retain(|t| !paused.contains(t));
         for _ in 0..200 {
             now += 11 * MS;
@@ -441,7 +447,7 @@ proptest! {
                 turns.ended(holder, Nanos(now), false, Nanos(now));
             }
         }
-        prop_assert!(wanting.is_empty(), "never had a turn: {wanting:?}");
+        prop_assert!(wanting.is_empty(), "without a turn: {wanting:?}");
         let used: u64 = turns.scheduler().vgpus().filter_map(|v| turns.account(v)).map(|a| a.used).sum();
         prop_assert_eq!(used + turns.scheduler().departed(ENGINE), turns.scheduler().busy(ENGINE));
     }
@@ -455,8 +461,8 @@ fn programs_that_wait_change_at_submission_boundaries() {
     }
     let decode = Program::steady(2_100_000, 1);
     let outcome = simulate(&mut turns, &[(id(0), decode), (id(1), decode)], 5000 * MS, 100_000);
-    let longest = outcome.waits.values().flatten().max().copied().expect("there are waits");
-    assert!(longest <= 7 * MS, "a turn waits for {longest} ns, {} turns", turns.switches());
+    let longest = outcome.waits.values().flatten().max().copied().expect("there are waiting times");
+    assert!(longest <= 7 * MS, "the longest wait for a turn is {longest} ns, {} turns", turns.switches());
     let done: u64 = outcome.done.values().sum();
     assert!(done >= 4_750 * MS, "{done} ns of work in 5 s");
     let shares = shares(&outcome);
@@ -488,16 +494,16 @@ fn holder_is_not_asked_to_yield_while_no_other_tenant_is_due() {
     turns.wants(id(0), Nanos(0));
     assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
     turns.tick(Nanos(9 * MS));
-    assert_eq!(turns.take_orders(), [], "no tenant waits");
+    assert_eq!(turns.take_orders(), [], "no tenant is waiting");
     turns.wants(id(1), Nanos(9 * MS));
     turns.ended(id(0), Nanos(10 * MS), true, Nanos(10 * MS));
     turns.take_orders();
     assert_eq!(turns.holders().collect::<Vec<_>>(), [id(1)]);
     turns.tick(Nanos(13 * MS));
-    assert_eq!(turns.take_orders(), [], "the turn is too young");
+    assert_eq!(turns.take_orders(), [], "the turn is too short");
     assert_eq!(turns.next_wakeup(), Some(Nanos(14 * MS)));
     turns.tick(Nanos(14 * MS));
     assert_eq!(turns.take_orders(), [Order::Yield(id(1))]);
     turns.tick(Nanos(18 * MS));
-    assert_eq!(turns.take_orders(), [], "it is asked once");
+    assert_eq!(turns.take_orders(), [], "it is asked only once");
 }

@@ -56,8 +56,8 @@ proptest! {
 }
 
 /// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed, or nearly failed, in the
-/// past. `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` rewrites all other files, which are the output of
-/// [`seeds::seeds`].
+/// past. All other files are the output of [`seeds::seeds`] and are rewritten by `UPDATE_SEEDS=1 cargo test -p
+/// shadow-pt seeds`.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();
@@ -85,10 +85,10 @@ fn seeds_in_the_repository_are_up_to_date() {
     for (name, bytes) in &seeds {
         assert!(corpus[*name] == *bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
         let whole = bytes.len() % OP_BYTES == 1 && bytes.len() / OP_BYTES <= MAX_OPS;
-        assert!(whole, "{name} is incomplete, or so long that its end is not used");
+        assert!(whole, "{name} is incomplete, or so long that its end is unused");
     }
     let kinds: BTreeSet<u8> = seeds.values().flat_map(|bytes| bytes[1..].chunks(OP_BYTES).map(|op| op[0])).collect();
-    assert_eq!(kinds, (0..32).collect(), "an operation is missing in the seeds");
+    assert_eq!(kinds, (0..32).collect(), "the seeds lack an operation");
 }
 
 /// Runs each input in every mode.

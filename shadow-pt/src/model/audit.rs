@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 impl AddressSpaces {
     /// Panics if counts, the reverse map, the index of table pages or the queues disagree with the mirrors. All spaces
-    /// must have been flushed. `unseen` contains the addresses of the pages that the CPU can write without a trap.
+    /// must must have been flushed. `unseen` contains the addresses of pages that the CPU can write without a trap.
     pub(crate) fn audit(&self, unseen: &BTreeSet<u64>) {
         let mut records: BTreeMap<u64, u32> = BTreeMap::new();
         let mut writable: BTreeMap<u32, (u32, u32)> = unseen.iter().map(|at| ((at / PAGE) as u32, (0, 1))).collect();
@@ -21,8 +21,8 @@ impl AddressSpaces {
         for (id, space) in self.each() {
             assert!(space.released.is_empty(), "not flushed");
             for number in &space.queue {
-                let table = self.shared.tables.get(*number).expect("a queue with a table that is gone");
-                assert!(table.queued && table.is_pending(), "a queue with a table that has nothing to do");
+                let table = self.shared.tables.get(*number).expect("a queue contains a removed table");
+                assert!(table.queued && table.is_pending(), "a queue contains a table without work");
             }
             let queue: BTreeSet<u32> = space.queue.iter().copied().collect();
             assert_eq!(queue.len(), space.queue.len(), "queued twice");
@@ -37,10 +37,10 @@ impl AddressSpaces {
                 }
             }
             for number in space.numbers() {
-                let table = self.shared.tables.get(number).expect("a reference to a table that is gone");
-                assert!(seen.insert(number), "a table of two spaces");
+                let table = self.shared.tables.get(number).expect("a reference to a removed table");
+                assert!(seen.insert(number), "a table belongs to two spaces");
                 assert_eq!(table.queued, queue.contains(&number));
-                assert!(table.queued || !table.is_pending(), "pending and not queued");
+                assert!(table.queued || !table.is_pending(), "pending but not queued");
                 self.audit_table(number, table, &mut records, &mut writable);
                 splits += table.mirror.splits.len() as u64;
             }
@@ -51,9 +51,9 @@ impl AddressSpaces {
         for frame in 0..1 << BLOCK_PAGES_SHIFT {
             let (large, small) = self.shared.pages.counts(frame);
             let wanted = writable.get(&frame).copied().unwrap_or_default();
-            assert_eq!((large, small), wanted, "page {frame:#x} is counted wrongly");
+            assert_eq!((large, small), wanted, "page {frame:#x} has wrong counts");
         }
-        assert!(writable.keys().all(|frame| frame >> BLOCK_PAGES_SHIFT == 0), "the model's VRAM is one block");
+        assert!(writable.keys().all(|frame| frame >> BLOCK_PAGES_SHIFT == 0), "the model's VRAM fits in one block");
         assert_eq!(self.shared.splits_left + splits, self.shared.limits.table_bytes / PIECES_BYTES);
         if self.count() == 0 && unseen.is_empty() {
             assert!(self.shared.pages.is_empty());
@@ -94,7 +94,7 @@ impl AddressSpaces {
                 let (dirty, watched) = (mirror.dirty & bit(page) != 0, mirror.watched & bit(page) != 0);
                 self.audit_page(frame, User::Table(number, page), watched, dirty);
             } else {
-                assert_eq!(mirror.watched, mirror.all(), "writes there are not observed");
+                assert_eq!(mirror.watched, mirror.all(), "writes to RAM are not observed");
             }
         }
     }

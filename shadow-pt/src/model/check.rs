@@ -1,4 +1,4 @@
-//! Checks the invariants on the bytes in the card's memory.
+//! Checks the invariants on the bytes in card memory.
 
 use super::spec;
 use super::world::{self, Card, Grants, Guest, LARGE, PAGE};
@@ -7,7 +7,7 @@ use nvspec::addr::GpuVa;
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Indices of the mediator's directory entries: the entry for shared pages, and the entry for its own pages.
+/// Indices of the mediator's directory entries: for shared pages, and for its own pages.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
 /// Degree to which a shadow must agree with the guest's current tables.
@@ -21,10 +21,10 @@ pub(crate) enum Fit {
     Exact,
 }
 
-/// The mediator's own pages in a space, with their card addresses and access rights.
+/// The mediator's own pages in a space, with their card addresses and permissions.
 pub(crate) type HostPages = BTreeMap<HostPage, (u64, Rights)>;
 
-/// The card's view of one space, and its expected state.
+/// The card's view of a space, and its expected state.
 pub(crate) struct View<'a> {
     pub(crate) guest: &'a Guest,
     pub(crate) grants: &'a Grants,
@@ -34,8 +34,8 @@ pub(crate) struct View<'a> {
     pub(crate) host: &'a HostPages,
 }
 
-/// A table that a directory entry refers to: its target, address and number of entries, and a flag that is true for
-/// large pages.
+/// A table referenced by a directory entry: its target, address, number of entries, and a flag that is true for large
+/// pages.
 type Half = (u64, u64, usize, bool);
 
 /// Returns the two tables of a directory entry.
@@ -91,7 +91,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns entry `at` of one of the guest's tables, or 0 if that table does not exist.
+    /// Returns entry `at` of one of the guest's tables, or 0 if there is no such table.
     fn raw(&self, (target, table, count, _): Half, at: u64) -> u64 {
         if target == 0 || at >= count as u64 { 0 } else { self.guest64(target != 1, table + at * 8) }
     }
@@ -120,7 +120,7 @@ impl View<'_> {
                 continue;
             }
             let wanted = wanted(at);
-            // Until the page is read, entries may be visible that a large page hides from the guest.
+            // Until the page is read, entries hidden from the guest by a large page may be visible.
             let hidden = || !large && raw == spec::entry(self.raw(theirs[1], at), false, self.grants);
             assert!(
                 raw == wanted || (fit == Fit::Sound && (raw == 0 || hidden())),
@@ -132,14 +132,14 @@ impl View<'_> {
     /// Checks invariant 1: each 4 KiB page belongs to the guest.
     fn check_frames(&self, raw: u64, large: bool) {
         if raw & 1 == 0 {
-            assert_eq!(raw, 0, "an invalid shadow entry that is not zero");
+            assert_eq!(raw, 0, "an invalid shadow entry is not zero");
             return;
         }
         let start = ((raw >> 4) & 0xfff_ffff) * PAGE;
         for at in (start..start + if large { LARGE } else { PAGE }).step_by(PAGE as usize) {
             match (raw >> 33) & 3 {
                 0 => assert!(self.grants.owns_vram(at), "foreign VRAM {raw:#x}"),
-                1 => panic!("another card's memory {raw:#x}"),
+                1 => panic!("peer memory {raw:#x}"),
                 _ => assert!(self.grants.owns_ram(at, raw & 4 == 0), "foreign RAM {raw:#x}"),
             }
         }
@@ -150,7 +150,7 @@ impl View<'_> {
         let page = |index| if shared { HostPage::Shared(index) } else { HostPage::Own(index) };
         let pages = if shared { SHARED_PAGES } else { HOST_PAGES };
         let none = !self.host.keys().any(|page| matches!(page, HostPage::Shared(_)) == shared);
-        assert!(!none || pde == 0 || pde >> 32 & 3 == 1, "the host's entry contains the guest's");
+        assert!(!none || pde == 0 || pde >> 32 & 3 == 1, "the host's entry refers to the guest's table");
         for index in 0..if pde == 0 { 0 } else { pages } {
             let va = (entry << 27) + u64::from(index) * PAGE;
             let found = self.shadow_page(va).map(|page| (page.address, page.read_only, page.privileged));
@@ -172,7 +172,7 @@ impl View<'_> {
         })
     }
 
-    /// Walks several addresses of a directory entry in the card's tables, in the guest's tables, and in the mirrors.
+    /// Walks several addresses of a directory entry through the card's tables, the guest's tables, and the mirrors.
     fn check_walks(&self, index: u64, pde: u64) {
         for offset in (0..24).map(|page| page * PAGE).chain((0..12).map(|page| page * LARGE + 3 * PAGE)) {
             let va = (index << 27) + offset;

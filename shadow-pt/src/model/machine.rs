@@ -1,4 +1,4 @@
-//! A guest, a GPU and a host that execute operations decoded from bytes. State is checked after each operation.
+//! A guest, a GPU and a host that execute operations decoded from bytes. The state is checked after each operation.
 
 use super::check::{Fit, HostPages, View};
 use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
@@ -15,8 +15,7 @@ pub(crate) const OP_BYTES: usize = 8;
 pub(crate) const MAX_OPS: usize = 96;
 /// Address of the mediator's own pages on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
-/// First I/O page for pages of guest VRAM in host memory. The page number is a multiple of the number of pages in a
-/// large page.
+/// First I/O page for guest VRAM pages in host memory, a multiple of the number of pages in a large page.
 const HOSTED: u64 = 0x2_0000;
 
 const DIRECTORY: u64 = 0x1_0000;
@@ -49,7 +48,7 @@ const TABLES: [Place; 8] = [
 /// Indices of the directory entries that operations write.
 const PDES: [u64; 5] = [0, 1, 600, 8190, 8191];
 
-/// The operands of one operation.
+/// The operands of an operation.
 struct Operands<'a>(&'a [u8]);
 
 impl Operands<'_> {
@@ -118,9 +117,9 @@ pub(crate) struct Machine {
     card: Card,
     spaces: AddressSpaces,
     open: Vec<Opened>,
-    /// Chunks of the card that have no owner.
+    /// Unowned chunks of card memory.
     spare: Vec<u64>,
-    /// Pages of guest VRAM that the CPU can write without a trap.
+    /// Guest VRAM pages that the CPU can write without a trap.
     unseen: BTreeSet<u64>,
     /// Spaces that have been neither flushed nor prepared since the last unreported write.
     untold: BTreeSet<SpaceId>,
@@ -174,7 +173,7 @@ impl Machine {
             self.spaces.unseen(GuestVramAddr(page), false);
         }
         self.spaces.audit(&self.unseen);
-        assert!(self.card.allocated.is_empty(), "card memory is lost");
+        assert!(self.card.allocated.is_empty(), "card memory is leaked");
         assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
     }
 
@@ -191,7 +190,7 @@ impl Machine {
         self.run(&[]);
     }
 
-    /// Saves the spaces and continues with the restored ones, as a mediator does that has taken all work off the card.
+    /// Saves the spaces and continues with the restored ones, like a mediator that has removed all work from the card.
     #[cfg(test)]
     fn restore(&mut self) {
         let ids: Vec<_> = self.spaces.ids().collect();
@@ -329,7 +328,7 @@ impl Machine {
                 self.spaces.unseen(GuestVramAddr(page), unseen);
             }
             35 => {
-                // The CPU writes, and the write is not reported.
+                // The CPU writes without reporting it.
                 let pages: Vec<u64> = self.unseen.iter().copied().collect();
                 let (nth, at) = (of.byte() as usize, of.below(40) * 8);
                 let value = if nth & 1 == 0 { of.pte() } else { of.pde() };
@@ -361,7 +360,7 @@ impl Machine {
         self.untold.extend(self.spaces.ids());
     }
 
-    /// Makes the guest map the page of a table writable for the GPU.
+    /// Makes the guest map a table's page writable for the GPU.
     fn expose(&mut self, index: usize, table: u64, at: u64, frame: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 1 | 3 << 2 | (LPT >> 12) << 4 | 1 << 32 | (SPT >> 12) << 36);
@@ -420,7 +419,7 @@ impl Machine {
             }
         });
         let mut places: Vec<Place> = places.collect();
-        // Prefer pages that contain tables, because they matter most.
+        // Prefer pages that contain tables, which matter most.
         places.sort_by_key(|place| {
             let table = TABLES.iter().chain(&DIRECTORIES).any(|table| table == place);
             (!table, *place)
@@ -429,7 +428,7 @@ impl Machine {
         places
     }
 
-    /// Makes the GPU write where the shadow permits it. The write is not reported.
+    /// Makes the GPU write where the shadow permits it, without reporting the write.
     fn gpu(&mut self, index: usize, nth: usize, at: u64, value: u64) {
         let places = self.writable(index);
         if let Some(place) = pick(&places, nth) {
@@ -544,7 +543,7 @@ impl Machine {
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
         let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
         let places = to.map(|to| to..to + (pages.end - pages.start));
-        // First move the pages that occupy the destination.
+        // First move away the pages that occupy the destination.
         let others =
             self.grants.hosted.iter().filter(|(page, at)| {
                 !pages.contains(page) && places.as_ref().is_some_and(|places| places.contains(at))
@@ -609,7 +608,7 @@ impl Machine {
     }
 }
 
-/// Selects one of the places. In half of the cases, selects one of the first four.
+/// Selects one of the places; in half of the cases, one of the first four.
 fn pick(places: &[Place], nth: usize) -> Option<Place> {
     let among = if nth & 2 == 0 { places.len().min(4) } else { places.len() };
     (nth / 4).checked_rem(among).map(|index| places[index])

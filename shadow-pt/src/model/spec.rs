@@ -1,12 +1,12 @@
-//! An independent specification of shadow entries, written with shifts and masks, and page by page.
+//! An independent specification of shadow entries, using shifts and masks, page by page.
 
 use super::world::{Grants, LARGE, PAGE};
 
 /// Number of 4 KiB pages in a large page.
 const PAGES: u64 = LARGE / PAGE;
 
-/// Returns the shadow of the guest entry `raw` as one entry per 4 KiB. Returns `None` if a page is not granted or the
-/// entry is invalid.
+/// Returns the shadow of the guest entry `raw` as one entry per 4 KiB, or `None` if a page is not granted or the entry
+/// is invalid.
 fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     let bytes = if large { LARGE } else { PAGE };
     let (aperture, address) = ((raw >> 33) & 3, ((raw >> 4) & 0xfff_ffff) * PAGE);
@@ -30,7 +30,7 @@ fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     (0..bytes / PAGE).map(page).collect()
 }
 
-/// Returns the shadow of the guest entry `raw` as a single entry, or 0 if the entry is not granted or not contiguous.
+/// Returns the shadow of the guest entry `raw` as a single entry; 0 if it is not granted or not contiguous.
 pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
     let Some(pages) = pages(raw, large, grants) else { return 0 };
     let first = pages[0];

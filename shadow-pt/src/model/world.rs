@@ -7,17 +7,17 @@ use std::collections::BTreeMap;
 
 pub(crate) const PAGE: u64 = 0x1000;
 pub(crate) const LARGE: u64 = 0x2_0000;
-/// Size of the guest's VRAM. The chunks of 128 KiB are in a different order on the card, and the last one is only
-/// partly used.
+/// Guest VRAM size in bytes. The 128 KiB chunks are in a different order on the card, and the last one is only partly
+/// used.
 pub(crate) const GUEST_VRAM: u64 = 8 * LARGE - 0x4000;
 const CARD_CHUNKS: [u64; 8] = [40, 41, 7, 90, 12, 13, 3, 55];
-/// Address of the first shadow table, far from any chunk of the guest.
+/// Address of the first shadow table, far from any guest chunk.
 const SHADOW_BASE: u64 = 0x1_0000_0000;
 
 pub(crate) struct Guest {
     pub(crate) vram: Vec<u8>,
     pub(crate) ram: BTreeMap<u64, Vec<u8>>,
-    /// Mask of the chunks of VRAM that currently have no place.
+    /// Mask of VRAM chunks that currently have no location.
     pub(crate) gone: u8,
     pub(crate) reads: u64,
 }
@@ -85,14 +85,14 @@ impl GuestMemory for Guest {
     }
 }
 
-/// Memory that is granted to the guest, page by page.
+/// Memory granted to the guest, page by page.
 #[derive(Clone)]
 pub(crate) struct Grants {
-    /// The card's chunk that contains each chunk of VRAM.
+    /// Card chunk that contains each VRAM chunk.
     pub(crate) chunks: [Option<u64>; 8],
-    /// I/O page of each page of guest VRAM that is in host memory.
+    /// I/O page of each guest VRAM page in host memory.
     pub(crate) hosted: BTreeMap<u64, u64>,
-    /// I/O page of each page of guest RAM; the flag is true if the page may be written.
+    /// I/O page of each guest RAM page; the flag is true if the page is writable.
     pub(crate) ram: BTreeMap<u64, (u64, bool)>,
 }
 
@@ -108,7 +108,7 @@ impl Grants {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
-    /// Returns the card's address of a byte of guest VRAM, and true if it is in host memory.
+    /// Returns the address of a guest VRAM byte for the card, and true if it is in host memory.
     pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
         let card = self.vram_page(address)?;
         Some(match self.hosted.get(&(address / PAGE)) {
@@ -117,20 +117,20 @@ impl Grants {
         })
     }
 
-    /// Returns the card address of a byte of guest VRAM, even if it is currently in host memory.
+    /// Returns the card address of a guest VRAM byte, even if it is currently in host memory.
     pub(crate) fn vram_page(&self, address: u64) -> Option<u64> {
         let chunk = self.chunks.get((address / LARGE) as usize).filter(|_| address < GUEST_VRAM)?;
         Some((*chunk)? * LARGE + address % LARGE)
     }
 
-    /// Returns the guest address of a byte of card memory, if the guest owns and uses it.
+    /// Returns the guest address of a card memory byte, if the guest owns and uses it.
     pub(crate) fn guest_vram(&self, card: u64) -> Option<u64> {
         let index = self.chunks.iter().position(|chunk| *chunk == Some(card / LARGE))?;
         let at = index as u64 * LARGE + card % LARGE;
         Some(at).filter(|at| *at < GUEST_VRAM && !self.hosted.contains_key(&(at / PAGE)))
     }
 
-    /// Returns the guest VRAM address of a byte of host memory, if the byte contains guest VRAM.
+    /// Returns the guest VRAM address of a host memory byte, if it contains guest VRAM.
     pub(crate) fn hosted_vram(&self, iova: u64) -> Option<u64> {
         let (page, _) = self.hosted.iter().find(|(_, host)| **host == iova / PAGE)?;
         Some(page * PAGE + iova % PAGE).filter(|at| self.vram_page(*at).is_some())
@@ -140,7 +140,7 @@ impl Grants {
         self.guest_vram(card).is_some()
     }
 
-    /// Returns the guest RAM address of a byte of host memory, if it belongs to the guest.
+    /// Returns the guest RAM address of a host memory byte, if it belongs to the guest.
     pub(crate) fn guest_ram(&self, iova: u64) -> Option<u64> {
         let (gpa, _) = self.ram.iter().find(|(_, (page, _))| *page == iova / PAGE)?;
         Some(gpa * PAGE + iova % PAGE)
@@ -172,11 +172,11 @@ impl Frames for Grants {
     }
 }
 
-/// The card's memory for shadows, and a record of the writes in order.
+/// Card memory for shadows, and a record of the writes in order.
 #[derive(Default)]
 pub(crate) struct Card {
     pub(crate) next: u64,
-    /// Contents of each allocation, by its start.
+    /// Contents of each allocation, by start address.
     pub(crate) allocated: BTreeMap<u64, Vec<u8>>,
     pub(crate) freed: Vec<u64>,
     /// Number of further allocations that succeed; `None` means no limit.
@@ -185,10 +185,10 @@ pub(crate) struct Card {
 }
 
 impl Card {
-    /// Returns the bytes of one allocation, starting at `at`.
+    /// Returns the bytes of an allocation, starting at `at`.
     pub(crate) fn bytes(&self, at: u64) -> &[u8] {
-        let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a pointer to nowhere");
-        bytes.get((at - start) as usize..).expect("the card follows a pointer to nowhere")
+        let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a dangling pointer");
+        bytes.get((at - start) as usize..).expect("the card follows a dangling pointer")
     }
 
     /// Returns `count` entries, starting at `at`.
@@ -198,7 +198,7 @@ impl Card {
     }
 
     pub(crate) fn read64(&self, at: u64) -> u64 {
-        let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a pointer to nowhere");
+        let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a dangling pointer");
         let at = (at - start) as usize;
         u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
     }
@@ -223,7 +223,7 @@ impl ShadowMemory for Card {
 
     fn write(&mut self, address: VramAddr, data: &[u8]) {
         assert_eq!((address.0 % 8, data.len() % 8), (0, 0));
-        let (start, bytes) = self.allocated.range_mut(..=address.0).next_back().expect("a write to nowhere");
+        let (start, bytes) = self.allocated.range_mut(..=address.0).next_back().expect("a write to unallocated memory");
         let at = (address.0 - start) as usize;
         bytes[at..at + data.len()].copy_from_slice(data);
         self.writes.push((address.0, data.to_vec()));
@@ -233,7 +233,7 @@ impl ShadowMemory for Card {
 /// Result of a page walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
-    /// The aperture's two bits.
+    /// Aperture field (two bits).
     pub(crate) aperture: u64,
     /// Address of the 4 KiB page.
     pub(crate) address: u64,
@@ -256,7 +256,7 @@ fn page(raw: u64, va: u64, large: bool) -> Page {
 }
 
 /// Walks tables with its own shifts and masks. The arguments of `read` are a flag for host memory and the address. An
-/// entry that cannot be read counts as invalid.
+/// unreadable entry is treated as invalid.
 pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
     let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;
     let size = (pde >> 2) & 3;
@@ -299,7 +299,7 @@ pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
             }
             for raw in card.entries(table, count) {
                 if raw & 1 == 0 {
-                    assert_eq!(raw, 0, "an invalid shadow entry that is not zero");
+                    assert_eq!(raw, 0, "an invalid shadow entry is not zero");
                     continue;
                 }
                 let pieces = if large { 32 } else { 1 };

@@ -1,9 +1,9 @@
 //! Saved state of address spaces: the guest's directories and the shadow directories, without the contents of the
 //! guest's tables.
 //!
-//! The guest's tables are in the guest's memory, and are read again. A restored shadow does not map guest memory: its
+//! The guest's tables are in the guest's memory, and are read again. A restored shadow maps no guest memory: its
 //! directories on the card are empty except for the mediator's own pages, and all updates are pending. The first
-//! [`AddressSpaces::prepare`] of a space updates the space. Before that, no work of the space may be on the card.
+//! [`AddressSpaces::prepare`] updates a space. Before that, no work of the space may be on the card.
 
 use super::AddressSpaces;
 use crate::host::{Area, FIRST_ENTRY, HostTable};
@@ -18,20 +18,20 @@ use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// All address spaces of one VM.
+/// Saved state of all address spaces of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSpaces {
     /// Indexed by space.
     pub(crate) spaces: Vec<Option<SavedSpace>>,
     generations: u32,
-    /// Card memory of old shadow tables, which will be created again: starts and sizes in bytes.
+    /// Card memory of old shadow tables, which will be recreated, as start addresses and sizes in bytes.
     pub(crate) old: Vec<(u64, u64)>,
     ram_barred: bool,
 }
 
 first_version!(SavedSpaces, "shadow-pt");
 
-/// One address space.
+/// Saved state of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSpace {
     pub(crate) generation: u32,
@@ -51,11 +51,11 @@ pub(crate) enum SavedPlace {
 }
 
 impl AddressSpaces {
-    /// Saves the spaces. From this call on, the card must not execute any work of these spaces.
+    /// Saves the spaces. From this call on, the card must not execute work of these spaces.
     #[must_use]
     pub fn save(&self) -> SavedSpaces {
         let Self {
-            // Both values are settings of the process that restores the spaces.
+            // Both are settings of the restoring process.
             mode: _,
             spaces,
             generations,
@@ -64,13 +64,13 @@ impl AddressSpaces {
         let Shared {
             limits: _,
             tables,
-            // These values are derived from the guest's tables.
+            // Derived from the guest's tables.
             pages: _,
             reverse: _,
             gained: _,
             table_bytes: _,
             rooms: _,
-            // Entries that are read after the restore may be half-written.
+            // Entries read after the restore may be half-written.
             writes: _,
             splits_left: _,
             ram_barred,
@@ -86,11 +86,11 @@ impl AddressSpaces {
     }
 
     /// Restores the spaces without mapping guest memory. `owns` returns true if a range of card memory belongs to this
-    /// VM's tables and has no other use. The caller must report again which pages the guest's CPU can write without a
-    /// trap ([`Self::unseen`]), and must flush the card's TLBs for all spaces.
+    /// VM's tables and has no other use. The caller must again report the pages that the guest's CPU can write without
+    /// a trap ([`Self::unseen`]), and must flush the card's TLBs for all spaces.
     ///
     /// # Errors
-    /// Returns an error if the saved spaces are invalid. In this case no entry was written.
+    /// Returns an error if the saved spaces are invalid. In this case no entry is written.
     pub fn restored(
         saved: SavedSpaces,
         mode: Mode,
@@ -116,14 +116,14 @@ impl AddressSpaces {
 }
 
 impl SavedSpaces {
-    /// Moves the spaces to another card: allocates empty directories on that card. The caller must map the mediator's
-    /// own pages again. Also returns the old and the new address of each directory.
+    /// Moves the spaces to another card: allocates empty directories on that card. The caller must remap the mediator's
+    /// own pages. Also returns the old and new address of each directory.
     ///
     /// # Errors
     /// Returns [`NoMemory`] if memory is short. The caller must then free all allocations.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
         let Self { mut spaces, generations, old: _, ram_barred } = self;
-        // The restore rejects more spaces than this, so do not allocate memory for them.
+        // The restore rejects more spaces than this, so allocate no memory for them.
         spaces.truncate(MAX_SPACES.saturating_add(1));
         let mut places = Vec::new();
         let mut moved = Vec::new();
@@ -180,7 +180,7 @@ impl Space {
 }
 
 impl SavedSpace {
-    /// Restores the space with a directory that contains no guest entries.
+    /// Restores the space with a directory without guest entries.
     fn restored(self, index: u32, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Result<Space, Invalid> {
         let Self { generation, directory, card, own, common } = self;
         let mut space = Space::new(index, generation, directory.into(), VramAddr(card), shared);
@@ -188,7 +188,7 @@ impl SavedSpace {
         for (slot, (area, card)) in space.host.iter_mut().zip(tables) {
             *slot = card.map(|card| HostTable::at(area, VramAddr(card)));
             let pde = slot
-                .map(|table| table.pde().ok_or_else(|| Invalid::new("no entry can refer to a table")))
+                .map(|table| table.pde().ok_or_else(|| Invalid::new("no entry can refer to the table")))
                 .transpose()?;
             if let Some(entry) = space.directory.shadow.get_mut(area.entry() as usize) {
                 *entry = pde.unwrap_or(0);

@@ -62,7 +62,7 @@ impl World {
         world
     }
 
-    /// Writes as the guest's CPU would.
+    /// Writes like the guest's CPU.
     fn write(&mut self, place: Place, value: u64) {
         self.guest.write64(place, value);
         if let Place::Vram(at) = place {
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// Flushes as the guest does, without a flush of the card's TLBs.
+    /// Flushes like the guest, without flushing the card's TLBs.
     fn flush_only(&mut self, busy: bool) -> SyncReport {
         self.spaces.flush(
             self.id,
@@ -112,7 +112,7 @@ impl World {
         report
     }
 
-    /// Returns the aperture and the address that the card reaches at `va`.
+    /// Returns the aperture and address that the card reaches at `va`.
     fn at(&self, va: u64) -> Option<(u64, u64)> {
         self.page(va).map(|page| (page.aperture, page.address))
     }
@@ -129,7 +129,7 @@ impl World {
         for page in reachable(&self.card, self.directory()) {
             match page.aperture {
                 0 => assert!(self.grants.owns_vram(page.address), "foreign VRAM {page:x?}"),
-                1 => panic!("another card's memory {page:x?}"),
+                1 => panic!("peer memory {page:x?}"),
                 _ => assert!(self.grants.owns_ram(page.address, !page.read_only), "foreign RAM {page:x?}"),
             }
         }
@@ -166,7 +166,7 @@ fn unchanged_entries_are_not_rewritten() {
         world.write(vram(SPT + index * 8), pte(0, index * PAGE));
     }
     let first = world.sync();
-    // One entry of the directory and one run of 100 entries were written.
+    // One directory entry and one run of 100 entries were written.
     assert_eq!((first.entries_written, first.writes), (101, 2));
     let second = world.sync();
     assert_eq!((second.entries_written, second.writes), (0, 0));
@@ -236,7 +236,7 @@ fn tables_are_freed_only_after_the_flush() {
     world.sync();
     world.write(vram(DIRECTORY), 0);
     world.flush_only(true);
-    assert!(world.card.freed.is_empty(), "the card's TLB may still walk it");
+    assert!(world.card.freed.is_empty(), "the card's TLB may still reference it");
     world.spaces.flushed(world.id, &mut world.card);
     assert_eq!(world.card.freed.len(), 2);
 }
@@ -264,7 +264,7 @@ fn denied_entries_are_counted_once_and_never_reach_the_card() {
 fn an_entry_that_is_half_written_is_not_denied() {
     let whole = pte(2, 0x1000 * PAGE);
     let half = whole & u64::from(u32::MAX);
-    // The half-written entry refers to VRAM that the guest does not have.
+    // The half-written entry refers to VRAM that the guest does not own.
     const { assert!(0x1000 * PAGE >= GUEST_VRAM) };
     let mut world = World::mapped();
     world.write(vram(SPT), half);
@@ -282,7 +282,7 @@ fn an_entry_that_is_half_written_is_not_denied() {
 fn prepare_before_work_completes_deferred_flush() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     world.write(vram(SPT), pte(0, GUEST_VRAM));
-    assert_eq!(world.flush(false).denied.total(), 0, "the page was not read yet");
+    assert_eq!(world.flush(false).denied.total(), 0, "the page has not been read yet");
     assert_eq!(world.prepare().denied.count_of(Denial::Vram), 1);
 }
 
@@ -303,7 +303,7 @@ fn a_large_page_of_ram_needs_every_piece() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(2, 0x1020 * PAGE));
     world.write(vram(LPT + 8), pte(2, 0x1000 * PAGE));
-    // Use 32 pages of which the last 16 have other I/O virtual addresses, and 32 pages of which the last one is not
+    // Use 32 pages of which the last 16 have different I/O virtual addresses, and 32 pages of which the last one is not
     // granted.
     world.grants.map(0x1050, 0xc000, 16, true);
     world.write(vram(LPT + 16), pte(2, 0x1040 * PAGE));
@@ -333,7 +333,7 @@ fn withdrawn_ram_is_unmapped_at_once_and_remapped_when_granted() {
     for page in 0x1000..0x1040 {
         world.grants.ram.remove(&page);
     }
-    assert_eq!(world.sync().denied.total(), 0, "the guest has not written");
+    assert_eq!(world.sync().denied.total(), 0, "the guest has not written anything");
     assert_eq!(world.at(0), None);
     world.grants.map(0x1000, 0xd000, 64, true);
     world.spaces.granted();
@@ -399,8 +399,8 @@ fn directory_used_as_its_own_table_keeps_isolation() {
     world.write(vram(DIRECTORY), own);
     world.write(vram(DIRECTORY + 8), pte(0, 3 * LARGE));
     world.sync();
-    // Interpreted as an entry, the first word refers to frame 0x10 of VRAM. Its low bits give either a kind that the
-    // chip supports or a kind that it does not support.
+    // Interpreted as an entry, the first dword refers to frame 0x10 of VRAM. Its low bits select either a supported or
+    // an unsupported kind.
     assert_eq!(world.at(PAGE), Some((0, 90 * LARGE)));
     world.check_isolation();
 }
@@ -480,7 +480,7 @@ fn tables_over_limit_are_absent_and_existing_ones_stay() {
     world.write(vram(DIRECTORY), pde(None, Some(SPT), EIGHTH));
     world.write(vram(SPT), pte(0, 0));
     world.sync();
-    // Add a second table, whose key sorts before that of the first table.
+    // Add a second table, whose key sorts before that of the first.
     world.write(vram(DIRECTORY + 8), pde(None, Some(LPT), EIGHTH));
     assert_eq!(world.sync().denied.count_of(Denial::Limit), 1);
     assert_eq!((world.at(0).is_some(), world.at(1 << 27)), (true, None));
@@ -501,9 +501,9 @@ fn tables_wait_until_card_memory_is_available() {
     world.card.room = Some(1);
     for _ in 0..2 {
         let report = world.sync();
-        assert_eq!((report.waiting, report.denied.total()), (1, 0), "the entry is neither denied nor forgotten");
+        assert_eq!((report.waiting, report.denied.total()), (1, 0), "the entry is neither denied nor dropped");
     }
-    // Tables are created in the order of their addresses, so the large table got the memory.
+    // Tables are created in address order, so the large table received the memory.
     assert_eq!((world.at(0), world.at(LARGE).is_some()), (None, true));
     world.card.room = None;
     assert_eq!(world.sync().waiting, 0);

@@ -48,7 +48,7 @@ fn ungranted_entries_are_denied_with_reason() {
         (raw(0, GUEST_VRAM), PageSize::Small, Denial::Vram),
         (raw(0, 0xff_ffff_f000), PageSize::Small, Denial::Vram),
         (raw(0, 8 * LARGE), PageSize::Large, Denial::Vram),
-        // The first page belongs to the guest, but the last page does not.
+        // The first page belongs to the guest, but the last one does not.
         (raw(0, 7 * LARGE), PageSize::Large, Denial::Vram),
         (raw(1, 0), PageSize::Small, Denial::Peer),
         (raw(2, 0x5000 * PAGE), PageSize::Small, Denial::Ram),
@@ -70,7 +70,7 @@ fn ram_that_may_only_be_read_becomes_read_only() {
     assert_eq!(one(raw(3, 0x1000 * PAGE), PageSize::Small, &grants()), Ok(raw(3, 0x8000 * PAGE)));
 }
 
-/// Returns the aperture and the page of each small entry that replaces a large entry.
+/// Returns the aperture and page of each small entry that replaces a large entry.
 fn split(entry: u64, grants: &Grants) -> Vec<(u64, u64)> {
     match translate(entry, PageSize::Large, &mut grants.clone()) {
         Ok(Shadow::Split(pieces)) => pieces.iter().map(|piece| (piece >> 33 & 3, piece >> 4 & 0xfff_ffff)).collect(),
@@ -86,7 +86,7 @@ fn scattered_or_unaligned_large_page_becomes_small_entries() {
     grants.map(0x1000, 0x8001, 32, true);
     let shifted: Vec<_> = (0..32).map(|page| (3, 0x8001 + page)).collect();
     assert_eq!(split(raw(3, 0x1000 * PAGE), &grants), shifted);
-    // Move one page of VRAM to host memory. Then move all of them, first contiguously and then without alignment.
+    // Move one VRAM page to host memory. Then move all of them, first contiguously and then misaligned.
     grants.hosted.insert(64 + 5, 0xf005);
     let mixed: Vec<_> = (0..32).map(|page| if page == 5 { (2, 0xf005) } else { (0, 7 * 32 + page) }).collect();
     assert_eq!(split(raw(0, 2 * LARGE), &grants), mixed);
@@ -158,17 +158,17 @@ fn permission_loss_is_distinguished_from_gain() {
 }
 
 /// Compares all possible entries with the specification: all flags, apertures and page sizes; addresses around every
-/// boundary (chunks, the end of VRAM, RAM regions, their parts, read-only RAM, the range of entries); and kinds.
+/// boundary (chunks, the end of VRAM, RAM regions and their parts, read-only RAM, the range of entries); and kinds.
 #[test]
 fn exhaustive_small_world() {
     let mut grants = grants();
-    // Grant RAM that is not aligned for the card, RAM that is partly read-only, and RAM beyond the range of an entry.
+    // Grant RAM that is misaligned for the card, RAM that is partly read-only, and RAM beyond the range of an entry.
     grants.map(0x3000, 0xc001, 32, true);
     grants.map(0x3020, 0xd000, 16, true);
     grants.map(0x3030, 0xd010, 16, false);
     grants.map(0x4000, (1 << 28) - 32, 64, true);
     grants.chunks[4] = None;
-    // Move a page of VRAM to host memory, and also a whole large page.
+    // Move a VRAM page, and also a whole large page, to host memory.
     grants.hosted.insert(40, 0xe000);
     grants.hosted.extend((0..32).map(|page| (96 + page, 0xe020 + page)));
     let edges = |page: u64| page.saturating_sub(1)..page + 2;
@@ -182,7 +182,7 @@ fn exhaustive_small_world() {
     let (mut granted, mut denied, mut split) = (0u32, 0u32, 0u32);
     for (page, kind) in few.chain(all_kinds) {
         for bits in 0..256u64 {
-            // From bit 0 on: valid, privileged, read-only, encrypted; volatile, aperture; a compression tag and unused
+            // From bit 0: valid, privileged, read-only, encrypted; volatile, aperture; a compression tag and unused
             // bits.
             let guest =
                 bits & 15 | (bits >> 4 & 7) << 32 | page << 4 | kind << 36 | ((bits >> 7) * (0x5_5555 << 43 | 1 << 35));
@@ -190,7 +190,7 @@ fn exhaustive_small_world() {
                 let wanted = crate::model::spec::entry(guest, large, &grants);
                 let pieces = crate::model::spec::pieces(guest, &grants).filter(|_| large);
                 let found = translate(guest, size, &mut grants);
-                // `named` must recognise every entry that could be granted, without requesting a grant.
+                // `named` must recognize every entry that could be granted, without requesting a grant.
                 assert!(named(guest, size).is_some() || (wanted == 0 && pieces.is_none()));
                 granted += u32::from(wanted != 0);
                 denied += u32::from(found.is_err());
@@ -210,7 +210,7 @@ fn exhaustive_small_world() {
     );
 }
 
-/// Grants all memory at the guest's own addresses, except one page.
+/// Grants all memory at the guest's own addresses, except for one page.
 struct AllBut(u64);
 
 impl AllBut {

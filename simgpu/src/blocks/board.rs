@@ -1,5 +1,5 @@
-//! Registers outside the engines: capabilities, the PCI mirror, and the privileged ring. The registers of the rest of
-//! the board (GPIO, thermal sensors, fuses, clocks, counters, display) only store values.
+//! Registers outside the engines: capabilities, the PCI mirror, and the privileged ring. Other board registers (GPIO,
+//! thermal sensors, fuses, clocks, counters, display) only store values.
 
 use super::Effect;
 use crate::cx::Cx;
@@ -62,7 +62,7 @@ pub(crate) fn write_ppci(reg: ppci::Reg, offset: u32, value: u32, cx: &mut Cx) -
 pub(crate) fn read_ring(reg: privring_hub::Reg, offset: u32, cx: &Cx) -> u32 {
     use privring_hub::{COMMAND, Reg};
     match reg {
-        // The command completes within the write that starts it.
+        // The command completes immediately.
         Reg::COMMAND => COMMAND::COMMAND.with(cx.storage.peek(offset), 0),
         Reg::GPC_COUNT => cx.chip.gpcs,
         Reg::ROP_COUNT => cx.chip.rops,

@@ -1,7 +1,7 @@
-//! The copy engines' falcons. The model does not execute their firmware: starting a falcon after the upload enables its
-//! engine, and the model reports method errors as nouveau's firmware does.
+//! The copy engines' falcons. The model does not execute their firmware: starting a falcon after the firmware upload
+//! enables its engine, and method errors are reported as nouveau's firmware does.
 //!
-//! Both blocks have the same registers, 0x1000 bytes apart, so the offsets of the first block are used to decode both.
+//! Both blocks have the same layout, 0x1000 bytes apart, so the first block's offsets decode both.
 
 use crate::cx::Cx;
 use crate::engines::EngineError;
@@ -14,10 +14,10 @@ use nvspec::regs::ce0::{self, CPU_CONTROL, INTR, INTR_DISPATCH, INTR_EN, Reg, SC
 use nvspec::regs::ce1;
 use saved_state::Invalid;
 
-/// Distance in bytes between the registers of the two falcons.
+/// Stride between the register blocks of the two falcons, in bytes.
 const STRIDE: u32 = ce1::BASE - ce0::BASE;
 
-/// Interrupt lines of the falcon that the firmware routes to the host.
+/// Falcon interrupt lines that the firmware routes to the host.
 const ROUTED: u32 = 0xfff3;
 
 #[derive(Debug)]
@@ -148,7 +148,7 @@ pub(crate) fn asserts(unit: u32, cx: &Cx) -> bool {
     word(INTR::OFFSET) & word(INTR_EN::OFFSET) & dispatch & !(dispatch >> 16) != 0
 }
 
-/// Raises a copy engine's interrupt for a method that it could not execute.
+/// Raises a copy engine's interrupt for a method that failed.
 pub(crate) fn trap(unit: u32, cause: EngineError, method: Method, cx: &mut Cx) {
     let code = match cause {
         EngineError::Data(code) => code,

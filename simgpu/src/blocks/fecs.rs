@@ -1,5 +1,5 @@
-//! FECS and GPCCS, the falcons that switch PGRAPH's contexts. Their firmware is not executed: [`crate::graph`]
-//! implements its commands. As on hardware, the falcons do nothing before a driver has loaded the firmware.
+//! FECS and GPCCS, the falcons that switch PGRAPH contexts. Their firmware is not executed: [`crate::graph`] implements
+//! its commands. As on hardware, the falcons are inactive until a driver loads the firmware.
 
 use crate::cx::Cx;
 use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
@@ -94,13 +94,13 @@ impl GraphFalcons {
             Reg::CPU_CONTROL => {
                 cx.storage.poke(offset, value);
                 if CPU_CONTROL::START.is_set(value) {
-                    // The program of FECS starts the programs of the GPCCS falcons.
+                    // The FECS program starts the GPCCS programs.
                     let begins = self.fecs_code.begins_at(cx.storage.peek(fecs::BOOT_VECTOR::OFFSET))
                         && self.gpccs_code.begins_at(cx.storage.peek(gpccs::BOOT_VECTOR::OFFSET));
                     if begins {
                         graph::fecs_started(fifo, cx);
                     } else {
-                        tracing::debug!("FECS was started without a program for it and for the clusters");
+                        tracing::debug!("FECS was started without a program for FECS and GPCCS");
                     }
                 }
             }
@@ -115,7 +115,7 @@ impl GraphFalcons {
             Reg::UCODE_ERROR if index == 0 => {
                 cx.storage.poke(UCODE_INTR::OFFSET, cx.storage.peek(UCODE_INTR::OFFSET) & !value);
             }
-            // The value is computed when it is read, from the context that PGRAPH has loaded.
+            // Computed on read, from the context that PGRAPH has loaded.
             Reg::CURRENT => {}
             Reg::INTR
             | Reg::INTR_MISC

@@ -10,7 +10,7 @@ use nvspec::regs::{ltc, pbfb, pbfb_bcast, pfb, pflush, ptop};
 
 pub(crate) fn read_flush(reg: pflush::Reg) -> u32 {
     match reg {
-        // The operation completes within the write that starts it.
+        // The operation completes immediately.
         pflush::Reg::BAR_FLUSH | pflush::Reg::L2_FLUSH | pflush::Reg::L2_INVALIDATE => 0,
     }
 }
@@ -79,12 +79,12 @@ fn flush(trigger: u32, cx: &Cx) {
     let directory = cx.storage.peek(pfb::MMU_INVALIDATE_PDB::OFFSET);
     let target = Target::from_bits(pfb::MMU_INVALIDATE_PDB::TARGET.get(directory));
     let address = u64::from(pfb::MMU_INVALIDATE_PDB::ADDRESS.get(directory)) << 12;
-    // GUESS: the address has the same encoding as the directory's address.
+    // GUESS: the address has the same encoding as the page directory address.
     let page = u64::from(cx.storage.peek(pfb::MMU_INVALIDATE_VA::OFFSET) >> 4) << 12;
     let all_directories = pfb::MMU_INVALIDATE::ALL_PDB.is_set(trigger);
     let all_pages = pfb::MMU_INVALIDATE::ALL_VA.is_set(trigger);
     cx.mmu.flush(Flush {
-        // No channel can have used a directory with the reserved target.
+        // No channel can have used a page directory with the reserved target.
         directory: if all_directories { None } else { BusAddr::from_target(target, address) },
         page: (!all_pages).then_some(GpuVa(page)),
         hub_only: pfb::MMU_INVALIDATE::HUB_ONLY.is_set(trigger),
@@ -109,8 +109,8 @@ pub(crate) fn read_ltc(reg: ltc::Reg, offset: u32, cx: &Cx) -> u32 {
     }
 }
 
-/// Resets the memory controllers: one partition holds all memory. Before POST the controllers are off. Drivers detect
-/// this state in the last register that the VBIOS scripts write.
+/// Resets the memory controllers: one partition holds all memory. Before POST the controllers are off, which drivers
+/// detect by reading the last register that the VBIOS scripts write.
 pub(crate) fn reset(cx: &mut Cx) {
     let mib = (cx.memory.vram.size() >> 20) as u32;
     if mib == 0 {

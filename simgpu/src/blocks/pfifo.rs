@@ -1,4 +1,4 @@
-//! PFIFO's and the PBDMAs' registers. [`crate::fifo`] implements their behaviour.
+//! PFIFO and PBDMA registers. [`crate::fifo`] implements their behaviour.
 
 use super::pmc;
 use crate::cx::Cx;
@@ -100,7 +100,7 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
     }
 }
 
-/// Returns true if a write to `offset` only acknowledges an interrupt. Drivers make such a write for each submission.
+/// Returns true if a write to `offset` only acknowledges an interrupt. Drivers do this for each submission.
 pub(crate) fn acknowledges(offset: u32) -> bool {
     matches!(pfifo::decode(offset), Some((pfifo::Reg::INTR | pfifo::Reg::NON_STALL_INTR, _)))
 }
@@ -152,7 +152,7 @@ mod tests {
             assert!(!concerns_scheduler(offset));
             assert_eq!(gpu.fifo.channels[3].retry_at, Some(7));
         }
-        // A new fault waits until the driver has read the report of the previous fault.
+        // A new fault is not reported until the driver has read the previous fault report.
         let offset = pfifo::MMU_FAULT_ID::OFFSET;
         gpu.write32(offset, 1);
         assert!(concerns_scheduler(offset));

@@ -1,4 +1,4 @@
-//! PGRAPH's front end: interrupts, traps, and the registers with which drivers set context state directly.
+//! PGRAPH's front end: interrupts, traps, and the registers for setting context state directly.
 
 use crate::cx::Cx;
 use crate::faults::EngineId;
@@ -10,7 +10,7 @@ pub(crate) fn read(reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
     use nvspec::regs::pgraph::STATUS;
     match reg {
         Reg::STATUS => STATUS::BUSY.encode(u32::from(fifo.slots[EngineId::Graph.index()].pending())),
-        // The handshake completes within the write that starts it.
+        // The handshake completes immediately.
         Reg::PWR_HANDSHAKE => PWR_HANDSHAKE::BUSY.with(cx.storage.peek(offset), 0),
         Reg::INTR
         | Reg::TRAP

@@ -1,10 +1,10 @@
-//! PMC: the card's identity, the interrupt tree, and the unit enables.
+//! PMC: chip identification, the interrupt tree, and the unit enables.
 
 use super::Effect;
 use crate::cx::Cx;
 use nvspec::regs::pmc::{ENABLE, INTR_EN_0, INTR_MASK_0, Reg};
 
-/// State of the interrupt lines into PMC.
+/// State of the interrupt lines to PMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lines {
     /// The asserted lines, as bits of INTR_0.

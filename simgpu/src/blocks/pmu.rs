@@ -1,4 +1,5 @@
-//! PMU, a falcon. The model does not run its firmware. It offers two queues, consumes commands, and sends no messages.
+//! PMU, a falcon. Its firmware is not executed. The model provides two queues, consumes commands, and sends no
+//! messages.
 
 use crate::cx::Cx;
 use crate::falcon::{DataMemory, SavedMemory};

@@ -18,14 +18,14 @@ use sm20::BarrierOp;
 /// Number of instructions that a warp executes before the next warp continues.
 const INSTRUCTIONS_PER_TURN: u32 = 256;
 
-/// Reason why a slice of a block's execution ended.
+/// Reason why a time slice of a block ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slice {
     /// The block can continue.
     More,
     /// All warps have ended.
     Ended,
-    /// All remaining warps wait at barriers that will never open.
+    /// All remaining warps wait at barriers that will never be released.
     Stuck,
 }
 
@@ -34,13 +34,13 @@ struct Barrier {
     arrived: u32,
     /// Number of warps that the barrier waits for; `None` for all warps of the block.
     warps: Option<u32>,
-    /// Number of threads that arrived with a true predicate.
+    /// Number of threads that arrived with the predicate true.
     holds: u32,
-    /// Number of threads that arrived with a false predicate.
+    /// Number of threads that arrived with the predicate false.
     fails: u32,
 }
 
-/// A worker's caches and its part of the card's resources.
+/// A worker's caches and its share of the card's resources.
 #[derive(Debug)]
 pub(crate) struct Caches {
     pub(crate) code: Code,
@@ -60,7 +60,7 @@ pub(crate) struct Block {
     slot: u32,
     /// Number of warps in this block; `warps` may have more elements, because it is reused.
     count: usize,
-    /// Index of the current warp, and the number of instructions left in its turn.
+    /// Index of the current warp, and the number of instructions remaining in its turn.
     turn: usize,
     left: u32,
     clock: u64,
@@ -83,8 +83,8 @@ impl Block {
         }
     }
 
-    /// Starts block `number` of a grid, and reuses this object's memory. `slot` is the block's index among the running
-    /// blocks. `residue` provides the initial contents of registers and shared memory.
+    /// Starts block `number` of a grid in this object, and reuses its memory. `slot` is the block's index among the
+    /// running blocks. `residue` provides the initial contents of registers and shared memory.
     pub(crate) fn start(&mut self, launch: &Launch, number: u64, slot: u32, residue: &Residue) {
         let threads = launch.threads() as usize;
         self.count = threads.div_ceil(LANES);
@@ -106,8 +106,8 @@ impl Block {
         (self.turn, self.left, self.clock) = (0, INSTRUCTIONS_PER_TURN, 0);
     }
 
-    /// Passes the contents of the block's registers and shared memory on to the next block. The block must not be
-    /// continued afterwards.
+    /// Leaves the contents of the block's registers and shared memory for the next block. The block must not be resumed
+    /// afterwards.
     pub(crate) fn leave(&self, launch: &Launch, residue: &Residue) {
         let mut left = residue.lock_for_block(self.number);
         for (index, warp) in self.warps[..self.count].iter().enumerate() {
@@ -127,10 +127,10 @@ impl Block {
         left.shared[..own.len()].copy_from_slice(own);
     }
 
-    /// Executes about `budget` instructions, or fewer if they access memory often.
+    /// Executes about `budget` instructions, or fewer if they access memory frequently.
     ///
     /// # Errors
-    /// [`Failure`] if a warp fails. The block must not be continued after a failure.
+    /// Returns [`Failure`] if a warp fails. The block must not be resumed after a failure.
     pub(crate) fn run(
         &mut self,
         launch: &Launch,
@@ -170,7 +170,7 @@ impl Block {
             let (done, arrival) = run_warp(warp, &mut machine, &mut caches.code, steps)?;
             self.clock += u64::from(done);
             self.left -= done;
-            // A scattered access takes as long as many instructions, and TLB flushes must wait for its end.
+            // A scattered access takes as long as many instructions, and TLB flushes must wait for it.
             let accesses = (counts.transactions - transactions).min(u64::from(u32::MAX)) as u32;
             budget = budget.saturating_sub(done).saturating_sub(accesses / 2);
             let condition = warp.condition;
@@ -182,7 +182,7 @@ impl Block {
         }
     }
 
-    /// Returns the next warp that can run: the current warp until its turn ends, and then the next ready warp.
+    /// Returns the next warp that can run: the current warp if its turn has not ended, otherwise the next ready warp.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)
@@ -207,11 +207,11 @@ impl Block {
         Ok(())
     }
 
-    /// Releases the warps at a barrier if all have arrived.
+    /// Releases the warps at a barrier once all have arrived.
     fn release(&mut self, number: u8) {
         let barrier = self.barriers[usize::from(number)];
         let running = self.warps[..self.count].iter().filter(|warp| warp.condition != Condition::Ended).count();
-        // The barrier does not wait for warps that have ended.
+        // The barrier does not wait for warps that have exited.
         let expected = barrier.warps.map_or(running, |warps| warps as usize);
         if barrier.arrived == 0 || (barrier.arrived as usize) < expected {
             return;
@@ -247,7 +247,8 @@ impl Block {
     }
 }
 
-/// Executes up to `steps` instructions of a warp. Returns their number, and the barrier if the warp reached one.
+/// Executes up to `steps` instructions of a warp. Returns the number of executed instructions, and the barrier if the
+/// warp reached one.
 fn run_warp(
     warp: &mut Warp,
     machine: &mut Machine<'_, '_>,

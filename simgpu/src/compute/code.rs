@@ -1,4 +1,4 @@
-//! The instruction cache: keeps decoded instructions across grids, as long as the bytes of the code do not change.
+//! The instruction cache: keeps decoded instructions across grids as long as the code bytes do not change.
 
 use super::launch::{Failure, ILLEGAL};
 use crate::mmu::Session;
@@ -7,10 +7,10 @@ use nvspec::class::compute90c0::{limit, warp_error};
 use sm20::{Form, Instruction, Op};
 use std::collections::HashMap;
 
-/// Size of a line in bytes. A line is read as a whole, and compared with memory as a whole.
+/// Size of a line in bytes. Lines are read, and compared with memory, as a whole.
 const LINE_BYTES: usize = 512;
 const LINE_WORDS: usize = LINE_BYTES / 4;
-/// Maximum number of lines per worker. When the cache is full, it drops all its lines.
+/// Maximum number of lines per worker. A full cache is cleared.
 const LINES_MAX: usize = 512;
 
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct Decoded {
 struct Line {
     words: [u32; LINE_WORDS],
     slots: [Slot; LINE_WORDS],
-    /// Number of the last grid for which the line was compared with memory.
+    /// Number of the last grid in which the line was compared with memory.
     checked: u64,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Code {
     lines: Vec<Line>,
     /// Index in `lines` by the line's GPU virtual address.
     places: HashMap<u64, usize>,
-    /// Address and index of the line that was used last.
+    /// Address and index of the most recently used line.
     last: (u64, usize),
     base: u64,
     grid: u64,
@@ -56,14 +56,15 @@ impl Code {
         Self { lines: Vec::new(), places: HashMap::new(), last: (NO_LINE, 0), base: 0, grid: 0 }
     }
 
-    /// Begins a grid with this code segment. Each line is compared with memory before the grid first uses it.
+    /// Starts a grid with this code segment. Each line is compared with memory before the grid first uses it.
     pub(crate) fn begin(&mut self, base: GpuVa) {
         self.base = base.0;
         self.grid += 1;
         self.last = (NO_LINE, 0);
     }
 
-    /// Returns the instruction at byte offset `pc` of the code segment, for a program with `registers` registers.
+    /// Fetches the instruction at byte offset `pc` of the code segment, for a program that declares `registers`
+    /// registers.
     pub(crate) fn fetch(&mut self, pc: u32, registers: u32, session: &mut Session<'_>) -> Result<Instruction, Failure> {
         let va = self.base.wrapping_add(u64::from(pc));
         let at = va & !(LINE_BYTES as u64 - 1);
@@ -98,8 +99,8 @@ impl Code {
             let high = match line.words.get(word + 1) {
                 Some(high) => *high,
                 None if sm20::size(low) == 4 => 0,
-                // Do not cache this instruction. Its second word is in the next line, and the entry in this line would
-                // not detect a change there.
+                // Do not cache this instruction: its second dword is in the next line, where the entry would not detect
+                // a change.
                 None => session.read32(GpuVa(va).offset(4))?,
             };
             let slot = decode(u64::from(high) << 32 | u64::from(low));

@@ -1,4 +1,4 @@
-//! The constant cache: each line holds the contents of a constant bank at the grid's first access to that line.
+//! Constant cache. A line contains the bank's contents at the time of the grid's first access to the line.
 
 use super::launch::{Bank, Banks, Failure};
 use crate::mmu::Session;
@@ -12,12 +12,12 @@ const LINES: usize = limit::CONSTANT_BYTES as usize / LINE_BYTES;
 #[derive(Debug)]
 struct Cache {
     words: Vec<u32>,
-    /// Bitmap of the present lines.
+    /// Bitmap of the valid lines.
     present: [u64; LINES / 64],
 }
 
-/// A worker's constant cache. The contents do not change during a grid. Later writes stay invisible, as they do on the
-/// card before an invalidation.
+/// A worker's constant cache. Its contents are constant during a grid. Later writes remain invisible, as on the card
+/// without an invalidation.
 #[derive(Debug)]
 pub(crate) struct Constants {
     banks: Banks,
@@ -29,7 +29,7 @@ impl Constants {
         Self { banks: Banks::default(), caches: std::array::from_fn(|_| None) }
     }
 
-    /// Begins a grid that uses these banks.
+    /// Starts a grid that uses these banks.
     pub(crate) fn begin(&mut self, banks: &Banks) {
         self.banks = *banks;
         for cache in self.caches.iter_mut().flatten() {
@@ -37,7 +37,7 @@ impl Constants {
         }
     }
 
-    /// Returns the word at `offset` of a bank. `outside` is the error to return for an offset outside the bank.
+    /// Returns the word at `offset` of a bank, or the error `outside` if the bank does not contain the offset.
     pub(crate) fn word(
         &mut self,
         bank: u8,

@@ -1,13 +1,12 @@
-//! Semantics of instructions. Each family of instructions has its own file; this file fetches operands, and handles
+//! Semantics of instructions. Each instruction family has its own module; this module fetches operands and handles
 //! guards and joins.
 //!
-//! Each operation computes all lanes, in loops that the compiler can vectorize, and stores only the results of
-//! participating lanes.
+//! Each operation computes all lanes, in vectorizable loops, and stores only the results of participating lanes.
 //!
 //! # Not modelled
-//! Texture, surface, video and graphics instructions; loads of two spaces at once (LD_LDU, LDS_LDU); SHL.X and SHR.X;
-//! RTT and BPT, because there is no trap handler. These instructions end the warp with an illegal-encoding error. MUFU
-//! is more precise than the hardware: it returns the single that is nearest to the result in double precision.
+//! Texture, surface, video and graphics instructions; dual loads (LD_LDU, LDS_LDU); SHL.X and SHR.X; RTT and BPT,
+//! because there is no trap handler. These instructions terminate the warp with an illegal-encoding error. MUFU is more
+//! precise than on hardware: it returns the double-precision result, rounded to nearest single.
 
 mod control;
 mod convert;
@@ -29,7 +28,7 @@ use crate::mmu::Session;
 use nvspec::class::compute90c0::warp_error;
 use sm20::{BarrierOp, ConstAddress, FloatOperand, Instruction, Op, Predicate, PredicateLogic, Register, Source};
 
-/// Context of a warp's execution: its block and the card.
+/// Execution context of a warp: its block and the card.
 pub(crate) struct Machine<'m, 's> {
     pub(crate) launch: &'m Launch,
     pub(crate) locks: &'m Locks,
@@ -42,7 +41,7 @@ pub(crate) struct Machine<'m, 's> {
     pub(crate) position: [u32; 3],
     /// The block's index among the running blocks, which selects its part of local memory.
     pub(crate) slot: u32,
-    /// Number of instructions that the block has executed. This number serves as the block's clock.
+    /// Number of instructions that the block has executed, which serves as the block's clock.
     pub(crate) clock: u64,
 }
 
@@ -58,7 +57,7 @@ impl Machine<'_, '_> {
     }
 }
 
-/// Result of an instruction for the warp's control flow.
+/// Effect of an instruction on the warp's control flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     /// Continue with the instruction at the program counter.
@@ -76,13 +75,13 @@ pub(crate) struct Arrival {
     pub(crate) warps: Option<u32>,
     /// Lanes that arrived.
     pub(crate) lanes: u32,
-    /// Lanes that arrived with a true predicate.
+    /// Lanes that arrived with the predicate true.
     pub(crate) holds: u32,
     pub(crate) p: Predicate,
     pub(crate) dst: Register,
 }
 
-/// Executes one instruction of a warp. The program counter already points after it.
+/// Executes one instruction of a warp. The program counter already points past it.
 pub(crate) fn execute(
     warp: &mut Warp,
     instruction: &Instruction,
@@ -95,7 +94,7 @@ pub(crate) fn execute(
         machine.counts.thread_instructions += u64::from(guarded.count_ones());
         flow = operate(warp, op, guarded, machine)?;
         if instruction.join {
-            // The operation itself may have removed lanes from the active lanes. Such lanes do not join.
+            // The operation itself may have deactivated lanes. Such lanes do not join.
             let joining = guarded & warp.active;
             if joining != 0 {
                 control::join(warp, joining);
@@ -200,7 +199,7 @@ fn fetch<'a>(
     Ok(scratch)
 }
 
-/// Returns a 32-bit float operand of all lanes, with its modifiers applied.
+/// Returns a 32-bit float operand of all lanes, with modifiers applied.
 fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>) -> Result<Lanes, Failure> {
     const SIGN: u32 = 1 << 31;
     let mut scratch = [0; LANES];
@@ -214,7 +213,7 @@ fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>
     Ok(values)
 }
 
-/// Rule that widens an immediate operand to 64 bits.
+/// Rule for widening an immediate operand to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Widen {
     /// The immediate is the upper word.
@@ -250,7 +249,7 @@ fn map(f: impl Fn(usize) -> u32) -> Lanes {
     values
 }
 
-/// Stores a result and, if requested, sets the zero and sign flags from it.
+/// Stores a result and, if requested, sets the zero and sign flags.
 fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: bool) {
     warp.set(dst, values, mask);
     if write_cc {
@@ -267,7 +266,7 @@ fn integer_flags(values: &Lanes) -> Flags {
     }
 }
 
-/// Returns the condition code of a float result: zero and sign, or both flags for a NaN.
+/// Returns the condition code of a float result: zero and sign flags, or both for a NaN.
 fn float_flags(format: Format, value: impl Fn(usize) -> u64) -> Flags {
     let nan = mask_of(|lane| format.is_nan(value(lane)));
     let zero = mask_of(|lane| format.modified(value(lane), true, false) == 0) | nan;

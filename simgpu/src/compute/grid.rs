@@ -1,7 +1,7 @@
 //! A running grid. Workers take its blocks in ascending order.
 //!
-//! If blocks fail, the failed block with the lowest number is reported, regardless of the number of workers: workers
-//! still execute all blocks below it, but no blocks above it.
+//! If blocks fail, the lowest-numbered failed block is reported, regardless of the number of workers: workers still
+//! execute all lower-numbered blocks, but start no higher-numbered ones.
 
 use super::block::{Block, Caches, Slice};
 use super::code::Code;
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Number of instructions after which a worker ends its session, so that TLB flushes can proceed.
 const INSTRUCTIONS_PER_FLUSH: u32 = 2048;
 
-/// Kind of the shaders' memory accesses.
+/// Access type of the shaders' memory accesses.
 pub(crate) const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
 
 /// Result of a grid.
@@ -32,10 +32,10 @@ pub(crate) struct Outcome {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The next block to start.
+    /// Number of the next block to start.
     next: u64,
     workers: u32,
-    /// Set once no block may start and no block is running.
+    /// Set when no more blocks may start and none is running.
     closed: bool,
     counts: Counts,
     failure: Option<(u64, Failure)>,
@@ -52,7 +52,7 @@ pub(crate) struct Grid {
     /// Maximum number of concurrent blocks.
     slots: u32,
     stop: AtomicBool,
-    /// Number of the lowest failed block.
+    /// Number of the lowest-numbered failed block.
     failed: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
@@ -67,8 +67,8 @@ impl Grid {
         residue: Arc<Residue>,
     ) -> Self {
         let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
-        // Each running block needs its own part of local memory. At least one block runs, and fails if the memory is
-        // too small.
+        // Each running block needs its own part of local memory. At least one block runs, which fails if local memory
+        // is too small.
         let slots =
             launch.local_bytes.checked_div(block_local).map_or(u32::MAX, |slots| slots.clamp(1, 1 << 16) as u32);
         Self {
@@ -86,13 +86,13 @@ impl Grid {
         }
     }
 
-    /// Returns the grid's result once it has ended.
+    /// Returns the grid's outcome once it has ended.
     pub(crate) fn outcome(&self) -> Option<Outcome> {
         let state = self.state.lock();
         state.closed.then(|| Outcome { counts: state.counts, failure: state.failure.map(|(_, failure)| failure) })
     }
 
-    /// Abandons the grid. No part of the grid executes after this call.
+    /// Abandons the grid. No further instructions execute after this call.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         let mut state = self.state.lock();
@@ -108,7 +108,7 @@ impl Grid {
         self.state.lock().closed = true;
     }
 
-    /// Executes blocks as worker `index` until no block is left for this worker.
+    /// Executes blocks as worker `index` until none are left for this worker.
     pub(crate) fn work(&self, worker: &mut Worker, index: u32) {
         let Some(_working) = self.join(index) else { return };
         worker.begin(&self.launch);
@@ -132,7 +132,7 @@ impl Grid {
         Some(Working(self))
     }
 
-    /// Executes a short slice. [`Slice::Ended`] means that no work is left for this worker.
+    /// Executes a short slice. [`Slice::Ended`] means that this worker has no work left.
     pub(crate) fn slice(&self, worker: &mut Worker, index: u32) -> Slice {
         let number = match worker.number {
             Some(number) => number,
@@ -213,14 +213,14 @@ impl Drop for Working<'_> {
         let mut state = self.0.state.lock();
         state.workers -= 1;
         if state.workers == 0 {
-            // A worker leaves when no block is left to start, and no block starts after that.
+            // A worker exits when no block is left to start, and no block starts after that.
             state.closed = true;
             self.0.changed.notify_all();
         }
     }
 }
 
-/// Executes blocks. Each thread has one worker, which it reuses for all grids.
+/// Executes blocks. Each thread has one worker and reuses it for all grids.
 #[derive(Debug)]
 pub(crate) struct Worker {
     block: Block,
@@ -236,7 +236,7 @@ impl Worker {
         Self { block: Block::new(), number: None, caches, counts: Counts::default() }
     }
 
-    /// Prepares for the blocks of a grid.
+    /// Prepares for a grid's blocks.
     pub(crate) fn begin(&mut self, launch: &Launch) {
         self.number = None;
         self.counts = Counts::default();

@@ -1,4 +1,4 @@
-//! A launch: the parameters of a grid, frozen by the launch method.
+//! A launch: the parameters of a grid, captured by the launch method.
 
 use crate::mmu::MmuFault;
 use nvspec::addr::GpuVa;
@@ -9,7 +9,7 @@ use nvspec::class::compute90c0::{limit, warp_error};
 pub(crate) enum Failure {
     /// A memory access faulted.
     Fault(MmuFault),
-    /// A warp caused an error: a number in [`warp_error`].
+    /// A warp raised an error, a code in [`warp_error`].
     Warp(u32),
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Bank {
 
 pub(crate) type Banks = [Bank; limit::CONSTANT_BANKS as usize];
 
-/// The table that maps the upper byte of global addresses.
+/// Map of the upper byte of global addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GlobalMap(pub(crate) Box<[u16; 256]>);
 
@@ -51,56 +51,56 @@ impl Default for GlobalMap {
 /// A grid and its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
-    /// Number of blocks in x, y and z; never 0.
+    /// Grid dimensions in blocks (x, y, z); never 0.
     pub(crate) grid: [u32; 3],
-    /// Number of threads of a block in x, y and z; never 0.
+    /// Block dimensions in threads (x, y, z); never 0.
     pub(crate) block: [u32; 3],
     pub(crate) code: GpuVa,
     /// Byte offset of the first instruction.
     pub(crate) entry: u32,
-    /// Number of registers per thread.
+    /// Registers per thread.
     pub(crate) registers: u32,
-    /// Size of the shared memory of a block in bytes.
+    /// Shared memory per block in bytes.
     pub(crate) shared_bytes: u32,
     pub(crate) shared_window: u64,
     pub(crate) barriers: u32,
-    /// Sizes of the lower and the upper part of a thread's local memory, in bytes.
+    /// Sizes of the lower and upper parts of a thread's local memory, in bytes.
     pub(crate) local_low: u32,
     pub(crate) local_high: u32,
     pub(crate) local_window: u64,
-    /// Address of local memory. Its size follows.
+    /// GPU virtual address of local memory. Its size follows.
     pub(crate) local_base: GpuVa,
     pub(crate) local_bytes: u64,
-    /// Maximum number of entries of a warp's stack.
+    /// Maximum number of entries on a warp's stack.
     pub(crate) stack_limit: usize,
     pub(crate) banks: Banks,
-    /// The map of global addresses; `None` if addresses are not mapped.
+    /// Map of global addresses; `None` if global addresses are not remapped.
     pub(crate) global_map: Option<GlobalMap>,
     /// Values of SR_CTAPARAM and SR_GRIDPARAM.
     pub(crate) cta_param: u32,
     pub(crate) grid_param: u32,
-    /// Number of the card's multiprocessors.
+    /// Number of multiprocessors on the card.
     pub(crate) sms: u32,
 }
 
 impl Launch {
-    /// Returns the number of blocks of the grid.
+    /// Returns the number of blocks in the grid.
     pub(crate) fn blocks(&self) -> u64 {
         self.grid.iter().map(|count| u64::from(*count)).product()
     }
 
-    /// Returns the number of threads of a block.
+    /// Returns the number of threads per block.
     pub(crate) fn threads(&self) -> u32 {
         self.block.iter().product()
     }
 
-    /// Returns the position of a block in the grid.
+    /// Returns a block's position in the grid.
     pub(crate) fn position(&self, block: u64) -> [u32; 3] {
         let [x, y, _] = self.grid.map(u64::from);
         [(block % x) as u32, (block / x % y) as u32, (block / x / y) as u32]
     }
 
-    /// Returns the number of bytes of local memory that a warp needs.
+    /// Returns the size of a warp's local memory in bytes.
     pub(crate) fn warp_local_bytes(&self) -> u64 {
         (u64::from(self.local_low) + u64::from(self.local_high)).next_multiple_of(16) * 32
     }

@@ -1,21 +1,21 @@
 //! Locks on words of global memory: LDLK acquires a lock, and STUL releases it.
 //!
-//! Locks belong to a grid and end with it. GUESS: a lock refers to a word by its virtual address. The table has room
-//! for as many words as warps can lock at the same time; words with the same hash share a set. If a set is full, LDLK
-//! fails to acquire the lock, and the program must retry.
+//! Locks belong to a grid and are released when it ends. GUESS: a lock identifies a word by its virtual address. The
+//! table has as many entries as warps can lock words at a time; words with the same hash share a set. If a set is full,
+//! LDLK fails to acquire the lock, and the program must retry.
 
 use parking_lot::Mutex;
 
-/// Number of sets in the table, and number of words per set.
+/// Number of sets in the table, and number of ways per set.
 const SETS: usize = 512;
 const WAYS: usize = 8;
 
-/// Locked words by set, each stored as the word's number plus one; 0 means unused.
+/// Locked words by set, each stored as its index plus one; 0 means unused.
 type Table = Box<[[u64; WAYS]; SETS]>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// The table is allocated for the first lock, because few programs use locks. The mutex is held for one lookup.
+    /// The table is allocated on the first lock, because few programs use locks. The mutex is held for one lookup.
     table: Mutex<Option<Table>>,
 }
 
@@ -25,7 +25,7 @@ fn place(address: u64) -> (usize, u64) {
 }
 
 impl Locks {
-    /// Locks the word at an address. Returns true if the word was free.
+    /// Locks the word at an address. Returns true if it was unlocked.
     pub(crate) fn lock(&self, address: u64) -> bool {
         let (set, word) = place(address);
         let mut table = self.table.lock();

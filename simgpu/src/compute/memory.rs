@@ -1,4 +1,4 @@
-//! Memory accesses of a warp: global, local and shared memory, up to 32 addresses at a time.
+//! Memory accesses of a warp to global, local and shared memory, up to 32 addresses at a time.
 
 use super::launch::{Failure, GlobalMap, Launch};
 use super::warp::{ALL, LANES, Lanes, Pairs, lanes_of};
@@ -6,10 +6,10 @@ use crate::mmu::Session;
 use nvspec::addr::{GpuVa, VA_BITS};
 use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
 
-/// Number of bytes that a memory partition transfers at once, which is the unit of the time model.
+/// Number of bytes per memory partition transfer, which is the unit of the time model.
 pub(crate) const TRANSACTION_BYTES: u64 = card::AccessCounts::BURST_BYTES;
 
-/// Counts of a grid or of a part of a grid. The sum of counts does not depend on the order of execution.
+/// Counters of a grid or part of it. Their sums do not depend on the execution order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Number of warp instructions.
@@ -18,9 +18,9 @@ pub(crate) struct Counts {
     pub(crate) thread_instructions: u64,
     /// Number of memory transactions, including local memory.
     pub(crate) transactions: u64,
-    /// Number of bytes that these transactions transferred from or to system memory.
+    /// Number of bytes that these transactions transferred to or from system memory.
     pub(crate) bus_bytes: u64,
-    /// Address of the last store.
+    /// Address of the most recent store.
     pub(crate) written: Option<GpuVa>,
 }
 
@@ -34,7 +34,7 @@ impl Counts {
     }
 }
 
-/// The memory that a generic address refers to.
+/// Target memory of a generic address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Global(GpuVa),
@@ -65,7 +65,7 @@ pub(crate) fn global(launch: &Launch, address: u64, write: bool) -> Result<GpuVa
     Ok(GpuVa(u64::from(entry & 0xff) << 32 | address & u64::from(u32::MAX)))
 }
 
-/// Translates an address in local memory to a virtual address. Adjacent lanes have the same word at adjacent addresses.
+/// Translates a local memory address to a virtual address. Adjacent lanes store the same word at adjacent addresses.
 pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Result<GpuVa, Failure> {
     let outside = Failure::Warp(warp_error::OUT_OF_RANGE_ADDRESS);
     let address = address & ((1 << LOCAL_ADDRESS_BITS) - 1);
@@ -86,7 +86,7 @@ pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Re
     Ok(launch.local_base.offset(start + offset))
 }
 
-/// Returns true if all lanes access `bytes` bytes each, and the accesses form one contiguous range.
+/// Returns true if the lanes' accesses, of `bytes` bytes each, form one contiguous range.
 fn contiguous(addresses: &Pairs, mask: u32, bytes: u64) -> bool {
     let first = addresses[0];
     mask == ALL
@@ -96,7 +96,7 @@ fn contiguous(addresses: &Pairs, mask: u32, bytes: u64) -> bool {
             .fold(true, |all, (lane, address)| all & (*address == first.wrapping_add(bytes.wrapping_mul(lane as u64))))
 }
 
-/// Counts the transactions of an access that lanes execute one after the other.
+/// Counts the transactions of an access that lanes execute sequentially.
 #[derive(Debug, Default)]
 struct Transactions {
     last: Option<u64>,
@@ -104,7 +104,7 @@ struct Transactions {
 }
 
 impl Transactions {
-    /// Counts the access that a lane has just made.
+    /// Records the access that a lane has just made.
     fn note(&mut self, va: GpuVa, write: bool, session: &mut Session<'_>) {
         let line = Some(va.0 / TRANSACTION_BYTES);
         if line != self.last {
@@ -158,7 +158,7 @@ pub(crate) fn load<const N: usize>(
     Ok(values)
 }
 
-/// Stores `N` words of each lane of `mask` to global memory. For equal addresses, the highest lane wins.
+/// Stores `N` words of each lane of `mask` to global memory. If addresses are equal, the highest lane wins.
 pub(crate) fn store<const N: usize>(
     session: &mut Session<'_>,
     addresses: &Pairs,
@@ -205,7 +205,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Starts a block with `bytes` bytes of shared memory. It begins with the contents of `left`; the rest is zero.
+    /// Starts a block with `bytes` bytes of shared memory. The initial contents are `left`, padded with zeros.
     pub(crate) fn start(&mut self, bytes: u32, left: &[u8]) {
         self.bytes.clear();
         self.bytes.extend_from_slice(left.get(..bytes as usize).unwrap_or(left));
@@ -233,7 +233,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Locks the word at an address. Returns true if the word was free.
+    /// Locks the word at an address. Returns true if it was unlocked.
     pub(crate) fn lock(&mut self, address: u32) -> bool {
         let word = address as usize / 4;
         let Some(bits) = self.locks.get_mut(word / 64) else { return false };

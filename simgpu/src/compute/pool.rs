@@ -1,4 +1,4 @@
-//! The threads that execute grids.
+//! The worker threads that execute grids.
 
 use super::grid::{Grid, Outcome, Worker};
 use super::launch::Launch;
@@ -9,10 +9,10 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Maximum number of a card's threads.
+/// Maximum number of worker threads per card.
 const WORKERS_MAX: usize = 64;
 
-/// Callback for the end of a grid that ran on separate threads.
+/// Callback that is invoked when a grid on the pool's threads ends.
 #[derive(Clone)]
 pub(crate) struct Wake(pub(crate) Arc<dyn Fn() + Send + Sync>);
 
@@ -22,7 +22,7 @@ impl std::fmt::Debug for Wake {
     }
 }
 
-/// State that the threads share with the pool's owner.
+/// State shared between the threads and the pool's owner.
 #[derive(Debug, Default)]
 struct Queue {
     task: Mutex<Task>,
@@ -31,7 +31,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Task {
-    /// Number of the current grid, by which a thread recognizes a new grid.
+    /// Number of the current grid, which lets threads detect a new grid.
     number: u64,
     grid: Option<Arc<Grid>>,
     end: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Pool {
     queue: Arc<Queue>,
     wanted: usize,
     threads: Vec<JoinHandle<()>>,
-    /// The worker of the caller's thread; `None` if the pool has threads.
+    /// Worker for the caller's thread; `None` if the pool has threads.
     own: Option<Box<Worker>>,
     grid: Option<Arc<Grid>>,
 }
@@ -64,8 +64,8 @@ pub(crate) enum Advance {
 }
 
 impl Pool {
-    /// Creates a pool of `workers` threads. The threads start with the first grid. Without threads, callers of
-    /// [`Self::advance`] execute the grid.
+    /// Creates a pool of `workers` threads. The threads are spawned for the first grid. Without threads,
+    /// [`Self::advance`] executes the grid.
     pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, wake: Wake, workers: usize, sms: u32) -> Self {
         Self {
             memory,
@@ -114,7 +114,7 @@ impl Pool {
         }
     }
 
-    /// Checks the grid's progress, and executes a part of the grid if the pool has no threads.
+    /// Polls the grid, and executes part of it if the pool has no threads.
     pub(crate) fn advance(&mut self) -> Option<Advance> {
         let grid = self.grid.as_ref()?;
         if self.threads.is_empty()
@@ -132,7 +132,7 @@ impl Pool {
         Some(Advance::Ended(outcome))
     }
 
-    /// Abandons the running grid, if any. No part of the grid executes after this call.
+    /// Abandons the running grid, if any. No further instructions execute after this call.
     pub(crate) fn stop(&mut self) {
         if let Some(grid) = &self.grid {
             grid.stop();

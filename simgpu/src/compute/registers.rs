@@ -11,14 +11,14 @@ use nvspec::class::{compute90c0 as methods, data_error};
 /// State of a channel's compute object.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
-    /// Last data word of each method that stores state.
+    /// Last data dword of each method that stores state.
     words: Box<[u32; methods::STATE_WORDS]>,
     banks: Banks,
     global_map: GlobalMap,
 }
 
 impl Default for Registers {
-    /// Returns the initial state. GUESS: the hardware starts with the windows and the identity map that drivers set.
+    /// Returns the initial state. GUESS: the hardware's initial windows and identity map are those that drivers set.
     fn default() -> Self {
         let words = Box::new([0; methods::STATE_WORDS]);
         let mut registers = Self { words, banks: Banks::default(), global_map: GlobalMap::default() };
@@ -84,7 +84,7 @@ impl Registers {
         Ok(())
     }
 
-    /// Returns true if the method state permits grids to run.
+    /// Returns true if the method state permits launches.
     pub(crate) fn enabled(&self) -> Result<bool, EngineError> {
         match (self.word(methods::RENDER_ENABLE_OVERRIDE), self.word(methods::COND_MODE)) {
             (render_override::ALWAYS, _) | (render_override::NONE, cond_mode::ALWAYS) => Ok(true),
@@ -93,7 +93,7 @@ impl Registers {
         }
     }
 
-    /// Returns the launch that the state describes, on a card with `sms` multiprocessors.
+    /// Returns the launch that the state describes, for a card with `sms` multiprocessors.
     pub(crate) fn launch(&self, cta_param: u32, sms: u32) -> Result<Launch, EngineError> {
         let pair = |yx: u32, z: u32| [self.word(yx) & 0xffff, self.word(yx) >> 16, self.word(z)];
         let grid = pair(methods::GRID_YX, methods::GRID_Z);
@@ -103,7 +103,7 @@ impl Registers {
         let (shared_bytes, barriers) = (self.word(methods::SHARED_SIZE), self.word(methods::BLOCK_BARRIERS));
         let [x, y, z] = block;
         let empty = grid.contains(&0) || block.contains(&0);
-        // Products cannot overflow: each dimension's limit is checked first.
+        // The products cannot overflow: each dimension is checked against its limit first.
         let shape = x <= limit::BLOCK_XY && y <= limit::BLOCK_XY && z <= limit::BLOCK_Z;
         if empty || !shape || x * y * z > limit::BLOCK_THREADS || registers > limit::REGISTERS {
             return Err(bad(data_error::INVALID_VALUE));
@@ -144,14 +144,14 @@ impl Registers {
     /// Number of words in a context image.
     pub(crate) const IMAGE_WORDS: usize = methods::STATE_WORDS + 3 * limit::CONSTANT_BANKS as usize + 128;
 
-    /// Returns the state in the format of a context image: methods, banks and the global map, without a running grid.
+    /// Serializes the state to a context image: methods, banks and the global map, without a running grid.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         let banks = self.banks.iter().flat_map(|bank| [bank.base as u32, (bank.base >> 32) as u32, bank.bytes]);
         let map = self.global_map.0.chunks_exact(2).map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16);
         self.words.iter().copied().chain(banks).chain(map).collect()
     }
 
-    /// Parses the state in an untrusted image. Bits that no method could have set are masked off.
+    /// Parses the state from an untrusted image. Masks off bits that no method could have set.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         if words.len() < Self::IMAGE_WORDS {

@@ -1,20 +1,20 @@
-//! Residue of kernels in the multiprocessors: registers and shared memory keep their contents until a kernel overwrites
-//! them, even across kernels of different VMs.
+//! Data that kernels leave in the multiprocessors: registers and shared memory keep their contents until a kernel
+//! overwrites them, even across kernels of different VMs.
 //!
 //! Blocks are assigned to multiprocessors round-robin, by their number. The warps of a block occupy the first rows of
 //! the register file in order, and the block occupies the first bytes of shared memory. If several blocks run
-//! concurrently on one multiprocessor, the last one to end leaves its residue. GUESS: the hardware places warps in the
-//! same way. Predicates and condition codes are cleared when a warp starts.
+//! concurrently on a multiprocessor, the residue is that of the last block to end. GUESS: the hardware places warps in
+//! the same way. Predicates and condition codes are cleared when a warp starts.
 
 use super::warp::Lanes;
 use parking_lot::{Mutex, MutexGuard};
 
-/// Rows of a multiprocessor's register file, which has 32,768 registers. A row has one register per lane.
+/// Rows in a multiprocessor's register file, which has 32,768 registers. A row has one register per lane.
 pub(super) const ROWS: usize = 1024;
 /// Allocation unit of a warp's registers, in rows.
 const ROWS_AT_ONCE: u32 = 2;
 
-/// Residue of one multiprocessor. Its size grows with use.
+/// Residue of one multiprocessor. It grows on demand.
 #[derive(Debug, Default)]
 pub(super) struct Sm {
     pub(super) rows: Vec<Lanes>,
@@ -31,13 +31,13 @@ impl Residue {
         Self((0..sms.max(1)).map(|_| Mutex::default()).collect())
     }
 
-    /// Locks and returns the residue of the multiprocessor that a block runs on.
+    /// Locks the residue of the multiprocessor that runs a block.
     pub(super) fn lock_for_block(&self, block: u64) -> MutexGuard<'_, Sm> {
         self.0[(block % self.0.len() as u64) as usize].lock()
     }
 }
 
-/// Returns the row that holds a warp's first register.
+/// Returns the row of a warp's first register.
 pub(super) fn first_row(warp: usize, registers: u32) -> usize {
     warp * registers.next_multiple_of(ROWS_AT_ONCE) as usize
 }

@@ -1,6 +1,6 @@
-//! Floating-point arithmetic on bit patterns, for roundings that the host's arithmetic does not support.
+//! Floating-point arithmetic on bit patterns, for rounding modes that host arithmetic does not support.
 //!
-//! Every result is computed exactly and rounded once. Every NaN result is the hardware's NaN.
+//! Every result is computed exactly and rounded once. NaN results are the hardware's canonical NaN.
 
 use sm20::Rounding;
 
@@ -9,7 +9,7 @@ use sm20::Rounding;
 pub(crate) struct Format {
     fraction: u32,
     exponent: u32,
-    /// The NaN that operations return.
+    /// The canonical NaN.
     pub(crate) nan: u64,
 }
 
@@ -17,7 +17,7 @@ pub(crate) struct Format {
 pub(crate) const F16: Format = Format { fraction: 10, exponent: 5, nan: 0x7fff };
 /// Single precision.
 pub(crate) const F32: Format = Format { fraction: 23, exponent: 8, nan: 0x7fff_ffff };
-/// Double precision. GUESS: the NaN is the one in NVIDIA's math library constants.
+/// Double precision. GUESS: the canonical NaN is the one in NVIDIA's math library.
 pub(crate) const F64: Format = Format { fraction: 52, exponent: 11, nan: 0xfff8_0000_0000_0000 };
 
 impl Format {
@@ -38,7 +38,7 @@ impl Format {
         (self.bias() as u64) << self.fraction
     }
 
-    /// Flushes a denormal to zero with the same sign; returns other numbers unchanged.
+    /// Flushes a denormal to zero of the same sign.
     pub(crate) const fn flush(self, bits: u64) -> u64 {
         if bits & self.infinity() == 0 { bits & self.sign_bit() } else { bits }
     }
@@ -59,7 +59,7 @@ impl Format {
         if negate { bits ^ self.sign_bit() } else { bits }
     }
 
-    /// Clamps to the range from 0 to 1. A NaN becomes 0.
+    /// Clamps to the range 0 to 1. Converts NaN to 0.
     pub(crate) const fn saturated(self, bits: u64) -> u64 {
         if self.is_nan(bits) || bits & self.sign_bit() != 0 {
             0
@@ -71,13 +71,13 @@ impl Format {
     }
 }
 
-/// An unrounded number: the mantissa times two to the power of the exponent.
+/// An unrounded number: mantissa × 2^exponent.
 #[derive(Clone, Copy, Debug)]
 struct Exact {
     negative: bool,
     mantissa: u128,
     exponent: i32,
-    /// Set if nonzero bits exist below the mantissa's last bit.
+    /// Set if there are nonzero bits below the mantissa.
     sticky: bool,
 }
 
@@ -114,7 +114,7 @@ fn rounds_up(rounding: Rounding, negative: bool, odd: bool, order_to_half: std::
     }
 }
 
-/// Returns the rounded magnitude as a multiple of two to the power of `unit`. The result must fit into 128 bits.
+/// Returns the rounded magnitude in units of 2^`unit`. The result must fit into 128 bits.
 fn to_units(number: Exact, unit: i32, rounding: Rounding) -> u128 {
     use std::cmp::Ordering;
     let Exact { negative, mantissa, exponent, sticky } = number;
@@ -228,7 +228,7 @@ fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
         (false, true) => return a,
         (false, false) => {}
     }
-    // Leave room for a carry at the top, and for the relevant bits of the smaller number at the bottom.
+    // Leave headroom for a carry at the top, and for the relevant bits of the smaller number at the bottom.
     let normal = |x: Exact| {
         let shift = x.mantissa.leading_zeros() - 3;
         Exact { mantissa: x.mantissa << shift, exponent: x.exponent - shift as i32, ..x }
@@ -244,7 +244,7 @@ fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
     let mantissa = if big.negative == small.negative {
         big.mantissa + shifted
     } else {
-        // The lost bits of the smaller number are subtracted too: the exact result is between this value and one less.
+        // The lost bits of the smaller number are also subtracted: the exact result is between this value and one less.
         big.mantissa - shifted - u128::from(sticky)
     };
     let negative = if mantissa == 0 && !sticky { rounding == Rounding::Down } else { big.negative };
@@ -272,7 +272,7 @@ pub(crate) fn integral(bits: u64, format: Format, rounding: Rounding) -> u64 {
     }
 }
 
-/// Rounds to an integer and clamps it to the type's range. A NaN becomes 0 (GUESS: for doubles, too).
+/// Rounds to an integer and clamps it to the type's range. Converts NaN to 0 (GUESS: for doubles, too).
 pub(crate) fn to_integer(bits: u64, format: Format, rounding: Rounding, width: u32, signed: bool) -> u64 {
     let (least, most) = range(width, signed);
     let value = match unpack(bits, format) {
@@ -296,7 +296,7 @@ pub(crate) fn to_integer(bits: u64, format: Format, rounding: Rounding, width: u
     value.clamp(least, most) as u64
 }
 
-/// Returns the minimum and maximum of an integer type.
+/// Returns the minimum and maximum values of an integer type.
 pub(crate) const fn range(width: u32, signed: bool) -> (i128, i128) {
     if signed { (-(1 << (width - 1)), (1 << (width - 1)) - 1) } else { (0, (1 << width) - 1) }
 }

@@ -1,10 +1,11 @@
-//! The divergence stack: tracks active lanes, and the targets of inactive ones.
+//! The divergence stack: tracks active lanes, and the resume addresses of inactive ones.
 //!
 //! A lane that leaves the current path (by a join, break, return or exit) becomes inactive. When no lane is active,
-//! entries are popped until one has lanes. A divergence entry resumes the lanes that branched the other way. An entry
-//! of SSY, PBK, PCNT, CAL or similar reunites the lanes that were active at its push and are still alive.
+//! entries are popped until one contains lanes. A divergence entry resumes the lanes that branched the other way. An
+//! entry pushed by SSY, PBK, PCNT, CAL or similar reconverges the lanes that were active at the push and have not
+//! exited.
 
-/// Kind of an entry, by the instruction that pushed it.
+/// Kind of an entry, named after the instruction that pushed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A branch that only some lanes took.
@@ -28,11 +29,13 @@ struct Entry {
     pc: u32,
 }
 
-/// Number of entries that every warp has, regardless of the program's request. GUESS: this is internal storage.
+/// Number of entries available to every warp, regardless of the size that the program requests. GUESS: these are
+/// internal storage.
 const OWN_ENTRIES: usize = 32;
 /// Size of an entry in memory, in bytes. GUESS.
 const ENTRY_BYTES: u32 = 8;
-/// Maximum number of entries, regardless of the program's request: the model stores the stack in its own memory.
+/// Maximum number of entries, regardless of the size that the program requests, because the model keeps the stack in
+/// host memory.
 const ENTRIES_MAX: usize = 0x2000;
 
 #[derive(Clone, Debug, Default)]
@@ -40,7 +43,7 @@ pub(crate) struct Stack {
     entries: Vec<Entry>,
 }
 
-/// Returns the number of entries that a warp may push with `bytes` bytes of stack in memory.
+/// Returns the number of entries that fit a warp with `bytes` bytes of stack memory.
 pub(crate) fn limit(bytes: u32) -> usize {
     (OWN_ENTRIES + (bytes / ENTRY_BYTES) as usize).min(ENTRIES_MAX)
 }
@@ -59,8 +62,8 @@ impl Stack {
         room
     }
 
-    /// Removes lanes from all entries above the innermost entry of a kind. These lanes then wait in the entry of that
-    /// kind. Returns true if that entry exists.
+    /// Removes lanes from all entries above the innermost entry of the given kind, so that they wait in that entry.
+    /// Returns true if such an entry exists.
     pub(crate) fn unwind(&mut self, kind: Kind, lanes: u32) -> bool {
         let Some(at) = self.entries.iter().rposition(|entry| entry.kind == kind && entry.lanes & lanes != 0) else {
             return false;
@@ -69,12 +72,12 @@ impl Stack {
         true
     }
 
-    /// Removes lanes that have exited from all entries.
+    /// Removes exited lanes from all entries.
     pub(crate) fn end(&mut self, lanes: u32) {
         self.entries.iter_mut().for_each(|entry| entry.lanes &= !lanes);
     }
 
-    /// Returns the lanes that run next and their program counter; `None` if all lanes have ended.
+    /// Returns the lanes to run next and their program counter; `None` if all lanes have exited.
     pub(crate) fn pop(&mut self) -> Option<(u32, u32)> {
         while let Some(Entry { lanes, pc, .. }) = self.entries.pop() {
             if lanes != 0 {
@@ -95,7 +98,7 @@ mod tests {
         assert!(stack.push(Kind::Break, 0xf, 100, 8));
         assert!(stack.push(Kind::Join, 0xf, 50, 8));
         assert!(stack.push(Kind::Divergence, 0xc, 20, 8));
-        // Lanes 0 and 1 break. Lanes 2 and 3 continue at 20, join at 50 without the others, and then break too.
+        // Lanes 0 and 1 break. Lanes 2 and 3 continue at 20, join at 50 without the others, and then also break.
         assert!(stack.unwind(Kind::Break, 0x3));
         assert_eq!(stack.pop(), Some((0xc, 20)));
         assert_eq!(stack.pop(), Some((0xc, 50)));

@@ -1,5 +1,5 @@
-//! Unit tests of compute, which assemble programs and run them on the engine alone. The crate's tests cover launches
-//! through PFIFO.
+//! Unit tests that assemble programs and run them on the compute engine alone. The crate's tests cover launches through
+//! PFIFO.
 
 mod control;
 mod differential;

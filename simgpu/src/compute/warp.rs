@@ -1,16 +1,16 @@
-//! The state of a warp: 32 threads that execute together.
+//! The state of a warp: 32 threads that execute in lockstep.
 
 use super::stack::Stack;
 use sm20::{CcTest, Predicate, PredicateOperand, Register};
 
-/// Number of lanes of a warp.
+/// Number of lanes per warp.
 pub(crate) const LANES: usize = 32;
 /// Mask of all lanes.
 pub(crate) const ALL: u32 = u32::MAX;
 
-/// One word of each lane.
+/// One dword per lane.
 pub(crate) type Lanes = [u32; LANES];
-/// Two words of each lane.
+/// Two dwords per lane.
 pub(crate) type Pairs = [u64; LANES];
 
 /// Condition codes of all lanes, as one mask per flag.
@@ -23,7 +23,7 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    /// Returns the lanes in which the test holds. A NaN has set both the zero flag and the sign flag.
+    /// Returns the lanes in which the test is true. A NaN sets both the zero and the sign flag.
     pub(crate) const fn test(self, test: CcTest) -> u32 {
         let Self { zero: z, sign: s, carry: c, overflow: o } = self;
         match test {
@@ -55,20 +55,20 @@ impl Flags {
     }
 }
 
-/// State of a warp's execution.
+/// Execution state of a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     /// The warp can run.
     Ready,
     /// The warp waits for other warps at this barrier.
     Barrier(u8),
-    /// All lanes have ended.
+    /// All lanes have exited.
     Ended,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Warp {
-    /// R0 to R62. The last row is RZ, which stays zero.
+    /// R0 to R62. The last row is RZ, which remains zero.
     registers: Box<[Lanes; 64]>,
     /// Mask of the lanes in which each predicate is true. The last predicate is PT.
     predicates: [u32; 8],
@@ -78,10 +78,10 @@ pub(crate) struct Warp {
     pub(crate) pc: u32,
     /// Lanes that execute the next instruction.
     pub(crate) active: u32,
-    /// Lanes that are still running.
+    /// Lanes that have not exited.
     pub(crate) alive: u32,
     pub(crate) condition: Condition,
-    /// Index of the warp in its block.
+    /// Index of the warp within its block.
     pub(crate) index: u32,
 }
 
@@ -100,8 +100,8 @@ impl Warp {
         }
     }
 
-    /// Sets the initial state of a program with `registers` registers. The registers receive the rows of the register
-    /// file in `left`. Registers without such a row are zero.
+    /// Sets the initial state of a program with `registers` registers. The registers are initialized from the register
+    /// file rows in `left`; registers without a row are zero.
     pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32, left: &[Lanes]) {
         let Self { registers: rows, predicates, flags, stack, pc: at, active, alive, condition, index: number } = self;
         for (number, row) in rows.iter_mut().take(63.min(registers as usize)).enumerate() {
@@ -119,12 +119,12 @@ impl Warp {
         rows.iter_mut().zip(own).for_each(|(row, register)| *row = *register);
     }
 
-    /// Returns a register of all lanes.
+    /// Returns a register in all lanes.
     pub(crate) fn register(&self, register: Register) -> &Lanes {
         &self.registers[usize::from(register.index() & 63)]
     }
 
-    /// Returns the register `offset` after `register`. RZ is followed by RZ.
+    /// Returns the register at `offset` after `register`; RZ is always followed by RZ.
     pub(crate) fn following(&self, register: Register, offset: u8) -> &Lanes {
         &self.registers[following(register, offset)]
     }
@@ -134,12 +134,12 @@ impl Warp {
         std::array::from_fn(|lane| u64::from(high[lane]) << 32 | u64::from(low[lane]))
     }
 
-    /// Sets a register in the lanes of `mask`.
+    /// Sets a register in the lanes in `mask`.
     pub(crate) fn set(&mut self, register: Register, values: &Lanes, mask: u32) {
         self.set_following(register, 0, values, mask);
     }
 
-    /// Sets the register `offset` after `register`.
+    /// Sets the register at `offset` after `register`.
     pub(crate) fn set_following(&mut self, register: Register, offset: u8, values: &Lanes, mask: u32) {
         let index = following(register, offset);
         if index == 63 {
@@ -161,13 +161,13 @@ impl Warp {
         self.set_following(register, 1, &values.map(|value| (value >> 32) as u32), mask);
     }
 
-    /// Returns the lanes in which the predicate holds.
+    /// Returns the lanes in which the predicate is true.
     pub(crate) fn predicate(&self, operand: PredicateOperand) -> u32 {
         let lanes = self.predicates[usize::from(operand.predicate.index() & 7)];
         if operand.negate { !lanes } else { lanes }
     }
 
-    /// Sets a predicate in the lanes of `mask`.
+    /// Sets a predicate in the lanes in `mask`.
     pub(crate) fn set_predicate(&mut self, predicate: Predicate, lanes: u32, mask: u32) {
         if !predicate.is_true() {
             let value = &mut self.predicates[usize::from(predicate.index() & 7)];
@@ -175,7 +175,7 @@ impl Warp {
         }
     }
 
-    /// Sets the condition code in the lanes of `mask`.
+    /// Sets the condition code in the lanes in `mask`.
     pub(crate) fn set_flags(&mut self, flags: Flags, mask: u32) {
         let merge = |old: &mut u32, new: u32| *old = (*old & !mask) | (new & mask);
         merge(&mut self.flags.zero, flags.zero);
@@ -184,7 +184,7 @@ impl Warp {
         merge(&mut self.flags.overflow, flags.overflow);
     }
 
-    /// Removes lanes from the current path. If no lane remains on it, other lanes continue, or the warp ends.
+    /// Removes lanes from the current path. If the path has no lanes left, other lanes resume, or the warp ends.
     pub(crate) fn leave(&mut self, lanes: u32) {
         self.active &= !lanes;
         if self.active == 0 {
@@ -200,12 +200,12 @@ fn following(register: Register, offset: u8) -> usize {
     if register.is_zero() { 63 } else { usize::from(register.index() + offset).min(63) }
 }
 
-/// Returns the mask of the lanes for which a test holds.
+/// Returns a mask of the lanes for which a test is true.
 pub(crate) fn mask_of(test: impl Fn(usize) -> bool) -> u32 {
     (0..LANES).fold(0, |mask, lane| mask | u32::from(test(lane)) << lane)
 }
 
-/// Returns the lanes of a mask, in ascending order.
+/// Returns the lanes in a mask, in ascending order.
 pub(crate) fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
     let mut rest = mask;
     std::iter::from_fn(move || {

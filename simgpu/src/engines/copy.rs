@@ -1,7 +1,7 @@
-//! Copies by M2MF in PGRAPH, and by the copy engines.
+//! Copies by M2MF in PGRAPH and by the copy engines.
 //!
-//! Parts: [`layout`] computes where the bytes of a surface are, [`job`] is a copy in progress, and [`m2mf`] and [`ce`]
-//! are the two method sets that describe copies.
+//! Modules: [`layout`] computes the addresses of a surface's bytes, [`job`] is a copy in progress, and [`m2mf`] and
+//! [`ce`] are the two method sets that describe copies.
 
 pub mod ce;
 pub mod job;

@@ -1,4 +1,4 @@
-//! Semaphores in memory: the data that a release writes and the condition of an acquire, for host and engines.
+//! Semaphores in memory: the data that a release writes and the condition of an acquire, for the host and the engines.
 
 use crate::mmu::{MmuFault, Session};
 use nvspec::addr::GpuVa;
@@ -9,18 +9,18 @@ use nvspec::fifo::host_method::semaphore_d;
 pub enum Form {
     /// Four bytes: the payload.
     OneWord,
-    /// Sixteen bytes: the payload, zero, and the time in ns as 64 bits.
+    /// Sixteen bytes: the payload, zero, and the 64-bit time in ns.
     FourWords,
 }
 
-/// Releases the semaphore at `va`. The payload is written last, in one access, so that a reader that sees the payload
-/// also sees the time.
+/// Releases the semaphore at `va`. The payload is written last, in a single access, so that a reader that sees the
+/// payload also sees the time.
 ///
 /// # Errors
-/// [`MmuFault`] if a page cannot be accessed. The payload has not been written then.
+/// Returns [`MmuFault`] if a page cannot be accessed. In this case, the payload is not written.
 pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, now_ns: u64) -> Result<(), MmuFault> {
     if form == Form::FourWords {
-        // Translate first: a fault must report the first byte, regardless of which page of the range is missing.
+        // Translate first: a fault must report the first byte, regardless of which page of the range is unmapped.
         session.translate(va, true)?;
         let mut rest = [0; 12];
         rest[4..].copy_from_slice(&now_ns.to_le_bytes());
@@ -34,9 +34,9 @@ pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, n
 pub enum Acquire {
     /// The value in memory equals the payload.
     Equal,
-    /// The value in memory equals the payload or follows it: their signed difference is not negative.
+    /// The value in memory is the payload or a later value: their signed difference is not negative.
     GreaterOrEqual,
-    /// The value in memory and the payload have a common bit.
+    /// The value in memory and the payload have a set bit in common.
     And,
 }
 
@@ -66,7 +66,7 @@ impl Acquire {
 /// Returns true if the semaphore at `va` currently satisfies the acquire.
 ///
 /// # Errors
-/// [`MmuFault`] if the page cannot be accessed.
+/// Returns [`MmuFault`] if the page cannot be accessed.
 pub fn acquired(session: &mut Session<'_>, va: GpuVa, payload: u32, how: Acquire) -> Result<bool, MmuFault> {
     Ok(how.is_satisfied(session.read32(va)?, payload))
 }
@@ -112,7 +112,7 @@ mod tests {
         let at = |va| release(&mut tables.session(), GpuVa(va), 7, Form::FourWords, 1);
         assert_eq!(at(0x1ff8), fault(0x2000), "the time is on the next page");
         assert_eq!(tables.bytes(0x1ff8, 4), [0xee; 4]);
-        assert_eq!(at(0x0ff8), fault(0x0ff8), "the payload is, and the first byte is named");
+        assert_eq!(at(0x0ff8), fault(0x0ff8), "the first byte of the payload faults");
         assert_eq!(
             acquired(&mut tables.session(), GpuVa(0x3000), 0, Acquire::Equal),
             Err(MmuFault { reason: 2, va: GpuVa(0x3000), write: false })

@@ -1,10 +1,10 @@
-//! Executes a channel's host methods while an engine works for the channel.
+//! Executes a channel's host methods while an engine is busy with the channel.
 //!
-//! A PBDMA does not wait for its engine: it continues to fetch, and executes host methods up to the next method for the
-//! engine. A channel may therefore wait for a semaphore while its engine works, and
+//! A PBDMA does not wait for its engine: it continues to fetch, and executes host methods up to the next engine method.
+//! A channel may therefore wait for a semaphore while its engine is busy, and
 //! [`ACQUIRE_PENDING`](nvspec::regs::pfifo::CHANNEL_STATE::ACQUIRE_PENDING) does not mean that the engine is idle.
-//! GUESS: other host methods do not run ahead; drivers observe that references, and releases that wait for the engine,
-//! stay in order.
+//! GUESS: other host methods do not run ahead; drivers can observe that references, and releases that wait for the
+//! engine, remain in order.
 
 use super::context::Fetched;
 use super::decoder::{Event, Method};
@@ -13,7 +13,7 @@ use super::{Fifo, Progress};
 use crate::cx::Cx;
 use nvspec::fifo::host_method as host;
 
-/// Maximum number of words that one step executes.
+/// Maximum number of words executed per step.
 const WORDS_PER_STEP: u32 = 64;
 
 /// Returns true if the host executes the method without waiting for the engine.
@@ -27,7 +27,7 @@ fn runs_ahead(method: Method) -> bool {
 }
 
 impl Fifo {
-    /// Executes further words of the channel whose engine is working. Returns the time of the next semaphore poll.
+    /// Executes further words of the channel whose engine is busy. Returns the time of the next semaphore poll.
     pub(super) fn run_ahead(&mut self, index: usize, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         if self.pbdmas[index].trapped() || self.blocked(index, cx) {
@@ -57,7 +57,7 @@ impl Fifo {
         }
     }
 
-    /// Executes the next word if it does not need the engine. Returns true if the caller may continue after it.
+    /// Executes the next word if it does not need the engine. Returns true if the caller may continue after this word.
     fn word_ahead(&mut self, index: usize, context: &mut super::context::Context, cx: &mut Cx) -> bool {
         let Ok(Some(word)) = self.next_word(index, context, cx) else { return false };
         let (decoder, event) = context.decoder.feed(word);
@@ -78,7 +78,7 @@ impl Fifo {
                 self.postpone(usize::from(context.channel), cx);
                 false
             }
-            // An error occurs again after the engine has ended its work, and is reported then.
+            // The error recurs after the engine has finished, and is reported then.
             Some(_) => false,
         }
     }

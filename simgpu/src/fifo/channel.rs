@@ -12,13 +12,13 @@ use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Error state of a channel. The settings made by the driver are stored separately.
+/// Error state of a channel. The driver's settings are stored separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Health {
     /// The channel has no error.
     #[default]
     Good,
-    /// A fault stopped the channel. Binding or enabling the channel again clears the fault.
+    /// A fault stopped the channel. Binding or enabling the channel clears the fault.
     Faulted,
 }
 
@@ -31,17 +31,17 @@ pub(crate) struct Channel {
     pub(crate) health: Health,
     /// Set if the channel may have entries to fetch.
     pub(crate) has_work: bool,
-    /// Card time of the doorbell, until work on it starts.
+    /// Card time of the doorbell, until its work starts.
     #[serde(skip)]
     pub(crate) rung_at: Option<CardNs>,
     /// Time at which the channel retries a method that could not be executed.
     pub(crate) retry_at: Option<CardNs>,
     /// Interval before the next retry.
     pub(crate) retry_ns: u64,
-    /// The PBDMA that the channel runs in. `None` until the channel has used an engine: it may run in any PBDMA.
+    /// The PBDMA in which the channel runs. `None` until the channel has used an engine: it may run in any PBDMA.
     pub(crate) home: Option<usize>,
     userd: Option<BusAddr>,
-    /// GP_PUT at the time when the ring was last empty.
+    /// GP_PUT when the ring was last empty.
     pub(crate) seen_put: Option<u32>,
 }
 
@@ -77,7 +77,7 @@ impl Channel {
         let home = self.home.is_none_or(|home| home < pbdmas);
         let waits = self.retry_ns <= super::pbdma::RETRY_NS.1;
         Invalid::unless(home && waits && self.userd.is_none_or(|at| at.is_page()), || {
-            "a channel runs in a PBDMA that there is not, or its USERD is at no page".into()
+            "the PBDMA of a channel does not exist, or its USERD is not page-aligned".into()
         })
     }
 
@@ -89,7 +89,7 @@ impl Channel {
         }
     }
 
-    /// Returns true if the channel's USERD page must be polled, because CPU writes to host memory are not detected.
+    /// Returns true if the channel's USERD page must be polled, because CPU writes to host memory are not trapped.
     pub(crate) fn polled(&self) -> bool {
         matches!(self.userd, Some(BusAddr::System(_)))
     }
@@ -118,14 +118,14 @@ impl Fifo {
     /// Handles a write to the channel's instance register.
     pub(crate) fn bind(&mut self, number: u32, value: u32, cx: &mut Cx) {
         let Ok(id) = u8::try_from(number) else { return };
-        // A new binding ends the previous binding, whose state is lost unless it was saved.
+        // A new binding replaces the previous one, whose state is lost unless it was saved.
         for pbdma in &mut self.pbdmas {
             if pbdma.context.as_ref().is_some_and(|context| context.channel == id) {
                 pbdma.context = None;
             }
         }
         for index in 0..self.slots.len() {
-            // An engine that hangs, or that waits after a fault, ignores the channel table.
+            // An engine that hangs, or that is stopped by a fault, ignores the channel table.
             let slot = &self.slots[index];
             let looks = !matches!(slot.condition, Condition::Failed | Condition::Hung);
             if looks && slot.resident.is_some_and(|resident| resident.channel == Some(id)) {
@@ -174,7 +174,7 @@ impl Fifo {
         }
     }
 
-    /// Retries all methods that could not be executed, after an event that may permit them.
+    /// Retries all methods that could not be executed, after an event that may unblock them.
     pub(crate) fn retry_waiting(&mut self) {
         for channel in self.channels.iter_mut().filter(|channel| channel.retry_at.is_some()) {
             channel.retry_at = Some(0);

@@ -1,4 +1,4 @@
-//! The state of a channel in a PBDMA, and its format in the channel's instance block (RAMFC).
+//! The state of a channel in a PBDMA, and its format in the instance block (RAMFC).
 
 use super::decoder::Decoder;
 use crate::memory::{BusAddr, BusError, Memory};
@@ -7,10 +7,10 @@ use nvspec::addr::{GpuVa, Target};
 use nvspec::fifo::SUBCHANNELS;
 use nvspec::instance::{ramfc, userd};
 
-/// Mask of the upper address bits that follow the low word of a GPU virtual address.
+/// Mask of the upper address bits, which follow the low dword of a GPU virtual address.
 const HIGH_MASK: u32 = 0xff;
 
-/// Words of the push buffer that were read ahead. These words are dropped when a run ends.
+/// Prefetched push buffer words, which are dropped at the end of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Fetched {
     pub(crate) words: [u32; Self::MAX],
@@ -19,7 +19,7 @@ pub(crate) struct Fetched {
 }
 
 impl Fetched {
-    /// Maximum number of words to read ahead.
+    /// Maximum number of prefetched words.
     pub(crate) const MAX: usize = 64;
 
     pub(crate) const fn empty() -> Self {
@@ -37,17 +37,17 @@ pub(crate) struct Context {
     pub(crate) userd: BusAddr,
     gp_base: u64,
     gp_entries: u32,
-    /// Index of the next GPFIFO entry; below `gp_entries`.
+    /// Index of the next GPFIFO entry, less than `gp_entries`.
     pub(crate) gp_get: u32,
     /// Address of the next word of the current segment.
     pub(crate) pb_get: u64,
-    /// End of the current segment.
+    /// End address of the current segment.
     pub(crate) pb_end: u64,
     pub(crate) top_level_get: u64,
     pub(crate) reference: u32,
     pub(crate) semaphore: [u32; 4],
     pub(crate) decoder: Decoder,
-    /// Data of SET_OBJECT for each subchannel; 0 if unbound.
+    /// SET_OBJECT data of each subchannel; 0 if unbound.
     pub(crate) objects: [u32; SUBCHANNELS as usize],
     /// The engine that executed the last method.
     pub(crate) engine: Option<crate::faults::EngineId>,
@@ -57,11 +57,11 @@ pub(crate) struct Context {
 /// Reason why a channel could not be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoadError {
-    /// The instance block, or memory that it refers to, cannot be accessed.
+    /// The instance block, or memory that it references, is inaccessible.
     Unbound(MmuFault),
-    /// RAMFC does not have the signature.
+    /// The RAMFC signature is missing.
     Signature,
-    /// The ring's size is invalid.
+    /// The ring size is invalid.
     Ring,
 }
 
@@ -155,7 +155,7 @@ impl Context {
         }
     }
 
-    /// Returns GP_PUT; `None` if the owner's value is not an index of the ring.
+    /// Returns GP_PUT; `None` if it is not a valid ring index.
     pub(crate) fn gp_put(&self, memory: &Memory) -> Option<u32> {
         read_gp_put(self.userd, memory).filter(|put| *put < self.gp_entries)
     }
@@ -182,13 +182,13 @@ fn lost(memory: &Memory, result: Result<(), BusError>) {
     }
 }
 
-/// Returns the address of the USERD page from two words of RAMFC.
+/// Returns the address of the USERD page, given two dwords of RAMFC.
 pub(crate) fn userd_page(low: u32, high: u32) -> Option<BusAddr> {
     let address = u64::from(high & HIGH_MASK) << 32 | u64::from(low) & !(userd::BYTES - 1);
     BusAddr::from_target(Target::from_bits(low), address)
 }
 
-/// Reads GP_PUT from the page at `userd`; `None` if the page cannot be accessed.
+/// Reads GP_PUT from the page at `userd`; `None` if the page is inaccessible.
 pub(crate) fn read_gp_put(userd: BusAddr, memory: &Memory) -> Option<u32> {
     memory.read32(userd.offset(userd::GP_PUT)).map_err(|error| memory.count_lost(error)).ok()
 }

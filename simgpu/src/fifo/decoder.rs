@@ -1,23 +1,23 @@
-//! Decodes the dwords of a push buffer to methods. The decoder is a pure function that maps a word to its next state
-//! and an event. If a method cannot be executed yet, the same word can therefore be decoded again later.
+//! Decodes push buffer dwords into methods. The decoder is a pure function from a word to its next state and an event,
+//! so a word whose method cannot be executed yet can be decoded again later.
 
 use nvspec::Field;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, sub_op};
 use nvspec::instance::ramfc::pb_header;
 
-/// Fields of the subdevice word of RAMFC.
+/// Fields of RAMFC's subdevice word.
 mod subdevice {
     use super::Field;
-    /// Mask of the subdevices that include this channel's device.
+    /// Subdevice mask of this channel's device.
     pub(super) const ID: Field = Field::new(11, 0);
     /// Set if the device executes methods.
     pub(super) const ACTIVE: Field = Field::new(28, 28);
-    /// The mask that a header stored for later headers.
+    /// The mask that a header stores for later headers.
     // GUESS: drivers write only ID, ACTIVE and bit 29.
     pub(super) const STORED: Field = Field::new(27, 16);
 }
 
-/// Rule that distributes a header's data over methods.
+/// Rule for distributing a header's data over methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     Increasing,
@@ -41,13 +41,13 @@ pub(crate) enum Event {
     Nothing,
     /// A method to execute.
     Method(Method),
-    /// The rest of the segment must be skipped.
+    /// Skip the rest of the segment.
     EndSegment,
     /// The header is invalid.
     BadHeader,
 }
 
-/// Position of the stream within the data of a header. The position stays valid across segments.
+/// Position of the stream within a header's data, which persists across segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decoder {
     run: Run,
@@ -176,8 +176,8 @@ impl Decoder {
 
 #[cfg(test)]
 mod tests {
-    //! Tests against an independent encoder, which was written from the header formats. The encoder turns a list of
-    //! packets into words and the corresponding methods, with its own shifts and masks.
+    //! Tests the decoder against an independent encoder, which was written from the header formats. The encoder
+    //! converts a list of packets to words and the corresponding methods, with its own shifts and masks.
 
     use super::*;
     use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Reports of channel errors.
+//! Reporting of channel errors.
 
 use super::Fifo;
 use super::channel::Health;
@@ -15,23 +15,23 @@ use nvspec::regs::pfifo;
 /// Unit that made a faulting access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
-    /// A number in [`nvspec::mmu::fault::hub_client`].
+    /// A client number in [`nvspec::mmu::fault::hub_client`].
     Hub(u32),
-    /// A number in [`nvspec::mmu::fault::gpc_client`], for the first cluster.
+    /// A client number in [`nvspec::mmu::fault::gpc_client`], for the first GPC.
     Gpc(u32),
 }
 
 /// An MMU fault and its origin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report {
-    /// A number in [`nvspec::mmu::fault::unit`].
+    /// A unit number in [`nvspec::mmu::fault::unit`].
     pub(crate) unit: u32,
     pub(crate) client: Client,
     pub(crate) instance: (Target, u64),
     pub(crate) fault: MmuFault,
 }
 
-/// Stores a fault in the fault registers. If the unit's previous fault has not been read, the new fault is dropped.
+/// Stores a fault in the fault registers, or drops it if the unit's previous fault has not been read.
 pub(crate) fn report(report: Report, cx: &mut Cx) {
     let Report { unit, client, instance, fault } = report;
     let pending = cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET);
@@ -53,7 +53,7 @@ pub(crate) fn report(report: Report, cx: &mut Cx) {
 }
 
 impl Fifo {
-    /// Stops a channel that faulted outside an engine. Other channels continue to run.
+    /// Stops a channel that faulted outside an engine. Other channels continue.
     pub(crate) fn channel_fault(&mut self, channel: u8, what: Report, cx: &mut Cx) {
         self.counters.faults += 1;
         if let Some(channel) = self.channels.get_mut(usize::from(channel)) {
@@ -62,7 +62,7 @@ impl Fifo {
         report(what, cx);
     }
 
-    /// Stops a faulting engine and its channel until the driver lets the scheduler continue.
+    /// Stops a faulting engine and its channel until the driver re-enables scheduling.
     pub(crate) fn engine_fault(
         &mut self,
         slot: usize,
@@ -101,19 +101,19 @@ impl Fifo {
         }
     }
 
-    /// Allows the scheduler to use engines again that stopped on an error. Each of these engines still has to be reset.
+    /// Lets the scheduler use engines again that stopped on an error. Each of them must still be reset.
     pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
     }
 
-    /// Saves an engine's context. If the context's image is missing, the fault is attributed to the channel of that
-    /// context, and not to the next channel. In this case, the engine has stopped, and the function returns `false`.
+    /// Saves an engine's context. If the context image is unmapped, the fault is attributed to the channel of that
+    /// context, not to the next channel. In this case, the engine stops, and the function returns false.
     pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) -> bool {
         let Some(resident) = self.slots[slot].resident else { return true };
         let client = self.slots[slot].context_client();
         let Err(fault) = self.slots[slot].evict(cx) else { return true };
-        // The channel's number may have been reused by now.
+        // The channel number may have been reused.
         let owner = |channel: &u8| {
             self.channels.get(usize::from(*channel)).is_some_and(|it| it.instance() == Some(resident.instance))
         };

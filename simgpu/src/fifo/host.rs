@@ -1,4 +1,4 @@
-//! The methods that the host executes itself, on any subchannel (class 0x906f).
+//! Methods that the host executes itself, on any subchannel (class 0x906f).
 
 use super::Fifo;
 use super::context::Context;
@@ -14,7 +14,7 @@ use nvspec::addr::GpuVa;
 use nvspec::fifo::{engine, host_method as host};
 use nvspec::regs::pbdma::INTR_0;
 
-/// Operations of [`host::MEM_OP_B`]. Source: NVIDIA's class header of 0x906f.
+/// Operations of [`host::MEM_OP_B`]. Source: NVIDIA's class header for 0x906f.
 mod mem_op {
     use super::Field;
     pub(super) const OPERATION: Field = Field::new(31, 27);
@@ -47,7 +47,7 @@ impl Fifo {
                     DONE
                 }
                 mem_op::TLB_INVALIDATE => {
-                    // The method names a directory, but dropping all translations is always correct.
+                    // The method specifies a page directory, but dropping all translations is always correct.
                     cx.mmu.flush(Flush::default());
                     DONE
                 }
@@ -60,7 +60,7 @@ impl Fifo {
                 DONE
             }
             host::YIELD => Outcome::Yield,
-            // The model does not compute checksums of the push buffer.
+            // The model does not compute push buffer checksums.
             _ => Outcome::Trap(INTR_0::METHOD_SIZE.mask()),
         }
     }
@@ -71,7 +71,7 @@ impl Fifo {
         let subchannel = usize::from(method.subchannel & 7);
         if number == engine::SOFTWARE {
             // This is a software object: the PBDMA passes every method, including this one, to the driver. The driver
-            // executes the method, and makes the PBDMA skip it.
+            // executes the method and makes the PBDMA skip it.
             let bound = context.objects[subchannel] == method.data;
             context.objects[subchannel] = method.data;
             return if bound { DONE } else { Outcome::Trap(INTR_0::EMPTY_SUBC.mask()) };
@@ -79,7 +79,7 @@ impl Fifo {
         let Some(id) = slot::by_number(number) else {
             return Outcome::Trap(INTR_0::DEVICE.mask());
         };
-        // GUESS: binding a class that the engine supports concerns only the host, and does not load a context. Linux
+        // GUESS: binding a class that the engine supports only concerns the host, and does not load a context. Linux
         // 6.12 binds an object, removes the engine's context, and only then lets the card process the bind.
         if self.slot(id).class_supported(class) {
             context.objects[subchannel] = method.data;
@@ -130,7 +130,7 @@ impl Fifo {
         }
     }
 
-    /// Raises the interrupt of the engine that the subchannel's object belongs to or, without an object, of the engine
+    /// Raises the non-stall interrupt of the engine of the subchannel's object or, without an object, of the engine
     /// that the channel used last.
     fn non_stall(&mut self, context: &Context, subchannel: u8, cx: &mut Cx) -> Outcome {
         let object = context.objects[usize::from(subchannel & 7)];

@@ -1,4 +1,4 @@
-//! One PBDMA: chooses its channel, then fetches and dispatches the channel's methods.
+//! One PBDMA: selects a channel, then fetches and dispatches its methods.
 
 use super::channel::Health;
 use super::context::{Context, Fetched, LoadError};
@@ -19,35 +19,35 @@ use nvspec::regs::{pfifo, pmc};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of words that one step executes.
+/// Maximum number of words executed per step.
 const WORDS_PER_STEP: u32 = 512;
-/// Time in ns for which a channel may keep a PBDMA while others wait for it. The time slices in RAMFC are ignored.
+/// Time slice in ns that a channel may keep a PBDMA while others wait. The time slices in RAMFC are ignored.
 const TIME_SLICE_NS: u64 = 2_000_000;
-/// First and maximum interval between retries of an acquire, in ns.
+/// Initial and maximum retry interval of an acquire, in ns.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
-/// Retry time of a channel that waits for an event instead of a time.
+/// Retry time of a channel that waits for an event instead of a deadline.
 pub(super) const NEVER: CardNs = CardNs::MAX;
-/// Interval in ns between polls of a USERD page in host memory.
+/// Polling interval of a USERD page in host memory, in ns.
 const POLL_NS: u64 = 500_000;
 
-/// Maximum time in a saved card, in ns. The sum of this time and any cost still fits into 64 bits.
+/// Maximum time in a saved card, in ns. This time plus any cost still fits 64 bits.
 const TIME_MAX: CardNs = 1 << 62;
 
 #[derive(Debug)]
 pub(crate) struct Pbdma {
     pub(crate) context: Option<Box<Context>>,
-    /// Card time at which the PBDMA's work so far ends. This time is ahead of the clock while an engine is busy.
+    /// Card time at which the PBDMA's current work ends. It is ahead of the clock while an engine is busy.
     pub(crate) time: CardNs,
     pub(super) slice_end: CardNs,
-    /// Set if the channel waits for a semaphore and keeps the PBDMA until its time slice ends.
+    /// Set if the channel waits for a semaphore but keeps the PBDMA until its time slice ends.
     holds: bool,
     /// The channel that ran last, for round-robin selection.
     last: Option<u8>,
-    /// Set if the PBDMA was idle. The idle time is then not charged to the next work.
+    /// Set if the PBDMA was idle, so that the idle time is not charged to the next work.
     idle: bool,
     /// The interrupt that stops the PBDMA until the driver clears it.
     trap: Option<Trap>,
-    /// Position in the push buffer of a method that is known to wait for the engine.
+    /// Push buffer position of a method that is known to wait for the engine.
     pub(super) waits_at: Option<u64>,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Trap {
     /// Pending bits of INTR_0.
     bits: u32,
     channel: u8,
-    /// Contents of METHOD_0 if the driver may replace the method; `None` otherwise.
+    /// Contents of METHOD_0 if the driver may replace the method.
     method: Option<u32>,
 }
 
@@ -68,7 +68,8 @@ pub(crate) enum Outcome {
     Done(Done),
     /// The engine is not ready; retry later.
     Later,
-    /// The semaphore has not been released yet; retry later. True if other channels may use the PBDMA in the meantime.
+    /// The semaphore has not been released yet; retry later. The value is true if other channels may use the PBDMA in
+    /// the meantime.
     NotAcquired(bool),
     /// Another PBDMA serves the engine.
     Elsewhere(usize),
@@ -78,7 +79,7 @@ pub(crate) enum Outcome {
     Trap(u32),
     /// A memory access by the host itself faulted.
     HostFault(MmuFault),
-    /// The engine stopped: the engine and its channel wait for the driver.
+    /// The engine has stopped: the engine and its channel wait for the driver.
     EngineFault,
 }
 
@@ -93,7 +94,7 @@ impl Pbdma {
     }
 }
 
-/// Saved state of a PBDMA that has no channel.
+/// Saved state of a PBDMA without a channel.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedPbdma {
     time: CardNs,
@@ -116,7 +117,7 @@ impl Pbdma {
         let SavedPbdma { time, slice_end, holds, last, idle, trap } = saved;
         let trapped = trap.is_none_or(|trap| u32::from(trap.channel) < CHANNELS);
         Invalid::unless(trapped && time.max(slice_end) <= TIME_MAX, || {
-            "a PBDMA has stopped for a channel that there is not, or is busy for ever".into()
+            "a PBDMA has stopped for a channel that does not exist, or is busy forever".into()
         })?;
         Ok(Self { context: None, time, slice_end, holds, last, idle, trap, waits_at: None })
     }
@@ -136,7 +137,7 @@ impl Fifo {
             let ahead = self.run_ahead(index, cx);
             return Progress::WaitUntil(self.pbdmas[index].time).or(ahead);
         }
-        // Finish the engine's work before any other step, because it cannot be interrupted.
+        // Finish the engine's work before any other step, because the engine cannot be interrupted.
         if let Some(progress) = self.work_on(index, cx) {
             return progress.or(self.run_ahead(index, cx));
         }
@@ -192,7 +193,7 @@ impl Fifo {
         engines != 0 && engines & disabled == engines
     }
 
-    /// Continues pending work of the engine that the PBDMA's channel uses. Returns `None` if no work is pending.
+    /// Continues pending work of the engine that the PBDMA's channel uses; `None` if no work is pending.
     fn work_on(&mut self, index: usize, cx: &mut Cx) -> Option<Progress> {
         let id = self.pbdmas[index].context.as_ref()?.engine?;
         let slot = self.slot(id);
@@ -241,7 +242,7 @@ impl Fifo {
         }
     }
 
-    /// Returns the next channel that this PBDMA may run, in round-robin order.
+    /// Returns the next channel that the PBDMA may run, in round-robin order.
     pub(super) fn candidate(&self, index: usize, now: CardNs) -> Option<u8> {
         let here = |channel: u8| self.channels[usize::from(channel)].home.is_none_or(|home| home == index);
         let elsewhere = |channel: u8| {
@@ -259,7 +260,7 @@ impl Fifo {
         after.iter().chain(before).copied().find(wants)
     }
 
-    /// Chooses and loads a channel for the PBDMA. Returns true if no channel is left to try.
+    /// Selects and loads a channel for the PBDMA. Returns true if there is no channel left to try.
     fn choose(&mut self, index: usize, now: CardNs, cx: &mut Cx) -> bool {
         let current = self.pbdmas[index].context.as_ref().map(|context| context.channel);
         let keeps = current.is_some_and(|channel| {
@@ -321,7 +322,7 @@ impl Fifo {
         }
     }
 
-    /// Returns the earliest time at which to check a channel of this PBDMA again.
+    /// Returns the earliest time at which to poll a channel of this PBDMA again.
     fn next_retry(&self, index: usize, cx: &Cx) -> Progress {
         let now = cx.clock.now();
         let mut progress = Progress::Idle;
@@ -363,7 +364,7 @@ impl Fifo {
                     Outcome::Done(Done::default())
                 }
                 Event::BadHeader => {
-                    // The driver cannot replace this word, because it is not a method. Skip it.
+                    // Skip this word. It is not a method, so the driver cannot replace it.
                     context.pb_get += 4;
                     cx.storage.poke(DATA_0::at(index as u32), word);
                     self.raise(index, context.channel, INTR_0::PB_HEADER.mask(), None, cx);
@@ -390,7 +391,7 @@ impl Fifo {
                     return Progress::Ran;
                 }
                 Outcome::Later => {
-                    // An event retries the method when the engine becomes ready.
+                    // The method is retried when an event makes the engine ready.
                     self.channels[number].retry_at = Some(NEVER);
                     return self.pause(index, words, cx);
                 }
@@ -424,7 +425,7 @@ impl Fifo {
         Progress::Ran
     }
 
-    /// Returns the progress of a channel that stops after `words` words.
+    /// Returns the progress of a channel that pauses after `words` words.
     fn pause(&self, index: usize, words: u32, cx: &Cx) -> Progress {
         let others = !self.pbdmas[index].holds && self.candidate(index, cx.clock.now()).is_some();
         if words > 0 || others { Progress::Ran } else { self.next_retry(index, cx) }
@@ -440,7 +441,7 @@ impl Fifo {
         working || !channel.runnable() || self.pbdmas[index].trap.is_some() || self.pbdmas[index].time > cx.clock.now()
     }
 
-    /// Delays the next poll of an unreleased semaphore; the interval grows with each poll.
+    /// Delays the next poll of an unreleased semaphore. The interval grows with each poll.
     pub(super) fn postpone(&mut self, number: usize, cx: &Cx) {
         let channel = &mut self.channels[number];
         channel.retry_ns = channel.retry_ns.clamp(RETRY_NS.0, RETRY_NS.1);
@@ -463,7 +464,7 @@ impl Fifo {
         self.fetch(context, cx).map(Some)
     }
 
-    /// Reads ahead in the segment, up to the end of the page, and returns the first word.
+    /// Prefetches the segment up to the end of the page, and returns the first word.
     fn fetch(&mut self, context: &mut Context, cx: &mut Cx) -> Result<u32, ()> {
         let at = context.pb_get;
         let to_page_end = 0x1000 - (at & 0xfff);
@@ -520,7 +521,7 @@ impl Fifo {
         self.channel_fault(context.channel, what, cx);
     }
 
-    /// Raises a PBDMA's interrupt and stops the PBDMA until the driver clears the interrupt.
+    /// Raises a PBDMA interrupt and stops the PBDMA until the driver clears it.
     fn raise(&mut self, index: usize, channel: u8, bits: u32, method: Option<u32>, cx: &mut Cx) {
         self.pbdmas[index].trap = Some(Trap { bits, channel, method });
         let unit = index as u32;
@@ -540,7 +541,7 @@ impl Fifo {
         }
         self.pbdmas[index].trap = None;
         let Some(method) = trap.method else { return };
-        // Skip a replaced method: drivers write a NOP in its place. If the method is unchanged, execute it again.
+        // Skip a replaced method: drivers replace it with a NOP. If it is unchanged, execute it again.
         if cx.storage.peek(METHOD_0::at(unit)) == method {
             return;
         }
@@ -562,7 +563,7 @@ impl Fifo {
         }
         let number = host_method::set_object::ENGINE.get(object);
         let Some(id) = slot::by_number(number).filter(|_| object != 0) else {
-            // The subchannel has no object, or a software object.
+            // The subchannel has no object, or has a software object.
             return Outcome::Trap(INTR_0::EMPTY_SUBC.mask());
         };
         if let Some(not_now) = self.use_engine(index, context, id, cx) {
@@ -597,7 +598,7 @@ impl Fifo {
         let slot = &mut self.slots[id.index()];
         if slot.condition != Condition::Good || disabled & (1 << number) != 0 {
             if slot.condition == Condition::Down {
-                tracing::debug!(engine = ?id, channel = context.channel, "the engine's firmware was not started");
+                tracing::debug!(engine = ?id, channel = context.channel, "the engine's firmware has not been started");
             }
             return Some(Outcome::Later);
         }

@@ -1,4 +1,4 @@
-//! Submission of runlists.
+//! Runlist submission.
 
 use super::slot::Switch;
 use super::{Fifo, Progress};
@@ -10,21 +10,21 @@ use nvspec::fifo::sched_error::CTXSW_TIMEOUT;
 use nvspec::fifo::{CHANNELS, RunlistEntry};
 use nvspec::regs::pfifo;
 
-/// Time limit in ns for an engine to release a channel that must leave.
+/// Time limit in ns for an engine to release a channel that must be switched out.
 const CTXSW_TIMEOUT_NS: u64 = 1_000_000_000;
 
-/// Code of the scheduler error for a runlist entry whose channel is invalid.
-// GUESS: the codes of GF100's scheduler errors beyond the context switch timeout are not public.
+/// Scheduler error code for a runlist entry with an invalid channel.
+// GUESS: the scheduler error codes of GF100, except the context switch timeout, are not public.
 const BAD_RUNLIST: u32 = 0x05;
 
 impl Fifo {
-    /// Handles a write to the runlist length register: loads the list at the base register.
+    /// Handles a write to the runlist length register: loads the list at the base address.
     pub(crate) fn submit_runlist(&mut self, cx: &mut Cx) {
         let base = cx.storage.peek(pfifo::RUNLIST_BASE::OFFSET);
         let list = cx.storage.peek(pfifo::RUNLIST::OFFSET);
         let target = Target::from_bits(pfifo::RUNLIST_BASE::TARGET.get(base));
         let address = u64::from(pfifo::RUNLIST_BASE::ADDRESS.get(base)) << 12;
-        // The size of the field limits the list to 4095 entries. A repeated channel counts once.
+        // The field width limits the list to 4095 entries. A repeated channel counts once.
         let length = pfifo::RUNLIST::LENGTH.get(list);
         for channel in &mut self.channels {
             channel.on_runlist = false;
@@ -51,7 +51,7 @@ impl Fifo {
             self.find_userd(id, cx);
             self.wake(id);
         }
-        // One runlist serves all engines, so the registers of all engines show the same values.
+        // One runlist serves all engines, so the registers of all engines have the same value.
         for engine in 0..pfifo::ENG_RUNLIST_BASE::COUNT {
             cx.storage.poke(pfifo::ENG_RUNLIST_BASE::at(engine), base);
             cx.storage.poke(pfifo::ENG_RUNLIST::at(engine), list);
@@ -64,7 +64,7 @@ impl Fifo {
         self.complete_departures(cx);
     }
 
-    /// Reports that all channels that a new runlist omits have left.
+    /// Reports that all channels omitted from a new runlist have left.
     pub(crate) fn runlist_done(&mut self, cx: &mut Cx) {
         let at = pfifo::RUNLIST_INTR::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::RUNLIST_INTR::DONE.mask());
@@ -77,8 +77,8 @@ impl Fifo {
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::INTR::SCHED_ERROR.mask());
     }
 
-    /// Returns true if the channel of an engine must leave: the driver preempted it, the runlist no longer contains it,
-    /// or its time slice is over and another channel waits.
+    /// Returns true if an engine's channel must be switched out: the driver preempted it, the runlist no longer
+    /// contains it, or its time slice is over and another channel waits.
     fn switch_is_wanted(&self, slot: usize, now: CardNs) -> bool {
         let slot = &self.slots[slot];
         let Some(channel) = slot.resident.and_then(|resident| resident.channel).filter(|_| slot.works(now)) else {
@@ -95,7 +95,7 @@ impl Fifo {
             })
     }
 
-    /// Reports each engine that keeps a channel for too long, once.
+    /// Reports, once, each engine that exceeds the context switch time limit.
     pub(super) fn watch_switches(&mut self, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         let mut progress = Progress::Idle;

@@ -1,4 +1,4 @@
-//! Saved state of PFIFO. The state never includes loaded channels.
+//! Saved state of PFIFO, which never includes loaded channels.
 
 use super::channel::Channel;
 use super::pbdma::{Pbdma, SavedPbdma};
@@ -21,9 +21,9 @@ pub(crate) struct SavedFifo {
 }
 
 impl Fifo {
-    /// Takes all channels off the PBDMAs and the engines. On failure, some channels may already have been taken off.
+    /// Removes all channels from the PBDMAs and engines. On failure, some channels may already have been removed.
     pub(crate) fn clear_out(&mut self, cx: &mut Cx) -> Result<(), NotQuiescent> {
-        // Doorbells that ring after this point are handled the next time the card is idle.
+        // Doorbells that ring after this point are handled when the card is next idle.
         self.take_doorbells(cx);
         let loaded = self.pbdmas.iter().filter_map(|pbdma| pbdma.context.as_ref()).map(|context| context.channel);
         let current = self.slots.iter().filter_map(|slot| slot.resident?.channel);
@@ -39,7 +39,7 @@ impl Fifo {
             }
         }
         for index in 0..self.slots.len() {
-            // The engine holds a context that the driver loaded without a channel, or work that a channel left behind.
+            // The engine holds a context that the driver loaded without a channel, or work left by a channel.
             if self.slots[index].works(cx.clock.now()) {
                 return Err(NotQuiescent::Working(None));
             }
@@ -57,12 +57,12 @@ impl Fifo {
         let Self {
             channels,
             order,
-            // No channel has to leave.
+            // No channel is being switched out.
             runlist_pending: _,
             preempting: _,
             pbdmas,
             slots,
-            // The time of an unhandled doorbell is lost: its work starts when the restored card finds it.
+            // The time of an unhandled doorbell is lost: its work starts when the restored card detects it.
             not_before: _,
             counters,
         } = self;
@@ -75,19 +75,19 @@ impl Fifo {
         }
     }
 
-    /// Restores the state into a newly created PFIFO.
+    /// Restores the state to a newly created PFIFO.
     pub(crate) fn restore(&mut self, saved: SavedFifo, cx: &Cx) -> Result<(), Invalid> {
         let SavedFifo { channels, order, pbdmas, slots, counters } = saved;
         let count = self.pbdmas.len();
         let numbers = channels.len() == CHANNELS as usize && pbdmas.len() == count;
-        Invalid::unless(numbers, || "the card has other channels or PBDMAs".into())?;
+        Invalid::unless(numbers, || "the number of channels or PBDMAs differs".into())?;
         for channel in &channels {
             channel.check(count)?;
         }
         let listed: BTreeSet<u8> = order.iter().copied().collect();
         let marked = (0u8..).zip(&channels).filter(|(_, channel)| channel.on_runlist).map(|(number, _)| number);
         Invalid::unless(listed.len() == order.len() && listed.into_iter().eq(marked), || {
-            "the runlist names others than those that are on it".into()
+            "the runlist does not match the channels on it".into()
         })?;
         for (number, channel) in (0u8..).zip(&channels) {
             cx.doorbells.set_page(number, channel.page());

@@ -1,4 +1,4 @@
-//! One engine as the host sees it: the engine model, and the context that the engine holds.
+//! An engine as seen by the host: the engine model, and the context that it holds.
 
 use crate::clock::CardNs;
 use crate::cx::Cx;
@@ -15,7 +15,7 @@ use nvspec::regs::pmc;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of bytes of work after which other users of the card may run.
+/// Amount of work in bytes after which other users of the card may run.
 const PIECE_BYTES: u64 = 256 << 10;
 
 /// State of the engine.
@@ -27,17 +27,17 @@ pub(crate) enum Condition {
     Good,
     /// The engine waits for the driver to handle an illegal method or bad data.
     Trapped,
-    /// The engine stopped on an MMU fault. The engine does nothing until PMC resets it, even if the driver acknowledges
-    /// the fault. nouveau resets each engine that faulted (`gf100_fifo_recover_work`).
+    /// The engine stopped on an MMU fault and stays idle until PMC resets it, even if the driver acknowledges the
+    /// fault. nouveau resets every engine that faulted (`gf100_fifo_recover_work`).
     Failed,
     /// The engine hangs until it is reset. Only fault injection causes this.
     Hung,
 }
 
-/// The context that an engine holds.
+/// The context held by an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resident {
-    /// The channel if the host loaded the context; `None` if the driver loaded it through FECS, without a channel.
+    /// The channel, if the host loaded the context; `None` if the driver loaded it through FECS.
     pub(crate) channel: Option<u8>,
     pub(crate) instance: (Target, u64),
     pub(crate) space: AddressSpace,
@@ -54,10 +54,9 @@ pub(crate) struct Slot {
     pub(crate) resident: Option<Resident>,
     /// Set to corrupt a byte of the current work's output.
     corrupt: bool,
-    /// Set if the engine's channel must leave while its work is in progress.
+    /// Set if the engine's channel must be switched out while its work is in progress.
     pub(crate) switch: Option<Switch>,
-    /// Card time at which completed work ends according to the time model. The card does not show the end of the work
-    /// before this time.
+    /// Card time at which completed work ends by the time model. Until then, the card reports the work as in progress.
     pub(super) until: CardNs,
 }
 
@@ -66,18 +65,18 @@ pub(crate) struct Slot {
 pub(crate) enum Switch {
     /// The switch was requested at this time.
     Since(CardNs),
-    /// The switch has taken too long, and the driver has been notified.
+    /// The switch has timed out, and the driver has been notified.
     Reported,
 }
 
-/// Cost and effects of a call of the engine.
+/// Cost and side effects of an engine call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
-    /// Duration in ns according to the time model, including injected delays.
+    /// Duration in ns by the time model, including injected delays.
     pub(crate) ns: u64,
     /// Set if a non-stall interrupt is due.
     pub(crate) non_stall: bool,
-    /// Set if a semaphore has been released.
+    /// Set if a semaphore was released.
     pub(crate) released: bool,
 }
 
@@ -100,7 +99,7 @@ impl Slot {
         number(self.id)
     }
 
-    /// Returns the number of the fault unit of the engine.
+    /// Returns the engine's MMU fault unit.
     pub(crate) fn fault_unit(&self) -> u32 {
         match self.id {
             EngineId::Graph => unit::GR,
@@ -145,7 +144,7 @@ impl Slot {
         self.engine.pending()
     }
 
-    /// Returns true if the engine is busy at card time `now`: work is pending, or completed work has not ended yet by
+    /// Returns true if the engine is busy at card time `now`: work is pending, or completed work has not yet ended by
     /// the time model.
     pub(crate) fn works(&self, now: CardNs) -> bool {
         self.pending() || self.until > now
@@ -158,7 +157,7 @@ impl Slot {
         }
     }
 
-    /// Restores the power-on state: the engine has no firmware and no context, and abandons its work.
+    /// Restores the power-on state: no firmware, no context, and no work.
     pub(crate) fn reset(&mut self) {
         let Self { id: _, engine, condition, stopped_by, resident, corrupt, switch, until } = self;
         engine.reset();
@@ -204,7 +203,7 @@ impl Slot {
         Ok(true)
     }
 
-    /// Saves the engine's context, if it has one. If saving fails, the engine keeps the context.
+    /// Saves the engine's context, if any. If saving fails, the engine keeps the context.
     pub(crate) fn evict(&mut self, cx: &Cx) -> Result<(), MmuFault> {
         if let Some(resident) = self.resident {
             let state = self.engine.save();
@@ -231,7 +230,7 @@ impl Slot {
     fn image_bytes(&self, cx: &Cx) -> u64 {
         match self.id {
             EngineId::Graph => u64::from(cx.chip.graph_context_bytes),
-            // This is the context size of the copy engines' firmware.
+            // Context size of the copy engines' firmware.
             EngineId::Copy0 | EngineId::Copy1 => COPY_CONTEXT_BYTES,
         }
     }
@@ -259,8 +258,8 @@ impl Slot {
         };
         let (low, high) = (word(at)?, word(at + 4)?);
         let va = GpuVa(u64::from(high & 0xff) << 32 | u64::from(low & !0xfff));
-        // GUESS: FECS faults on a channel without a context as it does on an unmapped image. nouveau clears the pointer
-        // when it closes a channel, and sends no method after that.
+        // GUESS: FECS faults on a channel without a context as on an unmapped image. nouveau clears the pointer when it
+        // closes a channel, and sends no methods after that.
         if low & context::VALID == 0 {
             return Err(MmuFault { reason: nvspec::mmu::fault::PTE, va, write: false });
         }
@@ -284,7 +283,7 @@ impl Slot {
         }
     }
 
-    /// Executes a method for the current context.
+    /// Executes a method in the current context.
     pub(crate) fn method(
         &mut self,
         subchannel: u8,
@@ -303,7 +302,7 @@ impl Slot {
         result.map(|()| done)
     }
 
-    /// Does one step of the pending work.
+    /// Performs one step of the pending work.
     pub(crate) fn step(&mut self, now_ns: u64, cx: &mut Cx) -> Result<(Progress, Done), EngineError> {
         let Some(resident) = self.resident else {
             self.engine.reset();
@@ -341,7 +340,7 @@ impl Slot {
         Done { ns, non_stall, released: work.releases > 0 }
     }
 
-    /// Inverts a byte of the output of the last operation.
+    /// Inverts a byte of the last operation's output.
     fn spoil(&self, space: &AddressSpace, work: Work, cx: &Cx) {
         let Some(va) = work.written else { return };
         let mut byte = [0];
@@ -352,7 +351,7 @@ impl Slot {
     }
 }
 
-/// Saved state of an engine that holds no context.
+/// Saved state of an engine without a context.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedSlot {
     condition: Condition,
@@ -376,11 +375,11 @@ impl Slot {
         SavedSlot { condition: *condition, stopped_by: *stopped_by }
     }
 
-    /// Restores the state into a newly created engine.
+    /// Restores the state to a newly created engine.
     pub(crate) fn restore(&mut self, saved: &SavedSlot) -> Result<(), Invalid> {
         let SavedSlot { condition, stopped_by } = *saved;
         let rests = !matches!(condition, Condition::Failed | Condition::Hung);
-        Invalid::unless(rests, || format!("engine {} has stopped, with a context that is not there", self.number()))?;
+        Invalid::unless(rests, || format!("engine {} has stopped, but has no context", self.number()))?;
         (self.condition, self.stopped_by) = (condition, stopped_by);
         Ok(())
     }
@@ -395,7 +394,7 @@ pub(crate) const fn number(id: EngineId) -> u32 {
     }
 }
 
-/// Returns the engine with this number, if the model has it.
+/// Returns the engine with this number, if it is modelled.
 pub(crate) fn by_number(number: u32) -> Option<EngineId> {
     match number {
         engine::GR => Some(EngineId::Graph),
@@ -410,7 +409,7 @@ const COPY_CONTEXT_BYTES: u64 = 0x100;
 
 /// Offset of the method state in a context image. The driver's data before this offset is preserved.
 const STATE_OFFSET: u64 = 0x10;
-/// Marks a word that precedes method state. Its low half is the number of words.
+/// Magic number of the header of the method state. Its low half is the number of words.
 const STATE_MAGIC: u32 = 0x5347_0000;
 /// Maximum number of words of method state.
 const STATE_WORDS_MAX: usize = 1024;
@@ -433,7 +432,7 @@ fn read_state(space: &AddressSpace, image: GpuVa, max: usize, cx: &Cx) -> Result
 
 fn write_state(state: &ContextState, space: &AddressSpace, image: GpuVa, max: usize, cx: &Cx) -> Result<(), MmuFault> {
     let words = state.to_words();
-    assert!(words.len() <= max, "method state outgrew the context image");
+    assert!(words.len() <= max, "method state exceeds the context image");
     let mut session = cx.mmu.session(&cx.memory, space, Access::PRIVILEGED);
     session.write32(image.offset(STATE_OFFSET), STATE_MAGIC | words.len() as u32)?;
     for (index, word) in words.iter().enumerate() {

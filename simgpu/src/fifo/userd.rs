@@ -1,8 +1,8 @@
 //! USERD: the page through which a channel's owner submits work, and the detection of submissions.
 //!
-//! A real card polls GP_PUT. The model detects every CPU write to VRAM, through any window, that covers a GP_PUT word
-//! in a bound channel's page. The model detects writes by engines the next time the scheduler is idle, and polls pages
-//! in host memory while their channel runs.
+//! A real card polls GP_PUT. The model detects every CPU write to VRAM, through any window, that covers GP_PUT of a
+//! bound channel. It detects engine writes when the scheduler is next idle, and polls USERD pages in host memory while
+//! their channels run.
 
 use crate::clock::{CardNs, CardTime};
 use nvspec::addr::VramAddr;
@@ -11,11 +11,11 @@ use nvspec::instance::userd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Value for a channel that has no page in VRAM, or no doorbell.
+/// Value for a channel without a page in VRAM, or without a doorbell.
 const NONE: u64 = u64::MAX;
 
-/// The USERD pages of bound channels in VRAM, and a record of the pages that were written. The CPU's threads and the
-/// scheduler share this object. They access single atomic words, and do not depend on the order of these accesses.
+/// The USERD pages of bound channels in VRAM, and a record of the pages that were written. CPU threads and the
+/// scheduler share this object. They access single atomic words, and do not rely on the order of these accesses.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     pages: [AtomicU64; CHANNELS as usize],
@@ -35,7 +35,7 @@ impl Doorbells {
         }
     }
 
-    /// Sets the address of the page of `channel`.
+    /// Sets the page address of `channel`.
     pub(crate) fn set_page(&self, channel: u8, page: Option<VramAddr>) {
         if let Some(slot) = self.pages.get(usize::from(channel)) {
             slot.store(page.map_or(NONE, |page| page.0), Ordering::Release);
@@ -65,7 +65,7 @@ impl Doorbells {
 
     fn ring(&self, channel: usize) {
         if let (Some(word), Some(since)) = (self.rung.get(channel / 64), self.since.get(channel)) {
-            // Keep the first time: a second doorbell only adds to the work that the first doorbell announced.
+            // Keep the first time: a second doorbell only adds to the work of the first.
             let _first = since.compare_exchange(NONE, self.time.now(), Ordering::AcqRel, Ordering::Relaxed);
             word.fetch_or(1 << (channel % 64), Ordering::AcqRel);
         }
@@ -82,8 +82,8 @@ impl Doorbells {
         channels
     }
 
-    /// Returns the time of the doorbell of a channel that [`Self::take`] returned, if known. A doorbell that rings
-    /// during `take` is returned again, although its time may already have been taken.
+    /// Returns the doorbell time of a channel that [`Self::take`] returned, if known. A doorbell that rings during
+    /// `take` is reported again, although its time may already have been taken.
     pub(crate) fn take_since(&self, channel: usize) -> Option<CardNs> {
         let since = self.since.get(channel)?.swap(NONE, Ordering::AcqRel);
         (since != NONE).then_some(since)

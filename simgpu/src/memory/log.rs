@@ -1,11 +1,11 @@
-//! A log of the engines' VRAM accesses in order, for the study of eviction policies.
+//! A log of the engines' VRAM accesses in order, for studying eviction policies.
 
 use super::BusAddr;
 use card::AccessCounts;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Amounts of data that engines transferred from and to one block of VRAM.
+/// Amount of data that engines transferred to and from one VRAM block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
     /// Number of bytes read from the block.
@@ -21,11 +21,11 @@ impl Touched {
     }
 }
 
-/// The blocks of VRAM ([`AccessCounts::BLOCK_BYTES`] each) that a short step of an engine's work accessed, by block
-/// number. The step is about one block of a grid.
+/// The VRAM blocks ([`AccessCounts::BLOCK_BYTES`] each) that a step of an engine's work accessed, by block number. A
+/// step covers about one block of a grid.
 pub type Touches = BTreeMap<u64, Touched>;
 
-/// The recorded accesses; `None` until they are first requested.
+/// The recorded accesses; `None` until first requested.
 #[derive(Debug, Default)]
 pub(super) struct Log(Mutex<Option<State>>);
 
@@ -37,14 +37,14 @@ struct State {
 }
 
 impl Log {
-    /// Records bytes that were read from the page at `address`, or written to it if `write` is true.
+    /// Records bytes read from the page at `address`, or written to it if `write` is true.
     pub(super) fn add(&self, address: BusAddr, bytes: u64, write: bool) {
         let (BusAddr::Vram(address), Some(state)) = (address, &mut *self.0.lock()) else { return };
         let touched = if write { Touched { read: 0, written: bytes } } else { Touched { read: bytes, written: 0 } };
         state.open.entry(address.0 / AccessCounts::BLOCK_BYTES).or_default().add(touched);
     }
 
-    /// Ends a step. A step that only accessed blocks of the previous step is merged with that step.
+    /// Ends a step. A step that accessed only blocks of the previous step is merged into it.
     pub(super) fn end(&self) {
         let Some(State { ended, open }) = &mut *self.0.lock() else { return };
         let open = std::mem::take(open);

@@ -1,11 +1,11 @@
-//! Posted writes to host memory: writes in flight that no unit waits for.
+//! Posted writes to host memory that are still in flight.
 //!
-//! The card's owner cannot bound the time that a write takes through the caches and over the bus. A flush
-//! ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or the push buffer's) and a semaphore that waits for its engine
-//! complete all earlier writes. A read of host memory completes the writes on the same path, which is the hub's or the
-//! shaders'. Tests can keep writes in flight ([`crate::SimGpu::hold_posted_writes`]). Otherwise, writes arrive
-//! immediately. As with an IOMMU, the address of a write is looked up when the write arrives: if the address has been
-//! unmapped, the write is lost; if it now maps other memory, the write changes that memory.
+//! The latency of a posted write is unbounded. A flush ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or the push
+//! buffer's flush method) and a semaphore that waits for its engine complete all earlier writes. A read from host
+//! memory completes the writes on the same path, either the hub's or the shaders'. Tests can keep writes in flight
+//! ([`crate::SimGpu::hold_posted_writes`]). Otherwise, writes arrive immediately. As with an IOMMU, the address is
+//! translated when the write arrives: if the address has been unmapped, the write is lost; if it now maps other memory,
+//! the write modifies that memory.
 
 use super::sysmem::SysmemView;
 use super::{BusError, Memory};
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Maximum number of bytes in flight.
 // GUESS: a card's buffers are smaller. Tests need this size to check that no code waits for this many writes.
 const MAX_BYTES_IN_FLIGHT: usize = 1 << 20;
-/// Maximum size in bytes of a write that a copy makes.
+/// Maximum size in bytes of a single write by a copy.
 pub(super) const MAX_WRITE_BYTES: usize = 4096;
 
 /// Number of paths to host memory: one from the hub (copy engines, PFIFO, apertures), and one from the shaders.
@@ -45,7 +45,7 @@ impl Posted {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Adds a write if there is room for it. A large write arrives in parts.
+    /// Adds a write if there is space for it. A large write is split into parts.
     pub(super) fn add(&self, way: usize, iova: Iova, data: &[u8]) -> bool {
         let mut queue = self.ways[way].lock();
         if queue.bytes != 0 && queue.bytes + data.len() > MAX_BYTES_IN_FLIGHT {

@@ -1,7 +1,7 @@
-//! Access counts of the engines per block of memory, for eviction decisions.
+//! Engine access counts per memory block, for eviction decisions.
 //!
-//! Counters need 64 KiB per GiB that an engine has accessed, and are never freed: 64 MiB after accesses to all 2^40
-//! bytes of I/O addresses. Any thread may count and read without locks.
+//! The counters need 64 KiB per GiB accessed by an engine, and are never freed: at most 64 MiB for all 2^40 bytes of
+//! I/O addresses. Any thread may count and read without locking.
 
 use super::BusAddr;
 use card::AccessCounts;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Number of blocks whose counters are allocated together.
 const GROUP_BLOCKS: u64 = (1 << 30) / AccessCounts::BLOCK_BYTES;
 
-/// The counters of one kind of memory.
+/// Counters of one memory.
 #[derive(Debug)]
 struct Counters {
     groups: Box<[OnceLock<Box<[AtomicU64]>>]>,
@@ -35,13 +35,13 @@ impl Counters {
         counters[(block % GROUP_BLOCKS) as usize].fetch_add(bursts, Ordering::Relaxed);
     }
 
-    /// Returns the numbers of the accessed blocks, with their counts. If `reset` is true, sets the counts to zero.
+    /// Returns the accessed blocks and their counts. Zeroes the counts if `reset` is true.
     fn read(&self, reset: bool) -> impl Iterator<Item = (u64, u64)> {
         let groups = (0..).zip(&self.groups).filter_map(|(index, group)| Some((index, group.get()?)));
         let blocks = groups.flat_map(|(index, group)| (index * GROUP_BLOCKS..).zip(group));
         blocks
             .map(move |(block, counter)| {
-                // A single swap counts a concurrent access exactly once, either in this reading or in the next one.
+                // A single swap counts a concurrent access exactly once, in either this read or the next.
                 let count = if reset { counter.swap(0, Ordering::Relaxed) } else { counter.load(Ordering::Relaxed) };
                 (block, count)
             })
@@ -49,10 +49,10 @@ impl Counters {
     }
 }
 
-/// Access counts of the engines to VRAM and to host memory.
+/// Engine access counts for VRAM and host memory.
 #[derive(Debug)]
 pub(super) struct Profile {
-    /// Number of blocks of VRAM.
+    /// Number of VRAM blocks.
     blocks: usize,
     vram: Counters,
     system: Counters,
@@ -68,7 +68,7 @@ impl Profile {
         }
     }
 
-    /// Counts `bytes` bytes, in bursts, that were transferred from or to the page at `address`.
+    /// Counts `bytes` bytes, in bursts, transferred to or from the page at `address`.
     pub(super) fn add(&self, address: BusAddr, bytes: u64) {
         let bursts = bytes.div_ceil(AccessCounts::BURST_BYTES);
         match address {
@@ -77,11 +77,11 @@ impl Profile {
         }
     }
 
-    /// Returns the counts. If `reset` is true, sets the counts to zero.
+    /// Returns the counts. Zeroes them if `reset` is true.
     pub(super) fn read(&self, reset: bool) -> AccessCounts {
         let mut vram = vec![0; self.blocks];
         for (block, count) in self.vram.read(reset) {
-            // The last group extends beyond the end of VRAM: ignore those blocks.
+            // The last group extends beyond the end of VRAM; ignore the blocks there.
             if let Some(place) = vram.get_mut(block as usize) {
                 *place = count;
             }

@@ -1,7 +1,7 @@
-//! The host memory that the card can access: a table that maps I/O virtual addresses to host memory.
+//! The host memory accessible to the card: a table that maps I/O virtual addresses to host memory.
 //!
-//! Lock order: the table's lock is the last one; no lock is taken while it is held. Removing a mapping locks the table
-//! for writing, so it returns only after accesses in flight have ended.
+//! Lock order: the table's lock is the innermost. Removing a mapping takes the write lock, so it returns only after
+//! accesses in flight have ended.
 
 use super::BusError;
 use card::{DmaError, DmaMemory};
@@ -13,7 +13,7 @@ use vm_memory::VolatileSlice;
 /// The table. Its ranges consist of 4 KiB pages below 2^40, and do not overlap.
 #[derive(Debug, Default)]
 pub struct Sysmem {
-    /// Memory, by the first I/O virtual address that maps it.
+    /// Memory by I/O virtual start address.
     table: RwLock<BTreeMap<u64, DmaMemory>>,
 }
 
@@ -24,11 +24,11 @@ impl Sysmem {
         Self::default()
     }
 
-    /// Gives the card access to `memory` at `iova`.
+    /// Maps `memory` for the card at `iova`.
     ///
     /// # Errors
-    /// [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`] if the range is rejected. In this
-    /// case, the table has not changed.
+    /// Returns [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`] if the range is rejected. In
+    /// this case, the table is unchanged.
     pub fn map(&self, iova: Iova, memory: DmaMemory) -> Result<(), DmaError> {
         let (iova, len) = (iova.0, memory.len() as u64);
         if len == 0 || !iova.is_multiple_of(SMALL_PAGE) || !len.is_multiple_of(SMALL_PAGE) {
@@ -49,11 +49,11 @@ impl Sysmem {
         Ok(())
     }
 
-    /// Removes the mapping with exactly this range. When the function returns, no access to the memory is in flight,
-    /// and none can start.
+    /// Removes the mapping with exactly this range. On return, no access to the memory is in flight, and none can
+    /// start.
     ///
     /// # Errors
-    /// [`DmaError::NotMapped`] if no mapping has exactly this range.
+    /// Returns [`DmaError::NotMapped`] if no mapping has exactly this range.
     pub fn unmap(&self, iova: Iova, len: u64) -> Result<(), DmaError> {
         let mut table = self.table.write();
         match table.get(&iova.0) {
@@ -82,13 +82,13 @@ impl Sysmem {
         self.len() == 0
     }
 
-    /// Returns true if a reader would get the lock immediately, because no writer holds the lock or waits for it.
+    /// Returns true if a reader could take the lock immediately, because no writer holds it or waits for it.
     #[cfg(test)]
     pub(super) fn is_free(&self) -> bool {
         self.table.try_read().is_some()
     }
 
-    /// Locks the table: no mapping can be removed until the view is dropped.
+    /// Locks the table, so that no mapping can be removed until the view is dropped.
     #[must_use]
     pub fn view(&self) -> SysmemView<'_> {
         SysmemView { table: self.table.read() }
@@ -111,7 +111,7 @@ impl SysmemView<'_> {
         if write && !memory.writable() {
             return Err(BusError::ReadOnly { iova });
         }
-        // Both values are smaller than a mapping, so they fit into `usize`.
+        // Both values are less than the mapping size, so they fit `usize`.
         memory.slice(offset as usize, rest.min(len) as usize).map_err(|_| unmapped)
     }
 }

@@ -50,8 +50,8 @@ fn vram_that_is_not_touched_costs_nothing() {
     for at in (0..VRAM_MAX / 8).step_by(zeros.len()) {
         vram.write(VramAddr(at), &zeros).expect("zeros");
     }
-    assert!(resident().saturating_sub(before) < VRAM_MAX / 16, "{} bytes came to be resident", resident() - before);
-    // Zeros that replace other data are stored.
+    assert!(resident().saturating_sub(before) < VRAM_MAX / 16, "{} bytes became resident", resident() - before);
+    // Zeros that overwrite other data are stored.
     vram.write(VramAddr(VRAM_MAX / 2), &zeros).expect("zeros");
     assert_eq!(vram.read32(VramAddr(VRAM_MAX / 2)), Ok(0));
 }
@@ -167,7 +167,7 @@ fn withdrawing_waits_for_accesses_under_way() {
             memory.sysmem.unmap(Iova(0), PAGE).expect("unmap");
             returned.store(true, Ordering::SeqCst);
         });
-        // The lock refuses new readers while a writer is waiting.
+        // The lock rejects new readers while a writer is waiting.
         while memory.sysmem.is_free() {
             std::thread::yield_now();
         }

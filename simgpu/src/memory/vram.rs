@@ -1,4 +1,4 @@
-//! The card's own memory: one anonymous mapping without reserved swap, so that untouched memory uses no host memory.
+//! The card's VRAM: a single anonymous mapping without swap reservation, so that untouched memory uses no host memory.
 
 use super::BusError;
 use nvspec::addr::VramAddr;
@@ -9,23 +9,23 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
-/// Smallest VRAM size in bytes: a driver's own tables need this much.
+/// Minimum VRAM size in bytes, which a driver's own tables require.
 pub const VRAM_MIN: u64 = 16 << 20;
-/// Maximum VRAM size in bytes: the largest board of the family has this much.
+/// Maximum VRAM size in bytes, that of the family's largest board.
 pub const VRAM_MAX: u64 = 6 << 30;
 /// Granularity of the VRAM size in bytes.
 const VRAM_UNIT: u64 = 1 << 20;
-/// Seals that fix the length of the file, because an access beyond its end would kill the process.
+/// Seals that fix the file size, because an access beyond its end would raise SIGBUS.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// Page size of the host in bytes.
 const HOST_PAGE: usize = 4096;
 
-/// Reason why VRAM of the requested size could not be created.
+/// Reason why VRAM could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum VramError {
     /// The size is out of range or not a multiple of 1 MiB.
     #[error(
-        "a VRAM size of {size:#x} bytes is not possible: it must be a multiple of 1 MiB from {} MiB to {} MiB",
+        "a VRAM size of {size:#x} bytes is invalid: it must be a multiple of 1 MiB from {} MiB to {} MiB",
         VRAM_MIN >> 20,
         VRAM_MAX >> 20
     )]
@@ -33,7 +33,7 @@ pub enum VramError {
         /// Requested size in bytes.
         size: u64,
     },
-    /// The file for shareable memory could not be created.
+    /// The file that backs shareable VRAM could not be created.
     #[error("a file of {size:#x} bytes for VRAM could not be created")]
     File {
         /// Requested size in bytes.
@@ -42,7 +42,7 @@ pub enum VramError {
         #[source]
         source: std::io::Error,
     },
-    /// The received file has the wrong length or seals.
+    /// The received file has the wrong size or seals.
     #[error("VRAM of {size:#x} bytes was handed over in a file of {length:#x} bytes, or in one that can be cut")]
     Other {
         /// Requested size in bytes.
@@ -50,7 +50,7 @@ pub enum VramError {
         /// Size of the file in bytes.
         length: u64,
     },
-    /// The memory could not be mapped.
+    /// VRAM could not be mapped.
     #[error("the host could not map {size:#x} bytes for VRAM")]
     Map {
         /// Requested size in bytes.
@@ -61,12 +61,12 @@ pub enum VramError {
     },
 }
 
-/// The card's own memory. The memory is initially zero, and any thread may read and write it.
+/// The card's VRAM, initially zero. Any thread may read and write it.
 #[derive(Debug)]
 pub struct Vram {
     region: MmapRegion,
     size: u64,
-    /// The file that contains the memory, if another process can take the memory over.
+    /// The file that backs the memory, if another process can take it over.
     file: Option<File>,
 }
 
@@ -74,7 +74,7 @@ impl Vram {
     /// Allocates `size` zeroed bytes.
     ///
     /// # Errors
-    /// See [`VramError`].
+    /// Returns a [`VramError`].
     pub fn new(size: u64) -> Result<Self, VramError> {
         if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
             return Err(VramError::Size { size });
@@ -84,10 +84,10 @@ impl Vram {
         Ok(Self { region, size, file: None })
     }
 
-    /// Allocates `size` zeroed bytes in an anonymous file, which can be handed to another process ([`Self::file`]).
+    /// Allocates `size` zeroed bytes in a memfd, which can be passed to another process ([`Self::file`]).
     ///
     /// # Errors
-    /// See [`VramError`].
+    /// Returns a [`VramError`].
     pub fn shared(size: u64) -> Result<Self, VramError> {
         if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
             return Err(VramError::Size { size });
@@ -104,7 +104,7 @@ impl Vram {
     /// Takes over the memory of another process's card.
     ///
     /// # Errors
-    /// See [`VramError`]. Also returns an error if the file has a different size, or could be truncated while in use.
+    /// Returns a [`VramError`]. The file must have the expected size and be sealed against truncation.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;
@@ -119,14 +119,14 @@ impl Vram {
         Ok(Self { region, size, file: Some(file) })
     }
 
-    /// Returns the file of the memory, so that another process can take it over; `None` unless the memory is
+    /// Returns the file that backs the memory, so that another process can take it over; `None` unless the memory is
     /// [shared](Self::shared).
     #[must_use]
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()
     }
 
-    /// Turns the memory controllers off. The memory then does not respond.
+    /// Turns the memory controllers off, so that the memory does not respond.
     #[must_use]
     pub fn off(self) -> Self {
         Self { size: 0, ..self }
@@ -144,14 +144,14 @@ impl Vram {
         if address.0 >= self.size || len > self.size - address.0 {
             return Err(beyond);
         }
-        // Both values are smaller than a mapping, so they fit into `usize`.
+        // Both values are less than the mapping size, so they fit `usize`.
         self.region.get_slice(address.0 as usize, len as usize).map_err(|_| beyond)
     }
 
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, no byte has been read.
+    /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, nothing is read.
     pub fn read(&self, address: VramAddr, data: &mut [u8]) -> Result<(), BusError> {
         if !data.is_empty() {
             self.piece(address, data.len() as u64)?.copy_to(data);
@@ -162,7 +162,8 @@ impl Vram {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, no byte has been written.
+    /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, nothing is
+    /// written.
     pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
         if data.len() >= HOST_PAGE && data.iter().all(|byte| *byte == 0) {
             return self.clear(address, data.len());
@@ -173,8 +174,8 @@ impl Vram {
         Ok(())
     }
 
-    /// Fills a range with zeros. Pages that are already zero are not written, so that scrubbing untouched memory
-    /// allocates no host memory.
+    /// Zeroes a range. Does not write pages that are already zero, so that scrubbing untouched memory allocates no host
+    /// memory.
     fn clear(&self, address: VramAddr, len: usize) -> Result<(), BusError> {
         let mut now = [0; HOST_PAGE];
         let mut done = 0;
@@ -201,10 +202,10 @@ impl Vram {
         Ok(())
     }
 
-    /// Reads 32 bits, in one access if aligned.
+    /// Reads 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
+    /// Returns [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
     pub fn read32(&self, address: VramAddr) -> Result<u32, BusError> {
         let piece = self.piece(address, 4)?;
         if let Ok(value) = piece.load::<u32>(0, Ordering::Acquire) {
@@ -215,10 +216,10 @@ impl Vram {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Writes 32 bits, in one access if aligned.
+    /// Writes 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
+    /// Returns [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
     pub fn write32(&self, address: VramAddr, value: u32) -> Result<(), BusError> {
         let piece = self.piece(address, 4)?;
         if piece.store(value, 0, Ordering::Release).is_err() {

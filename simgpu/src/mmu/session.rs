@@ -1,8 +1,8 @@
-//! Sessions of accesses through one address space.
+//! Access sessions of one address space.
 //!
-//! Work is charged for the bytes that it transfers, so code that works for a channel counts its accesses
-//! ([`Session::count`] and the `counted` functions; copies always count). Counting is a single addition to the last
-//! translation. When this translation is replaced, its count is attributed to a memory.
+//! Work is charged by the number of bytes transferred, so code that works for a channel counts its accesses
+//! ([`Session::count`] and the `counted` functions; copies always count). Counting is a single addition to the most
+//! recent translation. When this translation is replaced, its count is attributed to VRAM or system memory.
 
 use super::tlb::TlbEntry;
 use super::walk::{check, place, walk};
@@ -21,9 +21,9 @@ pub struct CopyFault {
     pub fault: MmuFault,
 }
 
-/// Number of pages that a copy translates in advance.
+/// Number of pages that a copy translates ahead.
 const PAGES_AT_ONCE: usize = 64;
-/// Number of runs that a copy plans in advance.
+/// Number of runs that a copy plans ahead.
 const PIECES_AT_ONCE: usize = 8;
 
 /// A run of bytes that is contiguous on both sides of a copy.
@@ -49,7 +49,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Adds a run, or merges it with the last run if the two are adjacent on both sides. Returns false if the plan is
+    /// Adds a run, or merges it with the last run if they are adjacent on both sides. Returns false if the plan is
     /// full.
     fn add(&mut self, piece: Piece) -> bool {
         if let Some(last) = self.count.checked_sub(1).map(|last| &mut self.pieces[last])
@@ -66,16 +66,16 @@ impl Plan {
     }
 }
 
-/// The last translation in one direction. It is valid for the addresses `start..end`, which are in one page.
+/// The most recent translation in one direction, valid for the addresses `start..end`, which are in one page.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
     start: u64,
     end: u64,
     address: BusAddr,
     kind: u8,
-    /// Number of bytes that were transferred through this translation and are not attributed to a memory yet.
+    /// Number of bytes transferred through this translation but not yet attributed to a memory.
     moved: u64,
-    /// Set if the counts must be attributed to a memory.
+    /// Set if the count must be attributed to a memory.
     sorted: bool,
 }
 
@@ -92,7 +92,7 @@ impl Recent {
 const NO_RECENT: Recent =
     Recent { start: 0, end: 0, address: BusAddr::Vram(nvspec::addr::VramAddr(0)), kind: 0, moved: 0, sorted: false };
 
-/// A session of accesses. Flushes, and removals of host memory, wait until it is dropped.
+/// An access session. Flushes, and removals of host memory mappings, wait until it is dropped.
 #[derive(Debug)]
 pub struct Session<'a> {
     mmu: &'a Mmu,
@@ -101,9 +101,9 @@ pub struct Session<'a> {
     view: View<'a>,
     reads: Recent,
     writes: Recent,
-    /// Number of bytes transferred from or to system memory.
+    /// Number of bytes transferred to or from system memory.
     bus_bytes: u64,
-    /// Set if bytes in VRAM must be counted too.
+    /// Set if bytes in VRAM must also be counted.
     profiled: bool,
     _gate: RwLockReadGuard<'a, ()>,
 }
@@ -118,14 +118,14 @@ impl<'a> Session<'a> {
     }
 
     /// Counts bytes as transferred by the last read, or by the last write if `write` is true. An access to several
-    /// pages counts for the last page.
+    /// pages is attributed to the last page.
     pub fn count(&mut self, write: bool, bytes: u64) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
         recent.moved += bytes;
     }
 
-    /// Returns the bytes transferred from or to system memory since the last call; bytes transferred in both directions
-    /// count twice. Call it at the end of the session. Otherwise, the counts of the last pages are lost.
+    /// Returns the number of bytes transferred to or from system memory since the last call; bytes transferred in both
+    /// directions count twice. Must be called at the end of the session, or the counts of the last pages are lost.
     pub fn take_bus_bytes(&mut self) -> u64 {
         self.sort(false);
         self.sort(true);
@@ -136,7 +136,7 @@ impl<'a> Session<'a> {
     /// Attributes the bytes counted for a translation to VRAM or to system memory.
     fn sort(&mut self, write: bool) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
-        // This is the usual case: the target is VRAM, and no profile is active.
+        // Fast path: the target is VRAM, and no profile is active.
         if !recent.sorted || recent.moved == 0 {
             return;
         }
@@ -152,10 +152,10 @@ impl<'a> Session<'a> {
         self.view.push_posted();
     }
 
-    /// Translates one address, for a read or for a write.
+    /// Translates one address for a read or a write.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page cannot be accessed.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn translate(&mut self, va: GpuVa, write: bool) -> Result<Translation, MmuFault> {
         let recent = if write { &self.writes } else { &self.reads };
         if let Some(translation) = recent.place(va) {
@@ -164,9 +164,9 @@ impl<'a> Session<'a> {
         let entry = self.entry(va, write)?;
         let fail = |reason| MmuFault { reason, va, write };
         check(entry.pte, write, self.access.privileged).map_err(fail)?;
-        // GUESS: the reason was later named "unsupported aperture", and the card has no peers.
+        // GUESS: this reason was later named "unsupported aperture". The card has no peers.
         let (address, to_end) = place(entry, va).ok_or(fail(fault::COMPRESSED_SYSRAM))?;
-        // The limit of the address space may be within the page.
+        // The address space limit may be within the page.
         let bytes = to_end.min((self.space.limit.0 - va.0).saturating_add(1));
         self.sort(write);
         let sorted = self.profiled || matches!(address, BusAddr::System(_));
@@ -180,7 +180,7 @@ impl<'a> Session<'a> {
     }
 
     fn entry(&self, va: GpuVa, write: bool) -> Result<TlbEntry, MmuFault> {
-        // The limit belongs to the channel and not to the directory, so cached pages are checked as well.
+        // The limit is a property of the channel, not of the directory, so cached pages are also checked.
         if va.0 > self.space.limit.0 {
             return Err(MmuFault { reason: fault::VA_LIMIT, va, write });
         }
@@ -194,10 +194,10 @@ impl<'a> Session<'a> {
         Ok(entry)
     }
 
-    /// Reads bytes. Bytes without memory read as ones.
+    /// Reads bytes. Bytes without a memory target read as 0xff.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page cannot be accessed. In this case, part of `data` may have been filled.
+    /// Returns [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled.
     pub fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -213,10 +213,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Writes bytes. Writes to bytes without memory are lost.
+    /// Writes bytes. Writes without a memory target are lost.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have been written then.
+    /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written.
     pub fn write(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -233,7 +233,8 @@ impl<'a> Session<'a> {
     /// Same as [`Self::read`], and counts the bytes as transferred.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page cannot be accessed. Part of `data` may then have been filled, and this part is counted.
+    /// Returns [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled, and the filled
+    /// part is counted.
     pub fn read_counted(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -249,7 +250,7 @@ impl<'a> Session<'a> {
     /// Same as [`Self::write`], and counts the bytes as transferred.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have then been written and counted.
+    /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written and counted.
     pub fn write_counted(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -262,10 +263,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Reads 32 bits, in one access if aligned.
+    /// Reads 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page cannot be accessed.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn read32(&mut self, va: GpuVa) -> Result<u32, MmuFault> {
         let Translation { address, bytes, .. } = self.translate(va, false)?;
         if bytes < 4 {
@@ -279,10 +280,10 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Writes 32 bits, in one access if aligned.
+    /// Writes 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page cannot be accessed.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn write32(&mut self, va: GpuVa, value: u32) -> Result<(), MmuFault> {
         let Translation { address, bytes, .. } = self.translate(va, true)?;
         if bytes < 4 {
@@ -294,10 +295,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Replaces 32 aligned bits in one access with the result of `update`, and returns the old value.
+    /// Replaces 32 aligned bits with the result of `update` in a single access. Returns the old value.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page cannot be accessed.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn update32(&mut self, va: GpuVa, update: impl Fn(u32) -> u32) -> Result<u32, MmuFault> {
         let Translation { address, .. } = self.translate(va, true)?;
         Ok(self.view.update32(address, update).unwrap_or_else(|error| {
@@ -306,10 +307,10 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Replaces 64 aligned bits in one access with the result of `update`, and returns the old value.
+    /// Replaces 64 aligned bits with the result of `update` in a single access. Returns the old value.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page cannot be accessed.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn update64(&mut self, va: GpuVa, update: impl Fn(u64) -> u64) -> Result<u64, MmuFault> {
         let Translation { address, .. } = self.translate(va, true)?;
         Ok(self.view.update64(address, update).unwrap_or_else(|error| {
@@ -318,11 +319,11 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Copies `len` bytes in ascending order of addresses, and counts them on both sides. Where no memory exists, reads
-    /// return ones and writes are lost.
+    /// Copies `len` bytes in ascending address order, and counts them on both sides. Without a memory target, reads
+    /// return all ones and writes are lost.
     ///
     /// # Errors
-    /// [`CopyFault`], with the number of bytes that were copied before. For each run, the source is accessed before the
+    /// Returns [`CopyFault`] with the number of bytes already copied. In each run, the source is accessed before the
     /// destination.
     pub fn copy(&mut self, from: GpuVa, to: GpuVa, len: u64) -> Result<(), CopyFault> {
         let mut copied = 0;
@@ -346,14 +347,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Returns the copy as a single run if source and target are within the pages that were used last, as for a row of
-    /// a block or a short line.
+    /// Returns the copy as a single run if source and target are within the most recently used pages, as for a block
+    /// row or a short line.
     fn short_copy(&self, from: GpuVa, to: GpuVa, len: u64) -> Option<Piece> {
         let (source, target) = (self.reads.place(from)?, self.writes.place(to)?);
         (source.bytes >= len && target.bytes >= len).then_some(Piece { from: source.address, to: target.address, len })
     }
 
-    /// Translates the pages of a copy before its first access: a lock taken in between would wait for earlier stores.
+    /// Translates the pages of a copy before its first access: taking a lock in between would wait for earlier stores.
     fn plan(&mut self, plan: &mut Plan, from: GpuVa, to: GpuVa, len: u64) -> Result<(), MmuFault> {
         let mut planned = 0;
         for _ in 0..PAGES_AT_ONCE {
@@ -366,7 +367,7 @@ impl<'a> Session<'a> {
             if !plan.add(Piece { from: source.address, to: target.address, len: bytes }) {
                 break;
             }
-            // The planned runs are copied even if a later page faults.
+            // Copy the planned runs even if a later page faults.
             self.count(false, bytes);
             self.count(true, bytes);
             planned += bytes;
@@ -381,7 +382,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Copies a run that memory backs only in part: copies only readable bytes to writable addresses, slowly.
+    /// Copies a run that is only partly backed by memory: copies only readable bytes to writable addresses. Slow path.
     #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];
@@ -391,7 +392,7 @@ impl<'a> Session<'a> {
             if self.view.read(from.offset(done), part).is_err() {
                 part.fill(0xff);
             }
-            // The caller has already counted the loss.
+            // The caller has already counted the lost access.
             let _lost = self.view.write(to.offset(done), part);
             done += part.len() as u64;
         }

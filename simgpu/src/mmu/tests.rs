@@ -1,5 +1,4 @@
-//! Tests of the MMU. The tests write tables with explicit bits instead of `nvspec`'s formats, so that each checks the
-//! other.
+//! Tests of the MMU. They write tables with explicit bits instead of `nvspec`'s formats, so that each checks the other.
 
 mod faults;
 mod model;
@@ -78,7 +77,7 @@ fn copy_of_contiguous_pages_stops_at_unmapped_page() {
     let (from, to) = (0x100_0000u64, 0x200_0000u64);
     for page in 0..200u64 {
         tables.small(from + page * 0x1000, PTE_VALID | (0x40_0000 + page * 0x1000) >> 8);
-        // One page of the destination maps a different frame, and one page is missing.
+        // One destination page maps a different frame, and one is missing.
         let frame = if page == 70 { 0x60_0000 } else { 0x80_0000 + page * 0x1000 };
         tables.small(to + page * 0x1000, if page == 150 { 0 } else { PTE_VALID | frame >> 8 });
     }
@@ -90,7 +89,7 @@ fn copy_of_contiguous_pages_stops_at_unmapped_page() {
     let copied = tables.bytes(to, 150 * 0x1000);
     assert!(copied[4..] == data[8..][..150 * 0x1000 - 4]);
     assert_eq!(copied[..4], [0; 4]);
-    assert_eq!(tables.bytes(to + 151 * 0x1000, 0x1000), [0; 0x1000], "nothing behind the fault");
+    assert_eq!(tables.bytes(to + 151 * 0x1000, 0x1000), [0; 0x1000], "nothing written beyond the fault");
     tables.session().copy(GpuVa(from), GpuVa(to), 150 * 0x1000).expect("up to the hole");
     assert!(tables.bytes(to, 150 * 0x1000) == data[..150 * 0x1000]);
 }

@@ -1,7 +1,7 @@
-//! A TLB: keeps translations until they are flushed or displaced.
+//! A TLB: caches translations until they are flushed or evicted.
 //!
-//! The TLB consists of two direct-mapped tables, one per page size. They are divided into sets, each with its own lock.
-//! The TLB has far more entries than that of a real card, so that a missing flush is more likely to have an effect.
+//! The TLB consists of two direct-mapped tables, one per page size, divided into sets with their own locks. It is far
+//! larger than a real card's TLB, so that a missing flush is more likely to have an effect.
 
 use crate::memory::BusAddr;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};
@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 
 /// Number of sets.
 const SETS: usize = 64;
-/// Number of small pages that a set holds.
+/// Number of small pages per set.
 const SMALL_LINES: usize = 128;
-/// Number of large pages that a set holds.
+/// Number of large pages per set.
 const LARGE_LINES: usize = 16;
 
 /// Key of an entry: a directory and a page.
@@ -27,14 +27,14 @@ pub struct TlbKey {
 /// A translation from the page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbEntry {
-    /// The page table entry.
+    /// The PTE.
     pub pte: Pte,
     /// Set for a large page.
     pub large: bool,
 }
 
 impl TlbEntry {
-    /// Returns the size of the page in bytes.
+    /// Returns the page size in bytes.
     #[must_use]
     pub const fn page_bytes(self) -> u64 {
         if self.large { LARGE_PAGE } else { SMALL_PAGE }
@@ -63,7 +63,7 @@ struct Line {
 struct Set {
     small: [Option<Line>; SMALL_LINES],
     large: [Option<Line>; LARGE_LINES],
-    /// Set if no entry has been added since the last full flush, so that a flush need not do anything.
+    /// Set if no entry was added since the last full flush, which makes another flush a no-op.
     empty: bool,
     counters: TlbCounters,
 }
@@ -86,14 +86,14 @@ impl Default for Tlb {
     }
 }
 
-/// Returns an offset per directory, so that the same addresses in two address spaces do not collide.
+/// Returns a per-directory offset, so that equal addresses in two address spaces do not collide.
 fn spread(directory: BusAddr) -> u64 {
     let (BusAddr::Vram(nvspec::addr::VramAddr(address)) | BusAddr::System(nvspec::addr::Iova(address))) = directory;
     (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
 }
 
 impl Tlb {
-    /// Returns the set of a page. A large page and its small pages share a set, so that a lookup takes one lock.
+    /// Returns the set of a page. A large page and its small pages share a set, so that a lookup takes a single lock.
     fn set(&self, key: TlbKey) -> &Mutex<Set> {
         let which = (key.va.0 / LARGE_PAGE).wrapping_add(spread(key.directory));
         &self.sets[(which % SETS as u64) as usize]
@@ -101,7 +101,7 @@ impl Tlb {
 
     fn small_line(key: TlbKey) -> usize {
         let page = key.va.0 / SMALL_PAGE;
-        // Include the bits above those of the set, so that addresses 8 MiB apart do not always collide.
+        // Include the bits above the set index, so that addresses 8 MiB apart do not always collide.
         ((page ^ (page >> 11)).wrapping_add(spread(key.directory) >> 6) % SMALL_LINES as u64) as usize
     }
 
@@ -141,7 +141,7 @@ impl Tlb {
         }
     }
 
-    /// Drops the translations of the page at `page` in `directory`; `None` means every directory or page.
+    /// Drops the translations of the page at `page` in `directory`; `None` means all pages or directories.
     pub fn flush(&self, directory: Option<BusAddr>, page: Option<GpuVa>) {
         for (index, set) in self.sets.iter().enumerate() {
             let mut set = set.lock();
@@ -157,7 +157,7 @@ impl Tlb {
         }
     }
 
-    /// Returns the numbers of hits, misses and flushes.
+    /// Returns the TLB's counters: hits, misses and flushes.
     #[must_use]
     pub fn counters(&self) -> TlbCounters {
         self.sets.iter().fold(TlbCounters::default(), |sum, set| {

@@ -6,7 +6,8 @@ use crate::memory::{BusAddr, View};
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use nvspec::mmu::{ENTRY_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, TableTarget, fault, kind};
 
-/// Finds the page table entry of `va`. Permissions are left to [`check`]; `write` is for the fault only.
+/// Finds the page table entry of `va`. Permissions are not checked here but by [`check`]; `write` only appears in the
+/// fault.
 ///
 /// # Errors
 /// Returns an [`MmuFault`] with the card's fault reason if the address is not mapped.
@@ -18,7 +19,7 @@ pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Re
     let entry = |table: BusAddr, index: u64| {
         view.read64(table.offset(index * ENTRY_BYTES)).map_err(|error| view.memory().count_lost(error))
     };
-    // GUESS: a table at an address without memory causes the same fault as a missing table.
+    // GUESS: a table address without a memory target causes the same fault as a missing table.
     let pde = Pde::from(entry(space.directory, va.0 >> PDE_SHIFT).map_err(|()| fail(fault::PDE))?);
     let large = BusAddr::from_table(pde.large_target(), pde.large_address());
     let small = BusAddr::from_table(pde.small_target(), pde.small_address());
@@ -42,7 +43,7 @@ pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Re
 /// Checks that the page permits the access.
 ///
 /// # Errors
-/// Returns the fault reason if the page does not permit the access.
+/// Returns the card's fault reason if the access is not permitted.
 pub fn check(pte: Pte, write: bool, privileged: bool) -> Result<(), u32> {
     if pte.privileged() && !privileged {
         return Err(fault::PRIVILEGE);
@@ -53,21 +54,22 @@ pub fn check(pte: Pte, write: bool, privileged: bool) -> Result<(), u32> {
     let system = pte.aperture().is_system();
     match kind::uncompressed(pte.kind()) {
         None => Err(fault::KIND),
-        // GUESS: encrypted pages are not supported, and no other fault reason fits better.
+        // GUESS: encrypted pages are not supported, and this fault reason fits best.
         Some(_) if pte.encrypted() => Err(fault::KIND),
         Some(plain) if system && plain != pte.kind() => Err(fault::COMPRESSED_SYSRAM),
         Some(_) => Ok(()),
     }
 }
 
-/// Returns the address of `va` in the page; `None` for another card's memory.
+/// Returns the bus address of `va` within the page, and the number of bytes to the end of the page; `None` for peer
+/// memory.
 #[must_use]
 pub fn place(entry: TlbEntry, va: GpuVa) -> Option<(BusAddr, u64)> {
     let bytes = entry.page_bytes();
     let offset = va.0 % bytes;
-    // GUESS: the card ignores the address bits below the size of a large page.
+    // GUESS: the card ignores address bits below the large page size.
     let page = BusAddr::from_aperture(entry.pte.aperture(), entry.pte.address() & !(bytes - 1))?;
     Some((page.offset(offset), bytes - offset))
 }
 
-const _: () = assert!(TableTarget::None as u8 == 0, "a zeroed directory entry names no table");
+const _: () = assert!(TableTarget::None as u8 == 0, "a zeroed directory entry has no table");

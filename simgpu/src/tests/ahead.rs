@@ -1,4 +1,4 @@
-//! Tests host methods while an engine works.
+//! Tests host methods while an engine is busy.
 
 use super::driver::{CE0, Driver, PAGE, acquire, ce_copy, object, release, small, words};
 use crate::{EngineId, Fault, FaultKind};
@@ -11,7 +11,7 @@ const SEM: u64 = 0x300_0000;
 /// Engine number of copy engine 0.
 const UNIT: u32 = 4;
 
-/// Starts a copy that never ends on a channel, and queues `more` after it.
+/// Starts an endless copy on a channel, and queues `more` after it.
 fn behind_endless_work(driver: &mut Driver, more: &[Vec<u32>]) -> (super::driver::Channel, u64) {
     let mut channel = driver.only_channel(1);
     driver.card.inject(Fault { engine: EngineId::Copy0, kind: FaultKind::Hang, after: 0, count: 1 });
@@ -46,7 +46,7 @@ fn channel_waits_for_a_semaphore_while_its_engine_works() {
 #[test]
 fn release_without_wait_for_idle_precedes_end_of_work() {
     let mut driver = Driver::new(&small());
-    // This acquire (operation 2) does not wait until the engine is idle.
+    // This acquire (operation 2) does not wait for the engine to become idle.
     let early = acquire(SEM, 3, 2 | 1 << 20);
     let (_channel, semaphore) = behind_endless_work(&mut driver, &[early, release(SEM, 7)]);
     assert_eq!((state(&driver), driver.peek(semaphore)), ((true, false), 3));
@@ -60,6 +60,6 @@ fn methods_of_an_engine_wait_for_it_in_their_order() {
     driver.poke(semaphore, 5);
     for _ in 0..3 {
         driver.advance(1_000_000);
-        assert_eq!(state(&driver), (true, false), "the second acquire is behind a copy");
+        assert_eq!(state(&driver), (true, false), "the second acquire is queued after a copy");
     }
 }

@@ -19,7 +19,7 @@ fn m2mf_copies_between_pages_of_a_channel() {
     driver.run_until_idle();
     assert!(driver.holds(to, 3, 1));
     assert_eq!(driver.userd(&channel, 0x88), 1, "GP_GET");
-    assert_eq!(driver.card.gpu().run_until_idle(), crate::fifo::Progress::Idle, "no reason to wake up again");
+    assert_eq!(driver.card.gpu().run_until_idle(), crate::fifo::Progress::Idle, "no reason to wake again");
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn preempted_channel_resumes_at_its_position() {
     for word in all {
         driver.push(&mut channel, &[word]);
         driver.run_until_idle();
-        // Preempt the channel, so that its state is only in its instance block and its context image.
+        // Preempt the channel, so that its state is only in its instance block and context image.
         driver.wr(pfifo::PREEMPT::OFFSET, 1);
         assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 1, "done");
         assert_eq!(driver.rd(pfifo::CHANNEL_STATE::at(1)) & 0x1000, 0, "not loaded");
@@ -99,7 +99,7 @@ fn acquire_waits_for_another_channel_in_every_form() {
         driver.poke(at, before);
         driver.push(&mut waiter, &words(&[acquire(SEM, payload, how), release(SEM + 0x100, 1)]));
         driver.run_until_idle();
-        assert_ne!(driver.peek(at + 0x100), 1, "{how:#x} let it through");
+        assert_ne!(driver.peek(at + 0x100), 1, "{how:#x} acquired too early");
         assert_ne!(driver.rd(pfifo::CHANNEL_STATE::at(3)) & 0x10, 0, "acquire pending");
         if how & (1 << 12) != 0 {
             driver.push(&mut other, &release(SEM, after));
@@ -108,7 +108,7 @@ fn acquire_waits_for_another_channel_in_every_form() {
             driver.poke(at, after);
         }
         driver.advance(10_000_000);
-        assert_eq!(driver.peek(at + 0x100), 1, "{how:#x} did not let it through");
+        assert_eq!(driver.peek(at + 0x100), 1, "{how:#x} did not acquire");
     }
 }
 
@@ -150,7 +150,7 @@ fn channels_on_the_runlist_take_turns_and_keep_their_state() {
         let seed = index as u32;
         driver.buffer(channel, A, 1, seed);
         targets.push(driver.buffer(channel, B, 1, 99));
-        // Send all methods of the copies except the launches.
+        // Send all of the copies' methods except the launches.
         let copy = m2mf_copy(A, B, PAGE as u32);
         driver.push(channel, &words(&[object(M2MF), copy[..copy.len() - 2].to_vec()]));
     }
@@ -222,7 +222,7 @@ fn doorbell_rung_by_a_copy_is_seen() {
     driver.run_until_idle();
     let at = driver.buffer(&other, SEM, 1, 9);
     driver.queue(&mut other, &release(SEM, 1));
-    // The writer maps the other channel's USERD page, and releases a semaphore onto its GP_PUT.
+    // The writer maps the other channel's USERD page, and releases a semaphore to its GP_PUT.
     let userd = u64::from(driver.peek(other.instance + 8)) & !0xfff;
     driver.map(writer.space, A, super::driver::At::Vram(userd), 1);
     driver.push(&mut writer, &methods(0, 0x10, &[0, A as u32 + 0x8c, 1, 2 | 1 << 24]));

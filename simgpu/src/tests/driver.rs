@@ -1,5 +1,5 @@
-//! A minimal driver: creates page tables, channels and push buffers in the hardware's formats, through the card's own
-//! windows. The driver shares `nvspec`'s constants with the card, but no code.
+//! A minimal driver: creates page tables, channels and push buffers in the hardware formats, through the card's own
+//! windows. It shares `nvspec`'s constants with the card, but no code.
 
 use crate::{Config, SimGpu};
 use card::{Aperture, Card, DmaMemory};
@@ -20,14 +20,14 @@ pub const IMAGE_VA: u64 = 0x40_0000;
 const RING_LOG2: u32 = 4;
 const PUSH_BYTES: u64 = 0x1_0000;
 
-/// A page of VRAM (by its address), or a page of host memory (by its I/O virtual address).
+/// A VRAM page (by address), or a host memory page (by I/O virtual address).
 #[derive(Clone, Copy, Debug)]
 pub enum At {
     Vram(u64),
     Host(u64),
 }
 
-/// The driver.
+/// A minimal driver of a card.
 pub struct Driver {
     pub card: Arc<SimGpu>,
     next: u64,
@@ -36,14 +36,14 @@ pub struct Driver {
     pub runlist: Vec<u8>,
 }
 
-/// An address space: a directory and one table of small pages for its first 128 MiB.
+/// An address space: a directory, and one small-page table for the first 128 MiB.
 #[derive(Clone, Copy, Debug)]
 pub struct Space {
     pub directory: u64,
     pub table: u64,
 }
 
-/// A channel.
+/// A channel of the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Channel {
     pub id: u8,
@@ -151,7 +151,7 @@ impl Driver {
     pub fn host(&self, iova: u64, pages: u64) -> Arc<MmapRegion> {
         let len = (pages * PAGE) as usize;
         let region = Arc::new(MmapRegion::new(len).expect("host memory"));
-        let memory = DmaMemory::new(Arc::clone(&region) as _, 0, len, true).expect("the whole range");
+        let memory = DmaMemory::new(Arc::clone(&region) as _, 0, len, true).expect("whole range");
         self.card.map_dma(iova, memory).expect("a free range");
         region
     }
@@ -172,7 +172,7 @@ impl Driver {
         self.poke(instance + 0x20c, 0xff);
     }
 
-    /// Maps pages, valid and writable.
+    /// Maps pages as valid and writable.
     pub fn map(&self, space: Space, va: u64, at: At, pages: u64) {
         for page in 0..pages {
             let (address, high) = match at {
@@ -190,7 +190,7 @@ impl Driver {
         self.flush();
     }
 
-    /// Writes a page table entry without a flush.
+    /// Writes a page table entry without flushing.
     pub fn pte(&self, space: Space, va: u64, low: u32, high: u32) {
         let at = space.table + (va >> 12) * 8;
         self.poke(at, low);
@@ -273,7 +273,7 @@ impl Driver {
         channel
     }
 
-    /// Reads a word of a channel's USERD through BAR1.
+    /// Reads a dword of a channel's USERD through BAR1.
     pub fn userd(&self, channel: &Channel, offset: u64) -> u32 {
         let mut data = [0; 4];
         self.card.aperture_read(Aperture::Bar1, USERD_VA + u64::from(channel.id) * PAGE + offset, &mut data);
@@ -330,7 +330,7 @@ impl Driver {
         at
     }
 
-    /// Returns true if the VRAM at `at` holds the pattern.
+    /// Returns true if the VRAM at `at` contains the pattern.
     pub fn holds(&self, at: u64, pages: u64, seed: u32) -> bool {
         (0..pages * PAGE / 4).all(|index| self.peek(at + 4 * index) == pattern(seed, index))
     }
@@ -347,7 +347,7 @@ pub fn pattern(seed: u32, index: u64) -> u32 {
     (index as u32 ^ seed.rotate_left(7)).wrapping_mul(0x9e37_79b1).wrapping_add(seed)
 }
 
-/// Returns the push buffer words that write data to consecutive methods.
+/// Returns push buffer words that write data to consecutive methods.
 pub fn methods(subchannel: u32, method: u32, data: &[u32]) -> Vec<u32> {
     let header = 1 << 29 | (data.len() as u32) << 16 | subchannel << 13 | method >> 2;
     std::iter::once(header).chain(data.iter().copied()).collect()
@@ -363,7 +363,7 @@ pub fn object(binding: (u32, u32)) -> Vec<u32> {
     methods(subchannel, 0, &[object])
 }
 
-/// Returns the methods that copy one line of `bytes` bytes with M2MF.
+/// Returns the methods for copying one line of `bytes` bytes with M2MF.
 pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     let mut words = methods(2, 0x238, &[(to >> 32) as u32, to as u32]);
     words.extend(methods(2, 0x30c, &[(from >> 32) as u32, from as u32, bytes, bytes, bytes, 1]));
@@ -371,7 +371,7 @@ pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// Returns the methods that copy whole pages with a copy engine.
+/// Returns the methods for copying whole pages with a copy engine.
 pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     let (page, lines) = (PAGE as u32, pages);
     let mut words =
@@ -380,12 +380,12 @@ pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     words
 }
 
-/// Returns the methods that release a semaphore with 16 bytes of data.
+/// Returns the methods for releasing a semaphore with 16 bytes of data.
 pub fn release(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 2])
 }
 
-/// Returns the methods that acquire a semaphore with operation `how`.
+/// Returns the methods for acquiring a semaphore with operation `how`.
 pub fn acquire(va: u64, payload: u32, how: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, how])
 }
@@ -395,7 +395,7 @@ pub fn words(parts: &[Vec<u32>]) -> Vec<u32> {
     parts.concat()
 }
 
-/// Returns the configuration of a card with 64 MiB.
+/// Returns the configuration of a card with 64 MiB of VRAM.
 pub fn small() -> Config {
     Config { vram_mib: 64, ..Config::default() }
 }

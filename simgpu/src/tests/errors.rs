@@ -1,4 +1,4 @@
-//! Tests errors, and the driver's recovery.
+//! Tests errors and the driver's recovery.
 
 use super::driver::{
     CE0, CE1, Driver, IMAGE_VA, M2MF, PAGE, ce_copy, m2mf_copy, methods, object, release, small, words,
@@ -22,7 +22,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     let partly = driver.buffer(&bad, B, 1, 2);
     driver.buffer(&good, A, 1, 3);
     let to = driver.buffer(&good, B, 1, 4);
-    // Copy to a destination whose second page is missing.
+    // Copy to a destination whose second page is unmapped.
     driver.push(&mut bad, &words(&[object(CE0), ce_copy(A, B, 2)]));
     driver.run_until_idle();
     let unit = 0x15;
@@ -33,20 +33,24 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     assert_eq!(driver.rd(pfifo::FAULT_TYPE::at(unit)), 0x1c2);
     assert_eq!(driver.rd(pfifo::SCHED_ENABLE_ACK::OFFSET), 1 << 4);
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(4)) & 0x9000_007f, 0x9000_0001, "busy with channel 1");
-    assert!(driver.holds(partly, 1, 1), "what came before the fault is there");
+    assert!(driver.holds(partly, 1, 1), "the data before the fault was written");
 
     driver.push(&mut good, &words(&[object(CE1), ce_copy(A, B, 1)]));
     driver.run_until_idle();
-    assert!(driver.holds(to, 1, 3), "the other engine goes on");
+    assert!(driver.holds(to, 1, 3), "the other engine continues");
 
-    // Recover as a driver would: fix the mapping, acknowledge the fault, reset the engine, and restart the channel.
+    // Recover like a driver: fix the mapping, acknowledge the fault, reset the engine, and restart the channel.
     driver.wr(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pfifo::SCHED_ENABLE_ACK::OFFSET, 1 << 4);
     let second = driver.buffer(&bad, B, 2, 7);
     driver.push(&mut good, &words(&[object(CE0), ce_copy(A, B, 1)]));
     driver.run_until_idle();
-    assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(4)) & 0x9000_007f, 0x9000_0001, "acknowledging does not mend it");
+    assert_eq!(
+        driver.rd(pfifo::ENGINE_STATUS::at(4)) & 0x9000_007f,
+        0x9000_0001,
+        "acknowledging does not clear the fault"
+    );
     driver.reset_engine(pmc::ENABLE::CE0.mask());
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(4)), 0);
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
@@ -79,7 +83,7 @@ fn fault_of_a_push_buffer_is_the_hosts() {
     driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1 << 7);
     assert_eq!(driver.rd(pfifo::FAULT_TYPE::at(7)), 0x642);
-    assert_eq!(driver.rd(pfifo::SCHED_ENABLE_ACK::OFFSET), 0, "no engine is concerned");
+    assert_eq!(driver.rd(pfifo::SCHED_ENABLE_ACK::OFFSET), 0, "no engine is affected");
 }
 
 #[test]
@@ -87,7 +91,7 @@ fn missing_context_image_is_ctxctls_fault() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(3);
     driver.unmap(channel.space, IMAGE_VA);
-    // Binding an object does not need a context, but its methods do.
+    // Binding an object does not require a context, but its methods do.
     driver.push(&mut channel, &object(M2MF));
     driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 0);
@@ -104,7 +108,7 @@ fn channel_without_pgraph_context_copies_and_faults_on_pgraph() {
     let mut driver = Driver::new(&small());
     let (mut copies, mut good) = (driver.channel(1), driver.channel(2));
     driver.submit_runlist(&[1, 2]);
-    // Clear the pointers as nouveau does when it closes a channel.
+    // Clear the pointers, as nouveau does when it closes a channel.
     [0x210, 0x214].into_iter().for_each(|offset| driver.poke(copies.instance + offset, 0));
     for (channel, seed) in [(&copies, 1), (&good, 3)] {
         driver.buffer(channel, A, 1, seed);
@@ -191,7 +195,7 @@ fn copy_engine_reports_unknown_method() {
     assert_eq!(driver.rd(pmc::INTR_0::OFFSET) & 0x20, 0x20);
     assert_eq!(driver.rd(ce0::INTR::OFFSET), 0x40);
     let word = driver.rd(ce0::SCRATCH::at(0));
-    // Decode the word as the driver's handler does.
+    // Decode the word like the driver's handler.
     assert_eq!(((word >> 16) & 0x7ff) << 2, 0x700);
     assert_eq!((word >> 27) & 7, 4);
     assert_eq!(driver.rd(ce0::SCRATCH::at(1)), 9);
@@ -244,9 +248,9 @@ fn hung_engine_holds_its_channel_until_it_is_reset() {
     driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::INTR::OFFSET) & 0x100, 0);
     driver.advance(1_000_000_000);
-    assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 0x0010_0001, "the kick does not end");
+    assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 0x0010_0001, "the preemption does not complete");
     assert_eq!((driver.rd(pfifo::INTR::OFFSET) & 0x100, driver.rd(pfifo::SCHED_ERROR_REASON::OFFSET)), (0x100, 0x0a));
-    // Both drivers check that the engine is busy and in the middle of a switch.
+    // Both drivers check that the engine is busy and mid-switch.
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(0)), 0x9004_1001);
     driver.wr(pfifo::INTR::OFFSET, 0x100);
     driver.advance(5_000_000_000);
@@ -285,7 +289,7 @@ fn triggered_fault_removes_hung_channel_from_engine() {
     driver.wr(pfifo::FAULT_TRIGGER::at(5), 0x116);
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1 << 0x16);
     assert_eq!(driver.rd(pfifo::FAULT_INST::at(0x16)), (hung.instance >> 12) as u32);
-    // Recover as a driver would: disable the channel, reset the engine, and acknowledge the errors.
+    // Recover like a driver: disable the channel, reset the engine, and acknowledge the errors.
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pmc::ENABLE::OFFSET, !0x80);
     driver.wr(pmc::ENABLE::OFFSET, u32::MAX);
@@ -331,7 +335,7 @@ fn card_lost_from_bus_reads_ones_and_stays_dead_after_reset() {
     let mut read = [0; 4];
     driver.card.aperture_read(Aperture::Bar1, 0, &mut read);
     assert_eq!((driver.rd(pmc::ENABLE::OFFSET), driver.rd(pramin::BASE), read), (u32::MAX, u32::MAX, [0xff; 4]));
-    // A reset does not bring the card back, either.
+    // A reset does not bring the card back either.
     driver.card.reset();
     assert_eq!(driver.rd(pmc::BOOT_0::OFFSET), u32::MAX);
 }
@@ -347,7 +351,7 @@ fn engine_without_firmware_lets_channels_wait() {
     driver.push(&mut channel, &words(&[object(CE0), ce_copy(A, B, 1)]));
     driver.run_until_idle();
     assert!(driver.holds(to, 1, 2));
-    assert_eq!(driver.card.gpu().run_until_idle(), crate::fifo::Progress::Idle, "waits for an event, not for time");
+    assert_eq!(driver.card.gpu().run_until_idle(), crate::fifo::Progress::Idle, "waits for an event, not a deadline");
     driver.wr(ce0::CPU_CONTROL::OFFSET, 2);
     driver.run_until_idle();
     assert!(driver.holds(to, 1, 2), "nothing was loaded");
@@ -373,7 +377,7 @@ fn pgraph_works_once_both_of_its_falcons_have_programs() {
     assert!(!ready());
     driver.load(Falcon::Fecs);
     driver.wr(fecs::BOOT_VECTOR::OFFSET, 0x100);
-    assert!(!ready(), "it begins where nothing is");
+    assert!(!ready(), "no code at the start address");
     driver.wr(fecs::BOOT_VECTOR::OFFSET, 0);
     assert!(ready());
 }

@@ -1,4 +1,4 @@
-//! Sends arbitrary writes to the card. The card must keep working and become idle.
+//! Sends arbitrary writes to the card, which must keep working and become idle.
 
 use super::driver::{Channel, Driver, PUSH_VA, methods, small};
 use crate::fifo::Progress;
@@ -6,15 +6,15 @@ use card::{Aperture, Card};
 use nvspec::regs;
 use proptest::prelude::*;
 
-/// An operation of a driver, often with valid values.
+/// A driver operation, often with valid values.
 #[derive(Clone, Debug)]
 enum Op {
-    /// Writes a register: its index in the table, its index in an array, and the value.
+    /// Writes a register, given as its index in the table, its array index, and the value.
     Write(usize, u32, u32),
     Read(usize, u32),
     AnyWrite(u32, u32),
     Aperture(bool, u64, Vec<u8>),
-    /// Writes a word of the channel's instance block, ring, push buffer or image, or of the page tables.
+    /// Writes a dword of the channel's instance block, ring, push buffer or context image, or of the page tables.
     Poke(u8, u32, u32),
     Push(Vec<u32>),
     Doorbell(u32),
@@ -74,7 +74,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 fn register(which: usize, index: u32) -> u32 {
     let all = regs::blocks().map(|(_, _, _, info)| info.len()).sum::<usize>();
-    let info = regs::blocks().flat_map(|(_, _, _, info)| *info).nth(which % all).expect("within the table");
+    let info = regs::blocks().flat_map(|(_, _, _, info)| *info).nth(which % all).expect("index is within the table");
     info.offset + index % info.count * info.stride
 }
 
@@ -121,7 +121,7 @@ proptest! {
         for op in ops {
             apply(&driver, &mut channel, op);
         }
-        // This loop must end, because any push buffer is finite. Only waits for a later time may be left.
+        // This loop must end, because push buffers are finite. Only waits for a later time may remain.
         let mut gpu = driver.card.gpu();
         let rested = (0..200_000).any(|_| gpu.step() != Progress::Ran);
         prop_assert!(rested);

@@ -12,7 +12,7 @@ pub(super) const BANK: u64 = 0x180_0000;
 pub(super) const DATA: u64 = 0x200_0000;
 pub(super) const SEM: u64 = 0x300_0000;
 
-/// Loops for the number of iterations in the third parameter, then adds the second parameter to each word of the data
+/// Runs the number of loop iterations in the third parameter, then adds the second parameter to each word of the data
 /// to which the first parameter points.
 pub(super) const ADD: &str = ".kernel k
     S2R R0, SR_TID.X
@@ -40,7 +40,7 @@ pub(super) fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u
     driver.buffer(channel, DATA, 4, 0)
 }
 
-/// Returns the methods that set all state of a launch.
+/// Returns the methods that set all launch state.
 pub(super) fn set_up(params: &[u32]) -> Vec<u32> {
     let mut parts = vec![
         object(COMPUTE),
@@ -122,7 +122,7 @@ fn channel_state_survives_interruption_between_any_two_methods() {
     let data = [&first, &second].map(|channel| prepare(&mut driver, channel, ADD));
     let before = data.map(|at| driver.peek(at));
     let other = words(&[set_up(&[DATA as u32, 20, 1]), launch(1, 32)]);
-    // Send the methods of the first channel one word at a time. Between two words, the other channel runs a kernel.
+    // Send the first channel's methods one word at a time. Between two words, the other channel runs a kernel.
     let whole = words(&[set_up(&[DATA as u32, 10, 3]), launch(1, 32), launch(1, 32)]);
     for (round, word) in (0u32..).zip(&whole) {
         driver.push(&mut first, &[*word]);
@@ -132,7 +132,7 @@ fn channel_state_survives_interruption_between_any_two_methods() {
         assert_eq!(driver.peek(data[1]), before[1].wrapping_add(20 * (round + 1)));
         match round % 4 {
             0 => {
-                // Take the channels off the engine, so that their state is only in their context images.
+                // Preempt the channels, so that their state is only in their context images.
                 driver.wr(pfifo::PREEMPT::OFFSET, 3);
                 assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 3, "done");
             }
@@ -164,7 +164,7 @@ fn warp_error_traps_channel_until_acknowledged() {
     assert_eq!(driver.rd(sm_trap::tpc(0, 0)), 2);
     assert_eq!(driver.rd(sm_trap::warp_error(0, 0)), warp_error::OUT_OF_RANGE_ADDRESS);
     assert_eq!(driver.rd(fecs::CURRENT::OFFSET), 0x8000_0000 | (channel.instance >> 12) as u32);
-    assert_ne!(driver.peek(at), 1, "nothing follows yet");
+    assert_ne!(driver.peek(at), 1, "no later method has run");
     driver.wr(sm_trap::warp_error(0, 0), 0);
     driver.wr(pgraph::TRAP::OFFSET, u32::MAX);
     driver.wr(pgraph::INTR::OFFSET, u32::MAX);
@@ -218,14 +218,14 @@ fn time_of_a_kernel_follows_from_its_instructions() {
         assert_eq!(driver.peek(at + 16), 1);
         stamp(at + 16) - stamp(at)
     };
-    // Each of the four warps executes 10 instructions, plus three per round. PTIMER counts in steps of 32 ns.
+    // Each of the four warps executes 10 instructions, plus three per iteration. PTIMER has a resolution of 32 ns.
     for rounds in [1, 100, 5000] {
         let expected = 1_000 + 4 * (10 + 3 * u64::from(rounds));
         assert!(elapsed(rounds).abs_diff(expected) <= 32, "{} for {rounds}, not {expected}", elapsed(rounds));
     }
 }
 
-/// Adds to one word per thread, in rounds. The words are separated by a stride in bytes.
+/// Adds to one word per thread, in a loop. The words are separated by a stride in bytes.
 const STRIDE: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]
@@ -239,7 +239,7 @@ const STRIDE: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// Returns a time model in which each launch takes 10 us plus the kernel's own time, with this bus bandwidth.
+/// Returns a time model with this bus bandwidth in which each launch takes 10 us plus the kernel's own time.
 fn model(compute: ComputeTiming, bus_bytes_per_second: u64) -> TimeModel {
     let timing = EngineTiming { bytes_per_second: 0, launch_ns: 10_000 };
     TimeModel { graph: timing, compute, copy: timing, switch_ns: 100, bus_bytes_per_second }
@@ -270,7 +270,7 @@ fn time_between_semaphores(
     // TIMEOUT: a thousand times the usual time. A longer wait means that the kernel hangs.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while driver.peek(at + 16) != 1 {
-        assert!(std::time::Instant::now() < deadline, "it does not end");
+        assert!(std::time::Instant::now() < deadline, "the kernel does not end");
         std::thread::yield_now();
     }
     let stamp = |at: u64| u64::from(driver.peek(at + 12)) << 32 | u64::from(driver.peek(at + 8));
@@ -281,8 +281,8 @@ fn time_between_semaphores(
 fn kernel_time_depends_on_work_and_not_on_worker_count() {
     let clock = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 0 };
     let memory = ComputeTiming { bytes_per_second: 1_000_000_000, ..clock };
-    // A warp that accesses contiguous words makes one transaction of 128 bytes. A warp whose lanes access separate
-    // lines makes 32 transactions.
+    // A warp that accesses contiguous words makes one 128-byte transaction. A warp whose lanes access separate lines
+    // makes 32.
     for (compute, stride, per_access) in [(clock, 4, 0), (memory, 4, 1), (memory, 128, 32)] {
         for (rounds, launches) in [(3u32, 1), (40, 1), (40, 3)] {
             let instructions = 16 * (5 + 6 * u64::from(rounds));
@@ -290,7 +290,7 @@ fn kernel_time_depends_on_work_and_not_on_worker_count() {
             let expected = launches as u64 * (10_000 + instructions.max(bytes));
             for workers in [0, 1, 2] {
                 let took = time_between_semaphores(workers, model(compute, 0), 0, stride, rounds, launches);
-                // PTIMER counts in steps of 32 ns.
+                // PTIMER has a resolution of 32 ns.
                 let what = format!("{workers} workers, stride {stride}, {rounds} rounds, {launches} launches");
                 assert!(took.abs_diff(expected) <= 32, "{what}: {took}, not {expected}");
             }
@@ -302,8 +302,8 @@ fn kernel_time_depends_on_work_and_not_on_worker_count() {
 fn transactions_of_host_memory_take_the_time_of_the_bus() {
     let compute = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 1_000_000_000 };
     let rounds = 20;
-    // Each case has the stride, the pages in host memory, the transactions of a warp's access, and the host memory
-    // transactions of a block of four warps.
+    // Each case contains the stride, the pages in host memory, the transactions per warp access, and the host memory
+    // transactions per block of four warps.
     for (stride, host, per_access, per_block) in
         [(4, 0, 1, 0), (4, 1, 1, 4), (128, 0b0010, 32, 32), (128, 0b1011, 32, 96)]
     {
@@ -314,7 +314,7 @@ fn transactions_of_host_memory_take_the_time_of_the_bus() {
             for workers in [0, 2] {
                 let time = model(compute, bus);
                 let took = time_between_semaphores(workers, time, host, stride, rounds as u32, 1);
-                // PTIMER counts in steps of 32 ns.
+                // PTIMER has a resolution of 32 ns.
                 let what = format!("{workers} workers, stride {stride}, pages {host:#b}, {bus} bytes per second");
                 assert!(took.abs_diff(expected) <= 32, "{what}: {took}, not {expected}");
             }
@@ -369,15 +369,15 @@ fn kernels_run_with_any_number_of_worker_threads() {
         // TIMEOUT: a thousand times the usual time. A longer wait means that the kernel hangs.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while driver.peek(at) != 0xbeef {
-            assert!(std::time::Instant::now() < deadline, "{workers} workers do not end");
+            assert!(std::time::Instant::now() < deadline, "{workers} workers do not finish");
             std::thread::yield_now();
         }
         assert_eq!(driver.peek(data), before.wrapping_add(15));
         assert_eq!(driver.peek(data + PAGE - 4), super::driver::pattern(0, PAGE / 4 - 1).wrapping_add(15));
-        // A reset of the card ends an endless kernel even while the kernel's threads run.
+        // A card reset ends an endless kernel even while the kernel's threads are running.
         driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 3, 0x7fff_ffff]), launch(64, 32)]));
         while driver.rd(pgraph::STATUS::OFFSET) & 1 == 0 {
-            assert!(std::time::Instant::now() < deadline, "{workers} workers do not begin");
+            assert!(std::time::Instant::now() < deadline, "{workers} workers do not start");
             std::thread::yield_now();
         }
         card::Card::reset(&*driver.card);

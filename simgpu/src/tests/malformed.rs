@@ -1,5 +1,5 @@
-//! Invalid kernels and methods: the card reports the hardware's error for their channel, while another channel keeps
-//! computing.
+//! Invalid kernels and methods: the card reports the hardware's error for their channel, while another channel
+//! continues to compute.
 
 use super::driver::{Channel, Driver, methods, small, words};
 use super::kernels::{ADD, CODE, DATA, SEM, launch, prepare, query, reset_pgraph, set_up};
@@ -24,12 +24,12 @@ enum Error {
     Illegal(u32),
 }
 
-/// An address that is not mapped.
+/// An unmapped address.
 const UNMAPPED_ADDR: u64 = 0x555_5000;
 /// Address of a read-only page.
 const READ_ONLY: u64 = 0x440_0000;
 
-/// A card with two channels: one fails, and the other computes.
+/// A card with two channels, a failing one and a computing one.
 struct Pair {
     driver: Driver,
     bad: Channel,
@@ -85,7 +85,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
     let driver = &pair.driver;
     let instance = (pair.bad.instance >> 12) as u32;
     let faulted = |kind: u32, reason: u32, va: u64, write: bool| {
-        assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1, "{code}: PGRAPH's unit");
+        assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1, "{code}: PGRAPH's fault unit");
         let address = (driver.rd(pfifo::FAULT_VA_HI::at(0)), driver.rd(pfifo::FAULT_VA_LO::at(0)));
         assert_eq!(address, ((va >> 32) as u32, va as u32), "{code}");
         assert_eq!(driver.rd(pfifo::FAULT_INST::at(0)), instance, "{code}");
@@ -93,7 +93,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
         assert_eq!(driver.rd(pgraph::INTR::OFFSET), 0, "{code}");
     };
     match error {
-        // The client is number 1 of the first cluster (its texture unit and L1), or number 4 of the hub (dispatch).
+        // The client is number 1 of the first GPC (its texture unit and L1), or number 4 of the hub (dispatch).
         Error::Shader(reason, va, write) => faulted(1 << 8, reason, va, write),
         Error::Method(reason, va, write) => faulted(1 << 6 | 4 << 8, reason, va, write),
         Error::Warp(error) => {
@@ -111,7 +111,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
         }
     }
     assert_eq!(driver.rd(fecs::CURRENT::OFFSET), 0x8000_0000 | instance, "{code}");
-    // Recover as a driver would: remove the channel, and acknowledge the errors.
+    // Recover like a driver: remove the channel, and acknowledge the errors.
     pair.computes(2);
     let driver = &pair.driver;
     driver.wr(pfifo::CHANNEL_STATE::at(3), 0x001f_0000);
@@ -124,7 +124,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
         reset_pgraph(driver);
     }
     driver.run_until_idle();
-    assert_eq!(driver.peek(pair.stamp), 2, "{code}: the other goes on");
+    assert_eq!(driver.peek(pair.stamp), 2, "{code}: the other channel continues");
     assert_eq!(driver.peek(pair.data), before.wrapping_add(10), "{code}");
     assert_eq!((driver.rd(pgraph::INTR::OFFSET), driver.rd(pfifo::MMU_FAULT_ID::OFFSET)), (0, 0), "{code}");
 }
@@ -189,9 +189,9 @@ fn unmapped_and_read_only_memory_faults() {
         Error::Shader(fault::READ_ONLY, READ_ONLY + 0x20, true),
     );
     errs("MOV R0, RZ\nMOV R1, 0x1\nLD.E R2, [R0]", &[], Error::Shader(fault::PDE, 1 << 32, false));
-    // Access an address beyond the channel's limit of 2^40.
+    // Access an address beyond the channel's 2^40 limit.
     errs("MOV R0, RZ\nMOV R1, 0x100\nLD.E R2, [R0]", &[], Error::Shader(fault::VA_LIMIT, 1 << 40, false));
-    // Use an unbound constant bank, and unbound local memory.
+    // Use an unbound constant bank and unbound local memory.
     let bank = [
         methods(1, class::CONSTANT_SIZE, &[0x100, 0, UNMAPPED_ADDR as u32]),
         methods(1, class::CONSTANT_BIND, &[0x101]),
@@ -231,7 +231,7 @@ fn methods_and_launches_that_no_card_could_do() {
     errs("EXIT", &upload, Error::Method(fault::PTE, UNMAPPED_ADDR + 0x40, true));
 }
 
-/// Waits until `until` returns true, up to a limit in host time.
+/// Polls `until` until it returns true, with a time limit.
 #[track_caller]
 fn wait(what: &str, mut until: impl FnMut() -> bool) {
     // TIMEOUT: a thousand times the usual time. A longer wait means that the card hangs.
@@ -254,9 +254,9 @@ fn endless_kernel_is_removed_by_reset_and_other_channel_runs() {
             let before = pair.driver.peek(pair.data);
             pair.err(&[]);
             let busy = |driver: &Driver| driver.rd(pgraph::STATUS::OFFSET) & 1 != 0;
-            wait("it does not begin", || busy(&pair.driver));
+            wait("it does not start", || busy(&pair.driver));
             pair.computes(3);
-            // Neither a TLB flush nor a register read waits for the end of the kernel.
+            // Neither a TLB flush nor a register read waits for the kernel to end.
             pair.driver.flush();
             pair.driver.wr(pfifo::CHANNEL_STATE::at(3), 0x001f_0000);
             pair.driver.wr(pfifo::PREEMPT::OFFSET, 3);
@@ -264,7 +264,7 @@ fn endless_kernel_is_removed_by_reset_and_other_channel_runs() {
             assert_ne!(pair.driver.peek(pair.stamp), 3);
             reset_pgraph(&pair.driver);
             pair.driver.submit_runlist(&[4]);
-            wait("the other does not go on", || pair.driver.peek(pair.stamp) == 3);
+            wait("the other channel does not continue", || pair.driver.peek(pair.stamp) == 3);
             assert_eq!(pair.driver.peek(pair.data), before.wrapping_add(5), "{code}");
             wait("it rests", || !busy(&pair.driver));
             assert_eq!(pair.driver.rd(pgraph::INTR::OFFSET), 0);

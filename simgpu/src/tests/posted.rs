@@ -58,7 +58,7 @@ fn barrier_has_writes_arrive_if_it_has_a_page() {
     let mut scene = Scene::new();
     scene.copy(&[]);
     scene.barrier();
-    assert!(!scene.arrived(), "the page was not given");
+    assert!(!scene.arrived(), "no flush page was set");
     scene.driver.wr(pfb::NISO_ADDRESS::OFFSET, (FLUSH_PAGE >> 8) as u32);
     assert!(!scene.arrived());
     scene.barrier();
@@ -69,7 +69,7 @@ fn barrier_has_writes_arrive_if_it_has_a_page() {
 fn semaphore_with_wait_for_idle_follows_engine_writes() {
     let mut scene = Scene::new();
     scene.copy(&[methods(0, 0x10, &[0, SEM as u32, 7, 2 | 1 << 20])]);
-    assert!(!scene.arrived(), "one that does not wait says nothing of them");
+    assert!(!scene.arrived(), "a release that does not wait does not complete the writes");
     scene.copy(&[release(SEM, 8)]);
     assert!(scene.arrived());
 }

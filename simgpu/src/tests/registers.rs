@@ -8,8 +8,7 @@ use nvspec::regs::{self, pbfb, pbfb_bcast, pbus, pfb, pfifo, pmc, ppci, ptop};
 use nvspec::{Access, RegInfo};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Registers whose reads differ from the stored value. Each of them either has its own test or is a constant of the
-/// chip.
+/// Registers whose reads differ from the stored value. Each has its own test or is a chip constant.
 const COMPUTED: &[&str] = &[
     "BOOT_0",
     "ENABLE",
@@ -146,7 +145,7 @@ fn windows_show_the_same_memory() {
     assert_eq!(data, [0x78, 0x56, 0x34, 0x12, 0, 0, 0, 0]);
     driver.card.aperture_write(Aperture::Bar1, 0x10_0009, &[0xaa, 0xbb]);
     assert_eq!(driver.peek(at + 8), 0x12bb_aa78);
-    // BAR3 has not been bound, so its offsets are VRAM addresses.
+    // BAR3 is unbound, so its offsets are VRAM addresses.
     driver.card.aperture_read(Aperture::Bar3, at + 8, &mut data[..4]);
     assert_eq!(data[..4], [0x78, 0xaa, 0xbb, 0x12]);
 }

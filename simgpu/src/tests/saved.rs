@@ -1,4 +1,4 @@
-//! Tests halting, saving and restoring a card, with a handover of its memory.
+//! Tests halting, saving and restoring a card, including a handover of its memory.
 
 use super::driver::{CE0, Channel, Driver, ce_copy, methods, object, release, small, words};
 use crate::memory::Vram;
@@ -17,8 +17,8 @@ fn config() -> Config {
     Config { shared: true, ..small() }
 }
 
-/// Returns a driver with a channel that copies pages back and forth, the address of the semaphore, and the address of
-/// one of the buffers.
+/// Returns a driver with a channel that copies pages back and forth, and the addresses of the semaphore and of one
+/// buffer.
 fn copier(config: &Config) -> (Driver, Channel, u64, u64) {
     let mut driver = Driver::new(config);
     let mut channel = driver.only_channel(1);
@@ -39,7 +39,7 @@ fn encoded(card: &SimGpu) -> Vec<u8> {
     postcard::to_allocvec(&card.save().expect("it is halted")).expect("it can be encoded")
 }
 
-/// Encodes the saved card without the time of the save.
+/// Encodes the saved card, except for the time of the save.
 fn at_any_time(card: &SimGpu) -> Vec<u8> {
     let mut saved = card.save().expect("it is halted");
     saved.clock.host = 0;
@@ -78,8 +78,8 @@ fn handed_over_card_continues_queued_work() {
         driver.run_until_idle();
         assert_eq!(driver.peek(semaphore), round);
     }
-    assert!(driver.holds(to, 16, 2), "the first copy was of this side");
-    assert!(driver.card.counters().fifo.methods > 100, "counters go on");
+    assert!(driver.holds(to, 16, 2), "the first copy ran before the handover");
+    assert!(driver.card.counters().fifo.methods > 100, "counters continue");
 }
 
 #[test]
@@ -146,8 +146,8 @@ fn other_memory_is_refused() {
     let bytes = u64::from(config().vram_mib) << 20;
     let file = || driver.card.vram_file().expect("it is shared").try_clone().expect("a descriptor");
     assert!(Vram::of_file(file(), bytes * 2).is_err());
-    assert!(file().set_len(0).is_err(), "nobody can cut it");
-    // Create a file of the same length, but without the seals that prevent truncation.
+    assert!(file().set_len(0).is_err(), "the file cannot be truncated");
+    // Create a file of the same size, but without the seals that prevent truncation.
     let other = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a file");
     let other = std::fs::File::from(other);
     other.set_len(bytes).expect("a length");
@@ -164,7 +164,7 @@ fn zeros_take_no_memory() {
     assert!(blocks() > 0);
     vram.write(at(0x1000), &vec![0; 0x10_1000]).expect("inside");
     assert_eq!(blocks(), 0);
-    // Pages that are only partly zeroed must not become holes.
+    // Partially zeroed pages must not become holes.
     vram.write(at(0x2000), &[7; 0x3000]).expect("inside");
     vram.write(at(0x2800), &[0; 0x2000]).expect("inside");
     let mut held = [1; 0x3000];
@@ -183,20 +183,21 @@ fn cards_that_cannot_be_are_refused() {
         let error = SimGpu::restored_for_test(&config(), saved, memory(&driver.card, &config())).expect_err("restored");
         std::error::Error::source(&error).expect("a reason").to_string()
     };
-    assert!(refused(&|saved| saved.vram_bytes *= 2).contains("another card"));
+    assert!(refused(&|saved| saved.vram_bytes *= 2).contains("a different card"));
     assert!(refused(&|saved| saved.storage.push((3, 1))).contains("outside of BAR0"));
     assert!(refused(&|saved| saved.storage.push((u32::MAX - 3, 1))).contains("outside of BAR0"));
-    assert!(refused(&|saved| saved.fifo.order.push(2)).contains("runlist names others"));
-    assert!(refused(&|saved| saved.fifo.channels.truncate(9)).contains("other channels"));
-    assert!(refused(&|saved| saved.fifo.pbdmas.truncate(1)).contains("other channels or PBDMAs"));
-    assert!(refused(&|saved| saved.falcons[0].words.truncate(1)).contains("another size"));
+    assert!(refused(&|saved| saved.fifo.order.push(2)).contains("runlist does not match"));
+    assert!(refused(&|saved| saved.fifo.channels.truncate(9)).contains("channels or PBDMAs differs"));
+    assert!(refused(&|saved| saved.fifo.pbdmas.truncate(1)).contains("channels or PBDMAs differs"));
+    assert!(refused(&|saved| saved.falcons[0].words.truncate(1)).contains("memory is wrong"));
     assert!(refused(&|saved| saved.context_writes = vec![(0, 0); 5000]).contains("too many registers"));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Edits a saved card. The card must be rejected, or restored as a card that may misbehave but never panics.
+    /// Edits a saved card. The card must be either rejected or restored; a restored card may misbehave but must not
+    /// panic.
     #[test]
     fn edited_bytes_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let (mut driver, mut channel, ..) = copier(&config());

@@ -8,7 +8,7 @@ const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;
 const SEM: u64 = 0x300_0000;
 
-/// Returns a configuration in which a byte takes 1 ns, a launch takes 1 us, and a switch takes 100 ns.
+/// Returns a configuration in which a byte takes 1 ns, a launch 1 us, and a channel switch 100 ns.
 fn slow() -> Config {
     let timing = EngineTiming { bytes_per_second: 1_000_000_000, launch_ns: 1_000 };
     Config {
@@ -33,13 +33,13 @@ fn semaphore_after_copy_arrives_when_copy_time_passes() {
     driver.push(&mut channel, &words(&[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32), release(SEM, 1)]));
     driver.run_until_idle();
     assert_ne!(driver.peek(sem), 1);
-    // The time is the sum of loading the channel, loading its context, the launch, and the copy.
+    // The duration is the sum of loading the channel, loading its context, the launch, and the copy.
     let takes = 100 + 100 + 1_000 + 4 * PAGE;
     driver.advance(takes - 1);
     assert_ne!(driver.peek(sem), 1);
     driver.advance(1);
     assert_eq!(driver.peek(sem), 1);
-    assert_eq!(u64::from(driver.peek(sem + 8)), takes & !31, "the stamp is the end of the copy");
+    assert_eq!(u64::from(driver.peek(sem + 8)), takes & !31, "the timestamp is the end of the copy");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn late_host_does_not_delay_start_of_card_work() {
         let sem = driver.buffer(&channel, SEM, 1, 3);
         let stamp = |driver: &Driver| u64::from(driver.peek(sem + 8));
         let copy = words(&[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32), release(SEM, 1)]);
-        // Let the card check the newly bound channel, which has no work.
+        // Let the card poll the newly bound channel, which has no work.
         driver.run_until_idle();
         driver.advance(1_000);
         driver.push(&mut channel, &copy);
@@ -136,7 +136,7 @@ fn copy_engine_and_pgraph_work_at_the_same_time() {
     }
 }
 
-/// A way in which a driver removes a channel from its engine: its name, and the function for it.
+/// A way for a driver to remove a channel from its engine, as its name and function.
 type Removal = (&'static str, fn(&mut Driver));
 
 #[test]
@@ -159,13 +159,13 @@ fn removed_channel_keeps_engine_until_its_work_time_passes() {
         }
         let sem = driver.buffer(&next, SEM, 1, 3);
         driver.push(&mut long, &words(&[object(M2MF), m2mf_copy(A, B, 16 * PAGE as u32)]));
-        // At this point the channel and its context have been loaded, and the copy is in progress.
+        // Now the channel and its context have been loaded, and the copy is in progress.
         (0..3).for_each(|_| driver.advance(100));
         take_off(&mut driver);
         driver.push(&mut next, &words(&[object(M2MF), m2mf_copy(A, B, 64), release(SEM, 1)]));
         driver.advance(16 * PAGE);
         let status = driver.rd(pfifo::ENGINE_STATUS::at(0));
-        assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "{what}: the copy takes still");
+        assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "{what}: the copy is still in progress");
         assert_eq!(pfifo::ENGINE_STATUS::CHANNEL.get(status), 1, "{what}");
         assert!(pfifo::CHANNEL_STATE::LOADED.is_set(driver.rd(pfifo::CHANNEL_STATE::at(1))), "{what}");
         assert_ne!(driver.peek(sem), 1, "{what}: the engine is not free");
@@ -210,10 +210,10 @@ fn injected_delay_is_added_even_without_a_model() {
     assert_eq!(driver.peek(sem), 1);
 }
 
-/// Returns true if the page with this number of a buffer is in host memory.
+/// Returns true if the buffer page with this index is in host memory.
 type Host = fn(u64) -> bool;
 
-/// Maps `pages` pages at `va` in the channel's address space. The pages that `host` selects are in host memory, at the
+/// Maps `pages` pages at `va` in the channel's address space. The pages selected by `host` are in host memory, at the
 /// I/O virtual address `va`.
 fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Host) {
     let vram = driver.vram(pages);
@@ -251,14 +251,14 @@ fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
             buffer(&mut driver, &channel, A, 16, from_host);
             buffer(&mut driver, &channel, B, 16, to_host);
             let sem = driver.buffer(&channel, SEM, 1, 3);
-            // The first copy also loads the channel on its engine, so measure the second copy.
+            // The first copy also loads the channel, so measure the second copy.
             let twice = [object(class), copy.clone(), release(SEM, 1), copy, release(SEM + 16, 1)];
             driver.push(&mut channel, &words(&twice));
             driver.run_until_idle();
             (0..4).for_each(|_| driver.advance(1_000_000));
             assert_eq!((driver.peek(sem), driver.peek(sem + 16)), (1, 1));
             let took = driver.peek(sem + 24) - driver.peek(sem + 8);
-            // PTIMER counts in steps of 32 ns.
+            // PTIMER has a resolution of 32 ns.
             let expected = 1_000 + (pages * PAGE) as u32;
             assert!(took.abs_diff(expected) <= 32, "{took}, not {expected}: {bus} ns per byte, {class:?}");
         }

@@ -1,8 +1,8 @@
-//! Reads a statement character by character.
+//! Parses a statement character by character.
 
 use super::AsmError;
 
-/// An error, and its column.
+/// An error and its column.
 #[derive(Debug)]
 pub(super) struct Failure {
     column: u32,
@@ -19,7 +19,7 @@ impl Failure {
     }
 }
 
-/// A position in a line. The line is ASCII and has no comments, so that each byte is a column.
+/// A position in a line. The line is ASCII without comments, so each byte is a column.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor<'a> {
     /// Line number, starting at 1.
@@ -28,13 +28,14 @@ pub(super) struct Cursor<'a> {
     at: usize,
 }
 
-/// Returns true for the characters of names. A dot starts a suffix, and otherwise occurs only in labels and directives.
+/// Returns true for characters that may occur in names. A dot starts a suffix, and otherwise occurs only in labels and
+/// directives.
 const fn in_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '$'
 }
 
 impl<'a> Cursor<'a> {
-    /// Creates a cursor over the part of a line from byte `at` to byte `end`.
+    /// Creates a cursor over bytes `at` to `end` of a line.
     pub(super) fn new(text: &'a str, line: u32, at: usize, end: usize) -> Self {
         Self { line, text: text.get(..end).unwrap_or(text), at }
     }
@@ -69,7 +70,7 @@ impl<'a> Cursor<'a> {
         self.rest().is_empty()
     }
 
-    /// Skips this text, and the spaces before it, if it comes next.
+    /// Skips this text and any preceding spaces, if it comes next.
     pub(super) fn eat(&mut self, text: &str) -> bool {
         let before = self.at;
         self.skip_spaces();
@@ -93,7 +94,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Takes characters as long as `wanted` returns true for them.
+    /// Consumes characters while `wanted` returns true.
     pub(super) fn take(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
         let rest = self.rest();
         let length = rest.find(|c| !wanted(c)).unwrap_or(rest.len());
@@ -101,13 +102,13 @@ impl<'a> Cursor<'a> {
         rest.get(..length).unwrap_or("")
     }
 
-    /// Takes a name, or an empty text.
+    /// Consumes a name, or returns an empty text.
     pub(super) fn name(&mut self) -> &'a str {
         self.skip_spaces();
         self.take(in_name)
     }
 
-    /// Takes a name that may contain dots: mnemonics, labels, directives, special registers.
+    /// Consumes a name that may contain dots: a mnemonic, label, directive or special register.
     pub(super) fn dotted(&mut self) -> &'a str {
         self.skip_spaces();
         self.take(|c| in_name(c) || c == '.')
@@ -120,7 +121,7 @@ impl<'a> Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Returns the text between this position and another position in the same statement.
+    /// Returns the text between this position and a later position in the same statement.
     pub(super) fn between(&self, other: &Self) -> &'a str {
         self.text.get(self.at..other.at).unwrap_or("")
     }

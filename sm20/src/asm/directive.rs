@@ -7,20 +7,20 @@ use super::symbols::{Named, Symbols, plain_predicate, plain_register, usable};
 use crate::asm::Parameter;
 use crate::ir::Form;
 
-/// Maximum of `.align` in bytes.
+/// Maximum `.align` value in bytes.
 const MAX_ALIGNMENT: i64 = 4096;
-/// Maximum number of registers of a thread, without RZ.
+/// Maximum number of registers per thread, excluding RZ.
 const MAX_REGISTERS: i64 = 63;
-/// Maximum shared memory of a block in bytes.
+/// Maximum shared memory per block in bytes.
 const MAX_SHARED: i64 = 48 << 10;
-/// Maximum local memory of a thread in bytes.
+/// Maximum local memory per thread in bytes.
 const MAX_LOCAL: i64 = 512 << 10;
 const MAX_BARRIERS: i64 = 16;
 /// Maximum size of the parameters in bytes.
 const MAX_PARAMS: i64 = 4096;
 
-/// Handles a directive in the first pass. `start` is the position of its name `word`, and `cursor` is the position
-/// after the name.
+/// Handles a directive in the first pass. `start` is the position of its name `word`, and `cursor` the position after
+/// it.
 pub(super) fn first_pass<'a>(
     layout: &mut Layout<'a>,
     word: &str,
@@ -94,8 +94,8 @@ pub(super) fn first_pass<'a>(
     }
 }
 
-/// Reads the total size of the parameters, or the sizes of the individual parameters, separated by commas. An
-/// individual parameter is aligned to its size if the size is 1, 2, 4, 8 or 16 bytes, and to 4 bytes otherwise.
+/// Reads the total size of the parameters, or the comma-separated sizes of the individual parameters. A parameter is
+/// aligned to its size if the size is 1, 2, 4, 8 or 16 bytes, and to 4 bytes otherwise.
 fn parameters(cursor: &mut Cursor<'_>, symbols: &Symbols) -> Result<(u32, Vec<Parameter>), Failure> {
     let first = ranged(cursor, symbols, MAX_PARAMS)?;
     if !cursor.eat(",") {
@@ -157,7 +157,7 @@ pub(super) fn name(cursor: &mut Cursor<'_>, symbols: &mut Symbols) -> Result<(),
     Ok(())
 }
 
-/// Moves to the next operand.
+/// Skips to the next operand.
 fn operand(mut cursor: Cursor<'_>) -> Cursor<'_> {
     cursor.skip_spaces();
     cursor
@@ -174,7 +174,7 @@ fn new_name<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, Failure> {
     }
 }
 
-/// Reads a number from 0 to `limit`, which must fit into 32 bits.
+/// Reads a number from 0 to `limit`, which must fit 32 bits.
 fn ranged(cursor: &mut Cursor<'_>, symbols: &Symbols, limit: i64) -> Result<u32, Failure> {
     let at = operand(*cursor);
     let value = expression(cursor, symbols)?;

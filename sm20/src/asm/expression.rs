@@ -1,9 +1,9 @@
-//! Numbers, and sums of numbers.
+//! Numbers and sums of numbers.
 
 use super::cursor::{Cursor, Failure};
 use super::symbols::Symbols;
 
-/// Maximum depth of nested parentheses.
+/// Maximum nesting depth of parentheses.
 const MAX_DEPTH: u32 = 16;
 
 /// Reads a sum of products of numbers, constants and labels.
@@ -69,7 +69,7 @@ fn factor(cursor: &mut Cursor<'_>, symbols: &Symbols, depth: u32) -> Result<i64,
     if negative { value.checked_neg().ok_or(()).or_else(|()| at.fail("the number is too large")) } else { Ok(value) }
 }
 
-/// Reads a number: decimal, or with the prefix 0x or 0b; underscores may separate digits.
+/// Parses a number: decimal, or with the prefix 0x or 0b. Underscores may separate digits.
 fn number(word: &str) -> Option<i64> {
     let digits: String = word.chars().filter(|c| *c != '_').collect::<String>().to_ascii_lowercase();
     let magnitude = match digits.get(..2) {
@@ -77,6 +77,6 @@ fn number(word: &str) -> Option<i64> {
         Some("0b") => u64::from_str_radix(digits.get(2..)?, 2),
         _ => digits.parse(),
     };
-    // `.quad` accepts the upper half of the unsigned 64-bit range, and stores the same bits.
+    // `.quad` also accepts the upper half of the unsigned 64-bit range, and stores the same bits.
     magnitude.ok().map(u64::cast_signed)
 }

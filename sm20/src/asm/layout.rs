@@ -6,34 +6,34 @@ use super::symbols::{Symbols, usable};
 use super::{AsmError, Kernel, MAX_BYTES, MAX_ERRORS, directive};
 use crate::ir::Form;
 
-/// The code that a statement produces.
+/// Code produced by a statement.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     Instruction {
         address: u32,
         form: Form,
     },
-    /// The values of `.word` and `.quad`.
+    /// Values of `.word` and `.quad`.
     Data {
         form: Form,
     },
-    /// NOPs that fill this number of words.
+    /// Padding of this many words with NOPs.
     Padding {
         words: u32,
     },
-    /// The name of `.reg`.
+    /// A name defined by `.reg`.
     Name,
 }
 
 /// A statement for the second pass.
 pub(super) struct Item<'a> {
     pub(super) place: Place,
-    /// Position of the instruction, or of a directive's operands.
+    /// Position of the instruction, or of the directive's operands.
     pub(super) cursor: Cursor<'a>,
     pub(super) kernel: Option<usize>,
 }
 
-/// A kernel, and its declarations.
+/// A kernel and its declarations.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) kernel: Kernel,
@@ -41,13 +41,13 @@ pub(super) struct Draft {
     pub(super) barriers: bool,
 }
 
-/// The first pass's result.
+/// Result of the first pass.
 #[derive(Default)]
 pub(super) struct Layout<'a> {
     pub(super) items: Vec<Item<'a>>,
     pub(super) kernels: Vec<Draft>,
     pub(super) symbols: Symbols,
-    /// Number of bytes so far.
+    /// Number of bytes until now.
     pub(super) address: u32,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Layout<'a> {
         layout
     }
 
-    /// Reads labels, then a directive or an instruction.
+    /// Parses labels, then a directive or an instruction.
     fn statement(&mut self, mut cursor: Cursor<'a>) -> Result<(), Failure> {
         loop {
             if cursor.at_end() {
@@ -136,7 +136,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Returns the form of an instruction: the 32-bit form if `.E32` is among its suffixes.
+/// Returns an instruction's form: 32-bit if `.E32` is among its suffixes.
 fn form_of(mut cursor: Cursor<'_>) -> Form {
     if cursor.eat("@") {
         _ = cursor.eat("!");

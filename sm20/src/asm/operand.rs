@@ -1,4 +1,4 @@
-//! Reads an instruction's text: guard, mnemonic, suffixes, operands.
+//! Parses an instruction: guard, mnemonic, suffixes, operands.
 
 use super::cursor::{Cursor, Failure};
 use super::expression::expression;
@@ -6,7 +6,7 @@ use super::symbols::{Named, Symbols, plain_predicate, plain_register};
 use crate::ir::*;
 use crate::syntax::{Kind, Sign, Visitor, walk};
 
-/// Reads the instruction at an address.
+/// Parses the instruction at an address.
 pub(super) fn instruction(
     cursor: &mut Cursor<'_>,
     symbols: &Symbols,
@@ -38,7 +38,7 @@ pub(super) fn instruction(
     Ok(instruction)
 }
 
-/// Returns the default operation of a mnemonic, and true for the form with a 32-bit immediate.
+/// Returns a mnemonic's default operation, and true for the form with a 32-bit immediate.
 fn template(mnemonic: &str) -> Option<(Op, bool)> {
     let find = |name: &str| Op::TEMPLATES.iter().find(|(known, _)| *known == name).map(|(_, template)| template());
     if let Some(op) = find(mnemonic) {
@@ -60,10 +60,10 @@ fn template(mnemonic: &str) -> Option<(Op, bool)> {
     has_long.then_some((op, true))
 }
 
-/// The suffixes of a mnemonic. Each modifier takes its own suffix.
+/// The suffixes of a mnemonic. Each modifier consumes its own suffix.
 struct Suffixes<'a> {
     mnemonic: &'a str,
-    /// Suffixes with their columns. An entry becomes `None` when a modifier takes the suffix.
+    /// Suffixes with their columns. An entry becomes `None` when a modifier consumes the suffix.
     left: Vec<Option<(&'a str, u32)>>,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Suffixes<'a> {
         Self { mnemonic, left }
     }
 
-    /// Takes the first suffix for which `wanted` returns a value.
+    /// Consumes the first suffix for which `wanted` returns a value.
     fn take_if<T>(&mut self, wanted: impl Fn(&str) -> Option<T>) -> Option<T> {
         self.left.iter_mut().find_map(|suffix| {
             let found = wanted(suffix.as_ref()?.0)?;
@@ -109,7 +109,7 @@ impl<'a> Suffixes<'a> {
     }
 }
 
-/// Reads operands as an operation's description requires them.
+/// Parses operands as required by an operation's description.
 struct Operands<'a, 'b> {
     cursor: &'a mut Cursor<'b>,
     symbols: &'a Symbols,
@@ -120,14 +120,14 @@ struct Operands<'a, 'b> {
     at: u32,
     /// Set if a 32-bit immediate will follow.
     long: bool,
-    /// Set if no operand has been read.
+    /// Set until the first operand has been parsed.
     first: bool,
 }
 
 type Read<T> = Result<T, Failure>;
 
 impl<'b> Operands<'_, 'b> {
-    /// Moves to the next operand.
+    /// Skips to the next operand.
     fn next(&mut self) -> Read<()> {
         if self.cursor.at_end() {
             return self.cursor.fail("an operand is missing");
@@ -149,7 +149,7 @@ impl<'b> Operands<'_, 'b> {
         register(self.cursor, self.symbols)
     }
 
-    /// Reads a register, constant or number without a prefix.
+    /// Parses a register, constant or number without a prefix.
     fn plain_source(&mut self, kind: Kind) -> Read<Source> {
         if let Some(address) = self.constant_address()? {
             return Ok(Source::Constant(address));
@@ -172,7 +172,7 @@ impl<'b> Operands<'_, 'b> {
         Ok(Source::Immediate(value))
     }
 
-    /// Reads `c[bank][offset]` if it comes next.
+    /// Parses `c[bank][offset]` if it comes next.
     fn constant_address(&mut self) -> Read<Option<ConstAddress>> {
         let Some(bank) = self.bank()? else { return Ok(None) };
         self.cursor.expect("[")?;
@@ -181,7 +181,7 @@ impl<'b> Operands<'_, 'b> {
         Ok(Some(ConstAddress { bank, offset: u16::try_from(offset).unwrap_or(u16::MAX) }))
     }
 
-    /// Reads `c[bank]` if it comes next.
+    /// Parses `c[bank]` if it comes next.
     fn bank(&mut self) -> Read<Option<u8>> {
         let mut ahead = *self.cursor;
         if !matches!(ahead.name(), "c" | "C") || !ahead.eat("[") {
@@ -193,7 +193,7 @@ impl<'b> Operands<'_, 'b> {
         Ok(Some(u8::try_from(bank).unwrap_or(u8::MAX)))
     }
 
-    /// Reads a number from 0 to `limit`.
+    /// Parses a number from 0 to `limit`.
     fn ranged(&mut self, limit: u32, what: &str) -> Read<u32> {
         self.cursor.skip_spaces();
         let at = *self.cursor;
@@ -204,8 +204,8 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Reads an immediate's 32 bits. For floats, the number is written with or without a point or exponent, or as the
-    /// bits in hexadecimal.
+    /// Parses an immediate to 32 bits. A float is written with or without a point or exponent, or as its bits in
+    /// hexadecimal.
     fn immediate(&mut self, kind: Kind) -> Read<u32> {
         self.cursor.skip_spaces();
         let at = *self.cursor;
@@ -229,7 +229,7 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Skips a prefix that is not part of a number, and the parentheses around a number that follows the prefix.
+    /// Skips a prefix that is not part of a number, and the parentheses around a number that follows it.
     fn prefixed<T>(&mut self, prefix: char, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<(bool, T)> {
         let mut ahead = *self.cursor;
         ahead.take(|c| c == prefix);
@@ -265,7 +265,7 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Reads `R0`, `R0+4`, `R0-4` or `4`, up to a bracket.
+    /// Parses `R0`, `R0+4`, `R0-4` or `4`, up to a bracket.
     fn base_and_offset(&mut self, limit: (i64, i64)) -> Read<(Register, i64)> {
         self.cursor.expect("[")?;
         self.cursor.skip_spaces();
@@ -407,7 +407,7 @@ impl Visitor for Operands<'_, '_> {
 
     fn address(&mut self, address: &mut Address) -> Read<()> {
         self.next()?;
-        // Read the number again as unsigned: it may be an address without a register.
+        // Parse the number again as unsigned: it may be an address without a register.
         let (base, offset) = self.base_and_offset((i32::MIN.into(), u32::MAX.into()))?;
         address.base = base;
         let unsigned = u32::try_from(offset).map(u32::cast_signed);
@@ -551,7 +551,7 @@ fn predicate_operand(cursor: &mut Cursor<'_>, symbols: &Symbols) -> Read<Predica
     Ok(PredicateOperand { predicate: predicate(cursor, symbols)?, negate })
 }
 
-/// Reads a decimal floating-point number with its sign, if one comes next.
+/// Consumes a decimal floating-point number with its sign, if one comes next.
 fn decimal<'a>(cursor: &mut Cursor<'a>) -> Option<&'a str> {
     let mut ahead = *cursor;
     ahead.take(|c| c == '-');

@@ -5,17 +5,17 @@ use std::collections::HashMap;
 use super::cursor::Failure;
 use crate::ir::{Predicate, Register};
 
-/// Meaning of a name that `.reg` defines.
+/// Meaning of a name defined by `.reg`.
 #[derive(Clone, Copy)]
 pub(super) enum Named {
     Register(Register),
     Predicate(Predicate),
 }
 
-/// Names, by the kernel in which they are valid; names under `None` are valid everywhere.
+/// Names by the kernel in which they are valid. Names under `None` are valid everywhere.
 #[derive(Default)]
 pub(super) struct Symbols {
-    /// The kernel that is being read.
+    /// The kernel being parsed.
     pub(super) scope: Option<usize>,
     values: HashMap<(Option<usize>, String), u32>,
     constants: HashMap<String, i64>,
@@ -23,7 +23,7 @@ pub(super) struct Symbols {
 }
 
 impl Symbols {
-    /// Adds a label at this address, in the current scope. A kernel's name is a label that is valid everywhere.
+    /// Adds a label at this address in the current scope. A kernel's name is a label that is valid everywhere.
     pub(super) fn label(&mut self, name: &str, address: u32, everywhere: bool, column: u32) -> Result<(), Failure> {
         let scope = if everywhere { None } else { self.scope };
         if self.values.insert((scope, name.to_owned()), address).is_some() {
@@ -40,7 +40,7 @@ impl Symbols {
         Ok(())
     }
 
-    /// Gives a register a name, which is valid from here on in the current scope. The name can be defined again.
+    /// Names a register. The name is valid from here on in the current scope, and can be redefined.
     pub(super) fn register(&mut self, name: &str, named: Named) {
         self.registers.insert((self.scope, name.to_owned()), named);
     }
@@ -51,7 +51,7 @@ impl Symbols {
         label(self.scope).or_else(|| label(None)).or_else(|| self.constants.get(name).copied())
     }
 
-    /// Returns the meaning of a name that `.reg` defined.
+    /// Returns the meaning of a name defined by `.reg`.
     pub(super) fn named(&self, name: &str) -> Option<Named> {
         let find = |scope| self.registers.get(&(scope, name.to_owned())).copied();
         find(self.scope).or_else(|| find(None))
@@ -86,7 +86,7 @@ fn number(digits: &str) -> Option<u8> {
     if digits.chars().all(|c| c.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
-/// Returns true if a name can be defined, because it is not a register or a number.
+/// Returns true if a name can be defined, because it is neither a register nor a number.
 pub(super) fn usable(name: &str) -> bool {
     let reserved = ["pc", "c", "C", "PR", "CC"].contains(&name);
     let starts_well = name.chars().next().is_some_and(|c| !c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! Fields that hold memory addresses and branch targets.
+//! Fields for memory addresses and branch targets.
 
 use super::bits::{low16, low32, mask, place, place_signed, take, take_signed};
 use super::field::{Field, Flag, Reason, Reg};
@@ -8,7 +8,7 @@ const NOT_WIDE: Reason = "a 64-bit address cannot be encoded here";
 const TOO_FAR: Reason = "the displacement does not fit its field";
 
 /// A base register at bit 20 and a displacement, whose `low` lower bits are at bit 26 and whose `high.1` upper bits are
-/// at bit `high.0`; the displacement is shifted left by `shift`. If `wide`, bit 58 marks 64-bit addresses.
+/// at bit `high.0`. The displacement is shifted left by `shift`. If `wide` is set, bit 58 marks 64-bit addresses.
 pub(super) struct Memory {
     low: u32,
     high: (u32, u32),
@@ -25,7 +25,7 @@ pub(super) const ATOMIC: Memory = Memory { low: 17, high: (55, 3), shift: 0, wid
 /// A 24-bit displacement, for shared and local memory.
 pub(super) const WINDOW: Memory = Memory { low: 24, high: (0, 0), shift: 0, wide: false };
 
-/// A 30-bit displacement, in words, at bit 28.
+/// A 30-bit displacement in words, at bit 28.
 pub(super) struct CacheLine;
 
 impl Field for Memory {
@@ -79,12 +79,12 @@ impl Field for CacheLine {
     }
 }
 
-/// Target of a control instruction. If bit 14 is set, the target is in a word of a constant bank (the bank is at bit
-/// 42, and the byte offset at bit 26).
+/// Target of a control instruction. If bit 14 is set, the target is a constant bank word (bank at bit 42, byte offset
+/// at bit 26).
 pub(super) enum Goto {
-    /// 24 bits at bit 26, relative to the end of the instruction.
+    /// 24-bit target at bit 26, relative to the end of the instruction.
     Relative,
-    /// 32 bits at bit 26, relative to the start of the code.
+    /// 32-bit target at bit 26, relative to the start of the code.
     Absolute,
 }
 

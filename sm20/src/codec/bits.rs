@@ -1,11 +1,11 @@
-//! Bit fields of 64-bit words. Positions and widths are constants in the tables, and are below 64.
+//! Bit fields of 64-bit words. Positions and widths are constants in the tables, and less than 64.
 
 /// Returns a word with the low `width` bits set.
 pub(super) const fn ones(width: u32) -> u64 {
     if width >= 64 { u64::MAX } else { 1_u64.wrapping_shl(width).wrapping_sub(1) }
 }
 
-/// Returns a word with a field's bits set.
+/// Returns a mask of a field's bits.
 pub(super) const fn mask(at: u32, width: u32) -> u64 {
     ones(width).wrapping_shl(at)
 }
@@ -15,7 +15,7 @@ pub(super) const fn take(word: u64, at: u32, width: u32) -> u64 {
     word.wrapping_shr(at) & ones(width)
 }
 
-/// Returns a field's value, with its highest bit as the sign.
+/// Returns a field's value, sign-extended from its highest bit.
 pub(super) const fn take_signed(word: u64, at: u32, width: u32) -> i64 {
     let unused = 64_u32.wrapping_sub(width);
     take(word, at, width).wrapping_shl(unused).cast_signed().wrapping_shr(unused)

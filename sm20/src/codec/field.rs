@@ -1,11 +1,11 @@
-//! Fields of encodings. A field stores its bit positions, and reads an operand from these bits or writes it to them.
+//! Fields of encodings. A field stores its bit positions, and reads or writes an operand at these bits.
 
 use std::marker::PhantomData;
 
 use super::bits::{low8, low16, low32, mask, place, place_signed, take, take_signed};
 use crate::ir::*;
 
-/// Reason why a field has no value, or why a value does not fit into a field.
+/// Reason why a field has no value, or why a value does not fit a field.
 pub(crate) type Reason = &'static str;
 
 const NOT_A_REGISTER: Reason = "only a register can be encoded here";
@@ -19,7 +19,7 @@ pub(super) trait Field {
     /// Type of the field's value.
     type Value;
 
-    /// Returns the field's bits.
+    /// Returns the mask of the field's bits.
     fn mask(&self) -> u64;
 
     /// Returns the field's value in `word`.
@@ -92,7 +92,7 @@ impl Field for SplitPred {
     }
 }
 
-/// A predicate and the bit that negates it.
+/// A predicate and its negation bit.
 pub(super) struct PredOp {
     pub at: u32,
     pub not: u32,
@@ -220,7 +220,7 @@ impl Field for Num32 {
     }
 }
 
-/// A special register's number.
+/// A special register number.
 pub(super) struct Special(pub u32);
 
 impl Field for Special {
@@ -275,7 +275,7 @@ impl<T: Code> Field for Coded<T> {
     }
 }
 
-/// A field without bits, because the encoding has only this value.
+/// A field without bits, because the encoding supports only this value.
 pub(super) struct Fixed<T>(pub T);
 
 impl<T: Copy + PartialEq> Field for Fixed<T> {
@@ -294,7 +294,7 @@ impl<T: Copy + PartialEq> Field for Fixed<T> {
     }
 }
 
-/// An integer type of a conversion: the size is at one position (two bits), and the sign at another.
+/// An integer type of a conversion, with a two-bit size at one position and the sign at another.
 pub(super) struct Int {
     pub size: u32,
     pub sign: u32,
@@ -345,8 +345,8 @@ impl Immediate {
     }
 }
 
-/// Reads an operand in a constant bank. Bits 28 to 41 are its address, bits 42 to 45 are the low bits of the bank's
-/// number, and bit 26 is the highest bit.
+/// Reads a constant bank operand. Bits 28 to 41 are the address, bits 42 to 45 the low bits of the bank number, and bit
+/// 26 its highest bit.
 fn get_constant(word: u64) -> Result<Source, Reason> {
     if take(word, 27, 1) != 0 {
         return Err(RESERVED);
@@ -367,12 +367,12 @@ fn put_constant(address: ConstAddress) -> Result<u64, Reason> {
     Ok(offset | (bank & 15).wrapping_shl(42) | take(bank, 4, 1).wrapping_shl(26))
 }
 
-/// Selectors at bit 46: the kind of operand in bits 26 to 45.
+/// Selectors at bit 46: the operand kind in bits 26 to 45.
 mod kind {
     pub(super) const SHIFT: u32 = 46;
     pub(super) const REGISTER: u64 = 0;
     pub(super) const CONSTANT: u64 = 1;
-    /// Selector for operations of three operands: b is the register at bit 49, and c is the constant.
+    /// Selector for three-operand instructions: b is the register at bit 49, and c is the constant.
     pub(super) const THIRD_CONSTANT: u64 = 2;
     pub(super) const IMMEDIATE: u64 = 3;
 }
@@ -411,7 +411,7 @@ impl Field for Src {
     }
 }
 
-/// The second and third operand. One of these operands can be a constant, and the second operand can be an immediate.
+/// The second and third operands. One of them can be a constant, and the second can be an immediate.
 pub(super) struct SrcPair(pub Immediate);
 
 impl Field for SrcPair {
@@ -485,7 +485,7 @@ impl Field for DstAndThird {
     }
 }
 
-/// A floating-point operand: a source and the bits of its modifiers.
+/// A floating-point operand: a source and its modifier bits.
 pub(super) struct Float<S> {
     pub source: S,
     pub negate: u32,
@@ -554,8 +554,8 @@ impl Field for RegSrc {
     }
 }
 
-/// A barrier's number or count: a register at `register`, or an immediate of `width` bits at the same position if bit
-/// `select` is set.
+/// A barrier number or count: a register at `register` or, if bit `select` is set, an immediate of `width` bits at the
+/// same position.
 pub(super) struct BarrierField {
     pub at: u32,
     pub width: u32,

@@ -78,7 +78,7 @@ rows! { ROWS, Guard, true, 0x8;
     }
 }
 
-/// Rejects combinations that the fields can express but that the instructions do not support.
+/// Rejects combinations that the fields can express but the instructions do not support.
 pub(super) fn check(op: &Op) -> Result<(), (&'static str, Reason)> {
     match op {
         Op::Atom { operation: AtomicOp::Inc, kind: AtomicType::S32, .. }

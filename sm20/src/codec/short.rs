@@ -1,4 +1,4 @@
-//! The 32-bit encodings. A word contains a zero-extended encoding, in which bit 3 is set.
+//! The 32-bit encodings. A word contains a zero-extended encoding with bit 3 set.
 
 use super::field::*;
 use super::short_field::*;
@@ -9,7 +9,7 @@ const DST: Reg = Reg(14);
 const A: Reg = Reg(20);
 const P: Pred = Pred(17);
 const SRC: Small = Small { at: 26, select: 8 };
-/// Source of operations with three operands, where the third operand takes the bits of the guard.
+/// Source of three-operand instructions whose third operand occupies the guard bits.
 const SRC_OF_3: Small = Small { at: 26, select: 6 };
 const THIRD: RegSrc = RegSrc(8);
 const CC: Flag = Flag(23);

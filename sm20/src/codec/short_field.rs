@@ -1,4 +1,4 @@
-//! Fields that only the 32-bit encodings have.
+//! Fields that occur only in 32-bit encodings.
 
 use super::bits::{low16, low32, mask, place, place_signed, take, take_signed};
 use super::field::{Field, Flag, Reason, Reg, coded};
@@ -7,7 +7,7 @@ use crate::ir::*;
 const SUCH_SOURCE: Reason = "this kind of operand cannot be encoded in 32 bits";
 const TOO_WIDE: Reason = "the value does not fit the 32-bit encoding's field";
 
-/// The constant banks that a short encoding can address. The selector value below that of the first bank selects a
+/// Constant banks that a short encoding can address. The selector value below that of the first bank selects a
 /// register.
 const BANKS: [u8; 3] = [0, 1, 16];
 
@@ -80,7 +80,7 @@ impl Field for SmallConstant {
     }
 }
 
-/// A signed immediate in two parts: `low` and `high` are the position and the width of each part.
+/// A signed immediate in two parts. `low` and `high` are the position and width of each part.
 pub(super) struct SplitImmediate {
     pub low: (u32, u32),
     pub high: (u32, u32),
@@ -113,8 +113,8 @@ impl Field for SplitImmediate {
     }
 }
 
-/// The upper 12 bits of a word, at bit 20. These bits count as a 32-bit immediate, because zero would otherwise have
-/// two encodings.
+/// The upper 12 bits of a word, at bit 20. They count as a 32-bit immediate, because zero would otherwise have two
+/// encodings.
 pub(super) struct UpperImmediate;
 
 impl Field for UpperImmediate {
@@ -159,11 +159,12 @@ impl Field for Count {
     }
 }
 
-/// An address in units of the access: an 8-bit displacement (two bits at bit 8, six at bit 26), and a base at bit 20.
+/// An address in units of the access size: an 8-bit displacement (two bits at bit 8, six at bit 26), and a base at bit
+/// 20.
 pub(super) struct Near {
     /// Left shift of the displacement: 2 or 3.
     pub shift: u32,
-    /// Set if the base is a pair of registers.
+    /// Set if the base is a register pair.
     pub wide: bool,
 }
 
@@ -195,7 +196,7 @@ impl Field for Near {
     }
 }
 
-/// LDC's base and displacement. Same as [`Near`], but in words.
+/// LDC's base and displacement. Same as [`Near`], but in units of words.
 pub(super) struct NearConstant;
 
 impl Field for NearConstant {
@@ -295,7 +296,7 @@ impl Field for WordSign {
     }
 }
 
-/// The comparison of FSETP: its lowest bit is at bit 7, and the other bits are at bit 14.
+/// The comparison of FSETP, with its lowest bit at bit 7 and the others at bit 14.
 pub(super) struct SplitCompare;
 
 impl Field for SplitCompare {
@@ -315,7 +316,7 @@ impl Field for SplitCompare {
     }
 }
 
-/// One bit for the sign of both operands.
+/// One sign bit for both operands.
 pub(super) struct BothSigned(pub u32);
 
 impl Field for BothSigned {
@@ -338,13 +339,13 @@ impl Field for BothSigned {
     }
 }
 
-/// A floating-point operand with only a negation.
+/// A floating-point operand that supports only negation.
 pub(super) struct Negated<S> {
     pub source: S,
     pub at: u32,
 }
 
-/// A floating-point operand with only an absolute value.
+/// A floating-point operand that supports only an absolute value.
 pub(super) struct Absolute<S> {
     pub source: S,
     pub at: u32,

@@ -3,13 +3,13 @@
 use super::field::Reason;
 use crate::ir::Op;
 
-/// Use of the guard's bits in an encoding.
+/// Use of the guard bits in an encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guarding {
     /// The bits are the guard.
     Guard,
-    /// The hardware ignores these bits. Compilers write 0 or 7 (PT) to them. To detect guards that were set by mistake,
-    /// only these two values are accepted, and 0 is written.
+    /// The hardware ignores these bits, to which compilers write 0 or 7 (PT). To detect guards that were set by
+    /// mistake, only these two values are accepted, and 0 is written.
     Ignored,
     /// The bits are used for another purpose.
     Absent,
@@ -18,20 +18,20 @@ pub(super) enum Guarding {
 /// A field that could not be read or written: its name and the reason.
 pub(super) type FieldError = (&'static str, Reason);
 
-/// One encoding of an operation. The tables' macro generates both directions, and the masks, from the same list of
+/// An encoding of an operation. The tables' macro generates both directions, and the masks, from the same list of
 /// fields.
 pub(super) struct Row {
-    /// The operation's name.
+    /// Name of the operation.
     pub name: &'static str,
-    /// Value of the bits of `mask`.
+    /// Value of the bits in `mask`.
     pub value: u64,
-    /// The bits that distinguish the encoding from other encodings.
+    /// The bits that distinguish the encoding from others.
     pub mask: u64,
-    /// Use of the guard's bits.
+    /// Use of the guard bits.
     pub guarding: Guarding,
     /// Set if bit 4 is the join flag.
     pub joins: bool,
-    /// The bits of the fields, and the bits that several fields share. Tests check that no shared bits exist.
+    /// The bits of all fields, and the bits shared by several fields. Tests check that there are no shared bits.
     pub fields: fn() -> (u64, u64),
     /// Decodes a matching word.
     pub decode: fn(u64) -> Result<Op, FieldError>,
@@ -44,17 +44,17 @@ pub(super) fn union(masks: &[u64]) -> (u64, u64) {
     masks.iter().fold((0, 0), |(all, twice), mask| (all | mask, twice | (all & mask)))
 }
 
-/// Returns the result of a field, with the field's name in the error.
+/// Returns a field's result, with its name in the error.
 pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result<T, FieldError> {
     result.map_err(|why| (field, why))
 }
 
-/// Defines a static table. The arguments are its name, the use of the guard's bits, true if bit 4 is the join flag, and
+/// Defines a static table. The arguments are its name, the use of the guard bits, whether bit 4 is the join flag, and
 /// the bits that are added to every mask (bit 3 for the 64-bit encodings, because the sources give their opcodes
 /// without it).
 ///
 /// Each row has the form `Variant value / mask { field: codec, ... }`. Several fields before one colon are encoded
-/// together by its codec. Bits that belong to neither the mask nor a field are reserved.
+/// together by the codec. Bits outside the mask and all fields are reserved.
 macro_rules! rows {
     ($table:ident, $guarding:ident, $joins:literal, $size:literal;
      $($variant:ident $value:literal / $mask:literal {
@@ -69,8 +69,7 @@ macro_rules! rows {
             fields: || {
                 $(let $first = $codec;)*
                 let fields = union(&[$(Field::mask(&$first)),*]);
-                // This closure is never called. The closure only lets the compiler infer the type of each field's
-                // operand.
+                // This closure is never called. It only lets the compiler infer the operand type of each field.
                 let _types = || -> Result<Op, Reason> {
                     $(let group!($first $($more)*) = Field::get(&$first, 0)?;)*
                     Ok(Op::$variant { $($first $(, $more)*),* })

@@ -1,4 +1,4 @@
-//! Tests the tables: each table is consistent, and decoding and encoding agree for words of all kinds.
+//! Tests that each table is consistent, and that decoding and encoding agree for words of all kinds.
 
 use super::*;
 use crate::tests::text::word_of;
@@ -9,7 +9,7 @@ fn tables() -> impl Iterator<Item = (Form, &'static Row)> {
     long.chain(SHORT_TABLES.iter().flat_map(|table| table.iter()).map(|row| (Form::Short, row)))
 }
 
-/// Returns the encoding of a valid word: the same word, without a guard that has no effect.
+/// Returns the canonical encoding of a valid word: the same word, without a guard that has no effect.
 fn canonical(word: u64) -> u64 {
     let index = if word & SHORT_FORM_BIT != 0 { &SHORT_INDEX } else { &LONG_INDEX };
     match index.find(word) {
@@ -18,7 +18,7 @@ fn canonical(word: u64) -> u64 {
     }
 }
 
-/// Returns valid words: for every row, `each` words with random operands.
+/// Returns valid words: `each` words with random operands for every row.
 pub(crate) fn samples(random: &mut Rng, each: usize) -> Vec<u64> {
     let mut words = Vec::new();
     for (_, row) in tables() {
@@ -47,8 +47,8 @@ fn rows_are_consistent() {
         let guard = if row.guarding == Guarding::Absent { 0 } else { GUARD.mask() };
         let join = if row.joins { JOIN.mask() } else { 0 };
         assert_eq!((row.mask | fields) & (guard | join), 0, "{}: guard in other fields", row.name);
-        assert_eq!(row.mask & SHORT_FORM_BIT, SHORT_FORM_BIT, "{}: does not tell its size", row.name);
-        assert_eq!(row.value & SHORT_FORM_BIT != 0, form == Form::Short, "{}: of the wrong size", row.name);
+        assert_eq!(row.mask & SHORT_FORM_BIT, SHORT_FORM_BIT, "{}: size bit is not fixed", row.name);
+        assert_eq!(row.value & SHORT_FORM_BIT != 0, form == Form::Short, "{}: wrong size", row.name);
         if form == Form::Short {
             assert_eq!(bits::take(covered(row), 32, 32), 0, "{}: more than 32 bits", row.name);
         }
@@ -72,8 +72,8 @@ fn every_row_is_the_same_in_both_directions() {
         let (fields, _) = (row.fields)();
         let free = covered(row) & !row.mask;
         assert_eq!(free & fields, fields);
-        // One word in sixteen is valid: eight of the 32 values of one field are valid, and one of the four values of
-        // the field next to it.
+        // One word in sixteen is valid: eight of the 32 values of one field, and one of the four values of an adjacent
+        // field.
         let valid = (0..4000).filter(|_| round_trip(row.value | random.u64(..) & free)).count();
         assert!(valid >= 50, "{}: only {valid} of 4000 words decode", row.name);
     }
@@ -95,7 +95,7 @@ fn single_bits_that_no_field_covers_are_refused() {
 fn every_operation_has_an_encoding() {
     for (name, template) in Op::TEMPLATES {
         let op = match template() {
-            // Without this change, the target would be relative, which this operation does not support.
+            // Otherwise, the target would be relative, which this operation does not support.
             Op::Jmp { test, uniform, limit, .. } => {
                 Op::Jmp { target: crate::Target::Absolute(0), test, uniform, limit }
             }
@@ -126,7 +126,7 @@ fn unmodelled_instruction_has_a_name() {
 }
 
 /// Returns words of all kinds: random words, short words, words with few bits set, and neighbours of valid words.
-/// Random words alone are not sufficient, because only about one word in a hundred is an instruction.
+/// Random words alone do not suffice, because only about one in a hundred is an instruction.
 fn any_word(random: &mut Rng, last: u64) -> u64 {
     let bits = random.u64(..);
     let word = random.u64(..);
@@ -157,7 +157,7 @@ fn a_million_words_through_instructions_and_text() {
         (good, last) = (good + 1, word);
         let instruction = decode(word).unwrap();
         seen.insert(instruction.op.mnemonic());
-        // Test the text less often, because it takes longer and does not depend on undefined bits.
+        // Test the text less often, because this takes longer and does not depend on undefined bits.
         if good % 8 == 0 {
             let text = instruction.to_string();
             assert_eq!(word_of(&text), Ok(canonical(word)), "{text}");

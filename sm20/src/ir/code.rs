@@ -1,6 +1,6 @@
 //! Modifiers: small enumerations whose values are fields of the encodings.
 
-/// A modifier with its field value and its name in assembly.
+/// A modifier with its field value and its assembly name.
 pub(crate) trait Code: Copy + Default + PartialEq + 'static {
     /// Width of the field in bits.
     const WIDTH: u32;
@@ -46,7 +46,7 @@ codes! {
         Zero = 3 "RZ",
     }
 
-    /// A power of two by which FMUL multiplies its product.
+    /// A power of two that scales the product of FMUL.
     Scale: 3 {
         /// 1
         #[default] One = 0 "",
@@ -86,10 +86,10 @@ codes! {
         PassB = 3 "PASS_B",
     }
 
-    /// Minimum or maximum of one part of a wider number. Each part passes its result to the next part in the condition
+    /// Minimum or maximum of one part of a multi-word number. Each part passes its result to the next in the condition
     /// code.
     Extended: 2 {
-        /// The whole number of 32 bits.
+        /// A whole 32-bit number.
         #[default] Whole = 0 "",
         /// The lowest word.
         Low = 1 "XLO",
@@ -99,23 +99,23 @@ codes! {
         High = 3 "XHI",
     }
 
-    /// The multi-function unit's functions.
+    /// Functions of the multi-function unit.
     MultiFunction: 3 {
-        /// Cosine of an argument that RRO.SINCOS prepared.
+        /// Cosine of an argument prepared by RRO.SINCOS.
         #[default] Cos = 0 "COS",
-        /// Sine of an argument that RRO.SINCOS prepared.
+        /// Sine of an argument prepared by RRO.SINCOS.
         Sin = 1 "SIN",
-        /// 2 to the power of an argument that RRO.EX2 prepared.
+        /// 2 to the power of an argument prepared by RRO.EX2.
         Ex2 = 2 "EX2",
-        /// Logarithm to the base 2.
+        /// Base-2 logarithm.
         Lg2 = 3 "LG2",
         /// Reciprocal.
         Rcp = 4 "RCP",
         /// Reciprocal square root.
         Rsq = 5 "RSQ",
-        /// Upper word of an approximate reciprocal of a double, from the double's upper word.
+        /// Upper word of an approximate reciprocal of a double, given the double's upper word.
         Rcp64H = 6 "RCP64H",
-        /// Upper word of an approximate reciprocal square root of a double, from the double's upper word.
+        /// Upper word of an approximate reciprocal square root of a double, given the double's upper word.
         Rsq64H = 7 "RSQ64H",
     }
 
@@ -133,7 +133,7 @@ codes! {
         F16 = 1 "F16",
         /// Single precision.
         #[default] F32 = 2 "F32",
-        /// Double precision, in a pair of registers.
+        /// Double precision, in a register pair.
         F64 = 3 "F64",
     }
 
@@ -141,9 +141,9 @@ codes! {
     PermuteMode: 3 {
         /// Each nibble of b selects a byte of c:a, or its sign.
         #[default] Index = 0 "",
-        /// Four ascending bytes, starting with the byte that b selects.
+        /// Four ascending bytes, starting at the byte selected by b.
         Forward4 = 1 "F4E",
-        /// Four descending bytes, starting with the byte that b selects.
+        /// Four descending bytes, starting at the byte selected by b.
         Backward4 = 2 "B4E",
         /// One byte, replicated.
         Replicate8 = 3 "RC8",
@@ -155,7 +155,7 @@ codes! {
         Replicate16 = 6 "RC16",
     }
 
-    /// Width of a memory access, and the rule for extending a narrow value to the register.
+    /// Width of a memory access, and the rule for extending a narrow value to register width.
     Width: 3 {
         /// A byte, zero-extended.
         U8 = 0 "U8",
@@ -167,29 +167,29 @@ codes! {
         S16 = 3 "S16",
         /// One register.
         #[default] B32 = 4 "32",
-        /// A pair of registers.
+        /// A register pair.
         B64 = 5 "64",
         /// Four registers.
         B128 = 6 "128",
     }
 
-    /// Caching of a load.
+    /// Cache policy of a load.
     LoadCache: 2 {
         /// Cached at all levels.
         #[default] All = 0 "CA",
-        /// Only in the L2.
+        /// Cached only in the L2.
         Global = 1 "CG",
         /// Streaming: likely used once (LDL: last use).
         Streaming = 2 "CS",
-        /// Not cached; fetched again.
+        /// Not cached; always fetched again.
         Volatile = 3 "CV",
     }
 
-    /// Caching of a store.
+    /// Cache policy of a store.
     StoreCache: 2 {
         /// Write back.
         #[default] WriteBack = 0 "WB",
-        /// Only in the L2.
+        /// Cached only in the L2.
         Global = 1 "CG",
         /// Streaming.
         Streaming = 2 "CS",
@@ -201,9 +201,9 @@ codes! {
     AtomicOp: 4 {
         /// m + a
         #[default] Add = 0 "ADD",
-        /// The lesser of m and a.
+        /// The minimum of m and a.
         Min = 1 "MIN",
-        /// The greater of m and a.
+        /// The maximum of m and a.
         Max = 2 "MAX",
         /// m >= a ? 0 : m + 1
         Inc = 3 "INC",
@@ -233,7 +233,7 @@ codes! {
         F32 = 3 "F32",
     }
 
-    /// Scope within which a memory barrier orders accesses.
+    /// Scope in which a memory barrier orders accesses.
     FenceScope: 2 {
         /// Threads of the block.
         #[default] Cta = 0 "CTA",
@@ -263,7 +263,7 @@ codes! {
         Reset = 7 "RS",
     }
 
-    /// Cache that CCTL controls.
+    /// Cache selected by CCTL.
     CacheLevel: 2 {
         /// Data cache.
         #[default] Data = 0 "D",
@@ -277,15 +277,15 @@ codes! {
 
     /// Votes over the active lanes.
     VoteMode: 2 {
-        /// The vote of all lanes is true.
+        /// True if the vote of all lanes is true.
         #[default] All = 0 "ALL",
-        /// The vote of any lane is true.
+        /// True if the vote of any lane is true.
         Any = 1 "ANY",
-        /// The votes of all lanes are the same.
+        /// True if the votes of all lanes are equal.
         Eq = 2 "EQ",
     }
 
-    /// Action of a barrier instruction. The first three actions wait. Without results, they are BAR.SYNC.
+    /// Action of a barrier instruction. The first three actions wait; without results, they are BAR.SYNC.
     BarrierOp: 3 {
         /// Waits, and counts the threads whose predicate is true.
         #[default] Popc = 0 "POPC",
@@ -309,7 +309,7 @@ codes! {
         Trap = 3 "TRAP",
     }
 
-    /// Part of a register that a narrow conversion reads: a byte, or for 16 bits the half-word that starts at that
+    /// Part of a register that a narrow conversion reads: a byte or, for 16 bits, the half-word that starts at that
     /// byte.
     Byte: 2 {
         /// Bits 0 to 7 (B0), or the lower half-word.
@@ -322,8 +322,8 @@ codes! {
         B3 = 3 "B3",
     }
 
-    /// Tests of the condition code: tests of the sign and zero flags that the comparison of two numbers left, each with
-    /// an unordered variant; and tests of single flags.
+    /// Tests of the condition code: tests of the sign and zero flags after a comparison of two numbers, each with an
+    /// unordered variant, and tests of single flags.
     CcTest: 5 {
         /// Never.
         False = 0 "F",
@@ -363,7 +363,7 @@ codes! {
         Lo = 17 "LO",
         /// No sign.
         Sff = 18 "SFF",
-        /// No carry or zero: lower or same.
+        /// No carry, or zero: lower or same.
         Ls = 19 "LS",
         /// Carry and not zero: higher.
         Hi = 20 "HI",
@@ -392,9 +392,9 @@ pub enum IntType {
     /// Signed 32 bits.
     #[default]
     S32,
-    /// Unsigned 64 bits, in a pair of registers.
+    /// Unsigned 64 bits, in a register pair.
     U64,
-    /// Signed 64 bits, in a pair of registers.
+    /// Signed 64 bits, in a register pair.
     S64,
 }
 
@@ -413,7 +413,7 @@ impl Code for IntType {
 }
 
 impl IntType {
-    /// Returns 8, 16, 32 or 64.
+    /// Returns the width in bits: 8, 16, 32 or 64.
     pub const fn bits(self) -> u32 {
         match self {
             Self::U8 | Self::S8 => 8,
@@ -429,7 +429,7 @@ impl IntType {
     }
 }
 
-/// A comparison, represented by the set of relations between two numbers for which it is true. All sixteen sets can be
+/// A comparison, represented as the set of relations between two numbers for which it is true. All sixteen sets can be
 /// encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Compare(u8);
@@ -449,14 +449,14 @@ impl Compare {
     pub const GE: Self = Self(6);
     /// Neither is a NaN.
     pub const NUM: Self = Self(7);
-    /// At least one of the numbers is a NaN.
+    /// At least one number is a NaN.
     pub const NAN: Self = Self(8);
     /// Never.
     pub const FALSE: Self = Self(0);
     /// Always.
     pub const TRUE: Self = Self(15);
 
-    /// Creates a comparison from its four bits: less, equal, greater, unordered. Higher bits are dropped.
+    /// Creates a comparison from its four bits: less, equal, greater, unordered. Ignores higher bits.
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits & 15)
     }
@@ -502,7 +502,7 @@ impl Code for Compare {
 }
 
 impl FloatType {
-    /// Returns 16, 32 or 64.
+    /// Returns the width in bits: 16, 32 or 64.
     pub const fn bits(self) -> u32 {
         match self {
             Self::F16 => 16,

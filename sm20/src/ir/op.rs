@@ -8,38 +8,38 @@ macro_rules! ops {
     ($($(#[$meta:meta])* $variant:ident $mnemonic:literal { $($field:ident: $type:ty),* $(,)? })*) => {
         /// Operation of an instruction.
         ///
-        /// Fields that several operations have:
-        /// - `dst`: the register for the result; `p`, `q`: the predicates for the result (`q` gets the opposite,
-        ///   combined with the same predicate); PT and RZ discard it;
-        /// - `a`, `b`, `c`: operands, in the order of the assembler; `accumulate`: the predicate with which `logic`
-        ///   combines a comparison;
+        /// Fields common to several operations:
+        /// - `dst`: the result register; `p`, `q`: the result predicates (`q` receives the opposite, combined with the
+        ///   same predicate); PT and RZ discard the result;
+        /// - `a`, `b`, `c`: operands, in assembly order; `accumulate`: the predicate with which `logic` combines a
+        ///   comparison;
         /// - `write_cc`: `.CC`, also sets the condition code (zero, sign, carry, overflow) from the result;
-        /// - `carry_in`: `.X`, the operation handles the next word of a wide number and uses the condition code of the
-        ///   previous word;
+        /// - `carry_in`: `.X`, the operation handles the next word of a multi-word number and uses the condition code
+        ///   of the previous word;
         /// - `signed`, `a_signed`, `b_signed`: signedness of the operands;
-        /// - `saturate`: `.SAT`, integers are limited to the signed range, and floats to 0 to 1 (a NaN becomes 0);
-        /// - `ftz`: denormal operands and results become zero of the same sign; `fmz`: like `ftz`, and zero times
+        /// - `saturate`: `.SAT`, clamps integers to the signed range, and floats to 0 to 1 (a NaN becomes 0);
+        /// - `ftz`: flushes denormal operands and results to zero of the same sign; `fmz`: like `ftz`, and zero times
         ///   anything is zero;
         /// - `negate_*`: floating-point or arithmetic negation; `invert_*`: bitwise;
-        /// - `test`: lanes for which the condition code fails the test skip a control instruction;
-        /// - `width`, `address`, `cache`: of a memory access.
+        /// - `test`: lanes in which the condition code fails the test skip a control instruction;
+        /// - `width`, `address`, `cache`: parameters of a memory access.
         ///
-        /// An operation with the name of a mnemonic has the semantics of NVIDIA's instruction of that name.
+        /// An operation named after a mnemonic has the semantics of NVIDIA's instruction of that name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Op {
             $($(#[$meta])* $variant { $($field: $type),* },)*
             /// An instruction that exists but is not modelled (texture, surface, graphics, video). The interpreter must
             /// reject it with a fault.
             Unsupported {
-                /// NVIDIA's mnemonic, or the name of a group.
+                /// NVIDIA's mnemonic, or the name of a group of instructions.
                 name: &'static str,
-                /// The whole instruction.
+                /// The whole instruction word.
                 word: u64,
             },
         }
 
         impl Op {
-            /// Mnemonic, without suffixes.
+            /// Returns the mnemonic without suffixes.
             pub const fn mnemonic(&self) -> &'static str {
                 match self {
                     $(Self::$variant { .. } => $mnemonic,)*
@@ -47,7 +47,7 @@ macro_rules! ops {
                 }
             }
 
-            /// Mnemonics of all modelled operations.
+            /// Returns the mnemonics of all modelled operations.
             pub fn mnemonics() -> impl Iterator<Item = &'static str> {
                 Self::TEMPLATES.iter().map(|(name, _)| *name)
             }
@@ -65,7 +65,7 @@ ops! {
 
     /// Sum or difference.
     IAdd "IADD" { dst: Register, write_cc: bool, a: Register, b: Source, mode: AddMode, saturate: bool, carry_in: bool }
-    /// Low word of the product, or its high word if `high` is set.
+    /// Low word of the product, or high word if `high` is set.
     IMul "IMUL" { dst: Register, write_cc: bool, a: Register, b: Source, a_signed: bool, b_signed: bool, high: bool }
     /// Low or high word of a * b, combined with c; the first operand of `mode` is the product.
     IMad "IMAD" {
@@ -76,7 +76,7 @@ ops! {
     IScAdd "ISCADD" { dst: Register, write_cc: bool, a: Register, b: Source, shift: u8, mode: AddMode }
     /// |a - b| + c.
     ISad "ISAD" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source, signed: bool }
-    /// The smaller operand if `select` is true, otherwise the larger one.
+    /// The minimum if `select` is true, otherwise the maximum.
     IMnMx "IMNMX" {
         dst: Register, write_cc: bool, a: Register, b: Source, select: PredicateOperand, signed: bool, extended: Extended,
     }
@@ -85,7 +85,7 @@ ops! {
         dst: Register, write_cc: bool, a: Register, b: Source, compare: Compare, signed: bool, carry_in: bool,
         float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// Comparison whose result goes to predicates.
+    /// Comparison with predicate results.
     ISetP "ISETP" {
         p: Predicate, q: Predicate, a: Register, b: Source, compare: Compare, signed: bool, carry_in: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
@@ -99,20 +99,20 @@ ops! {
     Lop "LOP" {
         dst: Register, write_cc: bool, a: Register, b: Source, logic: LogicOp, invert_a: bool, invert_b: bool, carry_in: bool,
     }
-    /// a << b. Counts above 31 give zero; if `wrap` is set, only the low five bits count.
+    /// a << b. Shift counts above 31 yield zero; if `wrap` is set, only the low five bits are used.
     Shl "SHL" { dst: Register, write_cc: bool, a: Register, b: Source, wrap: bool, carry_in: bool }
-    /// a >> b; if `reverse` is set, the bits of a are reversed first. Counts are treated as in SHL, and saturate to all
-    /// sign bits.
+    /// a >> b; if `reverse` is set, the bits of a are reversed first. Shift counts are treated as in SHL, but saturate
+    /// to all sign bits.
     Shr "SHR" {
         dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, wrap: bool, reverse: bool, carry_in: bool,
     }
-    /// Bit field of a, whose bits are reversed first if `reverse` is set. The position is in b's bits 0 to 7, and the
+    /// Bit field of a, whose bits are reversed first if `reverse` is set. The position is in bits 0 to 7 of b, and the
     /// length in bits 8 to 15.
     Bfe "BFE" { dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, reverse: bool }
-    /// The value c, in which a's low bits replace the bit field that b selects as in BFE.
+    /// c with the bit field selected by b (as in BFE) replaced by the low bits of a.
     Bfi "BFI" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source }
-    /// Number of the highest set bit (if signed, of the highest bit that differs from the sign), or all ones if no such
-    /// bit exists. With `shift_amount`, the left shift that moves this bit to bit 31 instead.
+    /// Number of the highest set bit (if signed, of the highest bit that differs from the sign), or all ones if there
+    /// is none. With `shift_amount`, the left shift that moves this bit to bit 31 instead.
     Flo "FLO" { dst: Register, write_cc: bool, b: Source, signed: bool, invert: bool, shift_amount: bool }
     /// Number of set bits in a & b.
     Popc "POPC" { dst: Register, a: Register, b: Source, invert_a: bool, invert_b: bool }
@@ -133,8 +133,8 @@ ops! {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, negate_product: bool, negate_c: bool,
         rounding: Rounding, ftz: bool, fmz: bool, saturate: bool,
     }
-    /// The smaller operand if `select` is true, otherwise the larger one. If only one operand is a NaN, the result is
-    /// the other operand.
+    /// The minimum if `select` is true, otherwise the maximum. If only one operand is a NaN, the result is the other
+    /// operand.
     FMnMx "FMNMX" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand, ftz: bool,
     }
@@ -152,10 +152,10 @@ ops! {
     FCmp "FCMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, ftz: bool }
     /// Multi-function unit.
     Mufu "MUFU" { dst: Register, a: FloatOperand, function: MultiFunction, saturate: bool }
-    /// Prepares an argument of MUFU.
+    /// Prepares an argument for MUFU.
     Rro "RRO" { dst: Register, b: FloatOperand, function: RangeReduction }
 
-    // Double precision; registers are pairs.
+    // Double precision, in register pairs.
 
     /// a + b
     DAdd "DADD" { dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, rounding: Rounding }
@@ -168,7 +168,7 @@ ops! {
     }
     /// Like FMNMX.
     DMnMx "DMNMX" { dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand }
-    /// Same as FSET, but with double precision; the result is one register.
+    /// Same as FSET, but in double precision with a single result register.
     DSet "DSET" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
@@ -181,8 +181,8 @@ ops! {
 
     // Conversions.
 
-    /// Conversion between float types; with `integer`, to an integral value of the same type. `upper_half` reads an F16
-    /// from bits 16 to 31.
+    /// Conversion between float types or, with `integer`, to an integral value of the same type. `upper_half` reads an
+    /// F16 from bits 16 to 31.
     F2F "F2F" {
         dst: Register, write_cc: bool, b: FloatOperand, to: FloatType, from: FloatType, rounding: Rounding, integer: bool,
         ftz: bool, saturate: bool, upper_half: bool,
@@ -196,18 +196,18 @@ ops! {
     I2F "I2F" {
         dst: Register, write_cc: bool, b: FloatOperand, to: FloatType, from: IntType, rounding: Rounding, part: Byte,
     }
-    /// Conversion from integer to integer; without `saturate` the upper bits are dropped.
+    /// Conversion between integer types; without `saturate`, upper bits are dropped.
     I2I "I2I" {
         dst: Register, write_cc: bool, b: FloatOperand, to: IntType, from: IntType, saturate: bool, part: Byte,
     }
 
     // Moves, selection, predicates.
 
-    /// b. In each group of four lanes, the lanes whose bit in `lanes` is set take part.
+    /// b. In each group of four lanes, only lanes whose bit in `lanes` is set are written.
     Mov "MOV" { dst: Register, b: Source, lanes: u8 }
     /// a if `select` is true, otherwise b.
     Sel "SEL" { dst: Register, a: Register, b: Source, select: PredicateOperand }
-    /// Bytes of c:a that b selects.
+    /// Bytes of c:a selected by b.
     Prmt "PRMT" { dst: Register, a: Register, b: Source, c: Source, mode: PermuteMode }
     /// Value of a special register.
     S2R "S2R" { dst: Register, special: SpecialRegister }
@@ -236,15 +236,15 @@ ops! {
     /// Tests the condition code, and writes predicates as ISETP does.
     CSetP "CSETP" { p: Predicate, q: Predicate, test: CcTest, logic: PredicateLogic, accumulate: PredicateOperand }
 
-    // Memory. Values of more than 32 bits are in pairs and quads of registers.
+    // Memory. Values wider than 32 bits are in register pairs and quads.
 
     /// Generic load.
     Ld "LD" { dst: Register, address: Address, width: Width, cache: LoadCache }
-    /// Generic load of a value that is the same for all lanes and not written during the kernel.
+    /// Generic load of a value that is the same for all lanes and is not written during the kernel.
     Ldu "LDU" { dst: Register, address: Address, width: Width }
     /// Generic store.
     St "ST" { address: Address, value: Register, width: Width, cache: StoreCache }
-    /// Load that tries to lock the global address; `p` is true if it got the lock.
+    /// Load that tries to lock the global address; `p` is true if the lock was acquired.
     Ldlk "LDLK" { p: Predicate, dst: Register, address: Address, width: Width }
     /// Store that releases the lock.
     Stul "STUL" { address: Address, value: Register, width: Width }
@@ -256,13 +256,13 @@ ops! {
     Lds "LDS" { dst: Register, address: Address, width: Width }
     /// Store to shared memory.
     Sts "STS" { address: Address, value: Register, width: Width }
-    /// Load from shared memory that tries to lock the address; `p` is true if it got the lock.
+    /// Load from shared memory that tries to lock the address; `p` is true if the lock was acquired.
     Ldslk "LDSLK" { p: Predicate, dst: Register, address: Address, width: Width }
     /// Store to shared memory that releases the lock.
     Stsul "STSUL" { address: Address, value: Register, width: Width }
     /// Load from a constant bank, at base + offset.
     Ldc "LDC" { dst: Register, bank: u8, base: Register, offset: i16, width: Width }
-    /// Atomic operation on global memory; `dst` gets the old value, and `c` is the new value of CAS.
+    /// Atomic operation on global memory; `dst` receives the old value, and `c` is the new value for CAS.
     Atom "ATOM" { dst: Register, address: Address, a: Register, c: Register, operation: AtomicOp, kind: AtomicType }
     /// Atomic operation without a result.
     Red "RED" { address: Address, a: Register, operation: AtomicOp, kind: AtomicType }
@@ -275,8 +275,7 @@ ops! {
 
     // Barriers and votes.
 
-    /// Barrier of the block. `count` is a number of threads, a multiple of the warp's size. `p` and `dst` get the
-    /// reduction.
+    /// Block barrier. `count` is a number of threads, a multiple of the warp size. `p` and `dst` receive the reduction.
     Bar "BAR" {
         operation: BarrierOp, p: Predicate, dst: Register, barrier: BarrierOperand, count: BarrierOperand,
         a: PredicateOperand,
@@ -290,10 +289,9 @@ ops! {
     Nop "NOP" { test: CcTest }
     /// Performance event, selected by a mask.
     Pmtrig "PMTRIG" { test: CcTest, mask: u16 }
-    /// Branch. With `uniform`, branches only if all active lanes take the branch. With `limit`, checks the limit of the
-    /// stack.
+    /// Branch. With `uniform`, branches only if all active lanes do. With `limit`, checks the stack limit.
     Bra "BRA" { target: Target, test: CcTest, uniform: bool, limit: bool }
-    /// Branch to the target plus the register; if the target is a constant, the register is added to the constant's
+    /// Branch to the target plus the register. If the target is a constant, the register is added to the constant's
     /// offset.
     Brx "BRX" { target: Target, index: Register, test: CcTest, limit: bool }
     /// BRA with an absolute address.
@@ -302,9 +300,9 @@ ops! {
     Jmx "JMX" { target: Target, index: Register, test: CcTest, limit: bool }
     /// Call.
     Cal "CAL" { target: Target, limit: bool }
-    /// Call of an absolute address.
+    /// Call to an absolute address.
     Jcal "JCAL" { target: Target, limit: bool }
-    /// Pushes the target at which diverged lanes join.
+    /// Pushes the target at which diverged lanes reconverge.
     Ssy "SSY" { target: Target }
     /// Pushes the target of BRK.
     Pbk "PBK" { target: Target }
@@ -314,17 +312,17 @@ ops! {
     Pret "PRET" { target: Target, limit: bool }
     /// Pushes the target of LONGJMP.
     Plongjmp "PLONGJMP" { target: Target }
-    /// Ends the lanes.
+    /// Terminates the lanes.
     Exit "EXIT" { test: CcTest }
     /// Returns from a call.
     Ret "RET" { test: CcTest }
-    /// Ends the lanes, as for a discarded fragment.
+    /// Terminates the lanes, as for a discarded fragment.
     Kil "KIL" { test: CcTest }
     /// Breaks out of a loop.
     Brk "BRK" { test: CcTest }
-    /// Continues with the next iteration of a loop.
+    /// Continues with the next loop iteration.
     Cont "CONT" { test: CcTest }
-    /// Jumps to the innermost PLONGJMP.
+    /// Jumps to the innermost PLONGJMP target.
     Longjmp "LONGJMP" { test: CcTest }
     /// Returns from the trap handler.
     Rtt "RTT" { terminate: bool }

@@ -2,8 +2,8 @@
 
 /// A general-purpose register: R0 to R62, or RZ. RZ reads as zero and discards writes.
 ///
-/// An instruction refers to a pair or quad of registers (doubles, 64-bit addresses, wide loads) by the lowest one. The
-/// hardware requires that register to be aligned, which the interpreter checks.
+/// Instructions refer to a register pair or quad (doubles, 64-bit addresses, wide loads) by its lowest register, which
+/// must be aligned. The interpreter checks the alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Register(u8);
 
@@ -63,12 +63,12 @@ impl Default for Predicate {
     }
 }
 
-/// A predicate that is read, or its opposite.
+/// A predicate operand, optionally negated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PredicateOperand {
-    /// The predicate.
+    /// Predicate register.
     pub predicate: Predicate,
-    /// Set for `!`: the opposite is used.
+    /// Set for `!`, which negates the predicate.
     pub negate: bool,
 }
 
@@ -77,15 +77,15 @@ impl PredicateOperand {
     pub const TRUE: Self = Self { predicate: Predicate::TRUE, negate: false };
 }
 
-/// A 32-bit (or, in double-precision operations, 64-bit) operand.
+/// A 32-bit operand (64-bit in double-precision operations).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     /// A register, or the first register of a pair.
     Register(Register),
-    /// A word of a constant bank, or the two words that start there.
+    /// A constant bank word, or the two words that start there.
     Constant(ConstAddress),
-    /// A 20-bit immediate, which is widened: by sign extension for integers; as the upper 20 bits of the word for
-    /// single precision; as the upper 20 bits of the upper word for double precision (the lower word is zero).
+    /// A 20-bit immediate, widened by sign extension for integers, as the upper 20 bits of the word for single
+    /// precision, and as the upper 20 bits of the upper word for double precision (the lower word is zero).
     Immediate(u32),
     /// A 32-bit immediate of the `32I` forms.
     LongImmediate(u32),
@@ -100,16 +100,16 @@ impl Default for Source {
 /// A word in a constant bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConstAddress {
-    /// Number of the bank, from 0 to 31; on this hardware, banks from 16 on belong to the driver and the compiler.
+    /// Bank number, from 0 to 31. On this hardware, banks from 16 belong to the driver and the compiler.
     pub bank: u8,
-    /// Offset in bytes. The offset is a multiple of 4, except in branch targets, which keep the low bits of the word.
+    /// Offset in bytes: a multiple of 4, except in branch targets, which keep the low bits of the word.
     pub offset: u16,
 }
 
-/// A floating-point operand with its modifiers; the absolute value is taken before the negation.
+/// A floating-point operand with its modifiers. The absolute value is taken before the negation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FloatOperand {
-    /// The value. Most first operands can only be a register.
+    /// The value. Most first operands can only be registers.
     pub source: Source,
     /// Set for `-`.
     pub negate: bool,
@@ -117,14 +117,14 @@ pub struct FloatOperand {
     pub absolute: bool,
 }
 
-/// A memory address: register plus signed displacement, in the space that the operation names.
+/// A memory address: a register plus a signed displacement, in the operation's address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// The register; RZ if the displacement is the whole address.
+    /// Base register; RZ if the displacement is the whole address.
     pub base: Register,
     /// Displacement in bytes.
     pub offset: i32,
-    /// Set for `.E`: the address is 64 bits wide and `base` starts a pair. Only for global and generic accesses.
+    /// Set for `.E`: the address is 64 bits wide and `base` is a register pair. Only for global and generic accesses.
     pub wide: bool,
 }
 
@@ -135,9 +135,8 @@ pub enum Target {
     Relative(i32),
     /// Offset in bytes from the start of the code segment.
     Absolute(u32),
-    /// A word in a constant bank holds the target. The relative instructions (BRA, BRX, CAL and the stack pushes) take
-    /// the word as a displacement from the end of the instruction; the other instructions take it as an absolute
-    /// address.
+    /// The target is in a constant bank word. Relative instructions (BRA, BRX, CAL and the stack pushes) treat the word
+    /// as a displacement from the end of the instruction, and others as an absolute address.
     Constant(ConstAddress),
 }
 
@@ -147,12 +146,12 @@ impl Default for Target {
     }
 }
 
-/// A barrier's number or thread count: a register's value or a constant.
+/// A barrier number or thread count, in a register or constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BarrierOperand {
     /// A value in a register. A count in RZ means all threads of the block.
     Register(Register),
-    /// A fixed value: a barrier of 0 to 15, or a count of up to 4095 threads.
+    /// A constant: a barrier number from 0 to 15, or a count of up to 4095 threads.
     Immediate(u16),
 }
 
@@ -162,12 +161,12 @@ impl Default for BarrierOperand {
     }
 }
 
-/// A special register, by its number in S2R.
+/// A special register, identified by its number in S2R.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SpecialRegister(pub u8);
 
 impl SpecialRegister {
-    /// Lane of the thread in its warp.
+    /// Lane index of the thread in its warp.
     pub const LANE_ID: Self = Self(0x00);
     /// Number of warps in bits 8 to 14, and of multiprocessors in bits 20 to 28.
     pub const VIRT_CFG: Self = Self(0x02);
@@ -181,7 +180,7 @@ impl SpecialRegister {
     pub const TID_Y: Self = Self(0x22);
     /// Thread index, z.
     pub const TID_Z: Self = Self(0x23);
-    /// The launch's parameter.
+    /// Parameter of the launch.
     pub const CTA_PARAM: Self = Self(0x24);
     /// Block index, x.
     pub const CTAID_X: Self = Self(0x25);
@@ -197,7 +196,7 @@ impl SpecialRegister {
     pub const NTID_Y: Self = Self(0x2a);
     /// Block dimension, z.
     pub const NTID_Z: Self = Self(0x2b);
-    /// The grid's number.
+    /// Parameter of the grid.
     pub const GRID_PARAM: Self = Self(0x2c);
     /// Grid dimension, x.
     pub const NCTAID_X: Self = Self(0x2d);
@@ -211,7 +210,7 @@ impl SpecialRegister {
     pub const SWIN_SZ: Self = Self(0x31);
     /// Size of shared memory.
     pub const SMEM_SZ: Self = Self(0x32);
-    /// Number of banks of shared memory.
+    /// Number of shared memory banks.
     pub const SMEM_BANKS: Self = Self(0x33);
     /// Generic address of the local memory window.
     pub const LWIN_LO: Self = Self(0x34);
@@ -219,24 +218,24 @@ impl SpecialRegister {
     pub const LWIN_SZ: Self = Self(0x35);
     /// Size of the part of local memory at positive addresses.
     pub const LMEM_LO_SZ: Self = Self(0x36);
-    /// First valid address of the part at negative addresses.
+    /// First valid address of the part of local memory at negative addresses.
     pub const LMEM_HI_OFF: Self = Self(0x37);
-    /// The lane's own bit.
+    /// The bit of the lane itself.
     pub const EQ_MASK: Self = Self(0x38);
-    /// Mask of the lower lanes.
+    /// Mask of all lower lanes.
     pub const LT_MASK: Self = Self(0x39);
-    /// Mask of the lower lanes and the lane itself.
+    /// Mask of all lower lanes and the lane itself.
     pub const LE_MASK: Self = Self(0x3a);
-    /// Mask of the higher lanes.
+    /// Mask of all higher lanes.
     pub const GT_MASK: Self = Self(0x3b);
-    /// Mask of the higher lanes and the lane itself.
+    /// Mask of all higher lanes and the lane itself.
     pub const GE_MASK: Self = Self(0x3c);
-    /// Low word of the clock.
+    /// Clock, low word.
     pub const CLOCK_LO: Self = Self(0x50);
-    /// High word of the clock.
+    /// Clock, high word.
     pub const CLOCK_HI: Self = Self(0x51);
 
-    /// Names that the assembler accepts. Other registers are written `SR_0x..`.
+    /// Names accepted by the assembler. Other registers are written `SR_0x..`.
     pub const NAMES: [(Self, &'static str); 36] = [
         (Self::LANE_ID, "SR_LANEID"),
         (Self::VIRT_CFG, "SR_VIRTCFG"),

@@ -1,10 +1,9 @@
-//! Syntax of operations on integers, logic, floats, and conversions. Each function returns true if it handles the
-//! operation.
+//! Syntax of integer, logic, float and conversion operations. Each function returns true if it handles the operation.
 
 use super::{Kind, Sign, Visitor, small, unless};
 use crate::ir::*;
 
-/// Visits the operands of an addition: a subtracted operand has a minus, and the addition of one is `.PO`.
+/// Visits the operands of an addition. A subtracted operand has a minus sign, and `.PO` adds one.
 fn sum<V: Visitor>(
     v: &mut V,
     mode: &mut AddMode,
@@ -381,7 +380,7 @@ impl Code for FloatRounding {
     ];
 }
 
-/// F2I's rounding.
+/// The rounding of F2I.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct IntRounding(Rounding);
 

@@ -1,14 +1,13 @@
-//! Calls `found` with each register that an operation reads or writes, including RZ, and with the number of registers
-//! in the group that starts there.
+//! Enumerates the registers that an operation reads or writes.
 
 use super::{Kind, Sign, Visitor, walk};
 use crate::ir::*;
 
 /// Calls `found` with each register that an operation reads or writes, including RZ, and with the number of registers
-/// that start there.
+/// in the group that starts there.
 pub(crate) fn registers(op: &Op, found: &mut dyn FnMut(Register, u8)) {
     let mut op = *op;
-    // This visitor sets no values, so no value can be rejected.
+    // This visitor sets no values, so none can be rejected.
     _ = walk(&mut op, &mut Finder { found });
 }
 

@@ -1,4 +1,4 @@
-//! Tests cubins: valid cubins in the layout of NVIDIA's compilers, damaged cubins, and cubins for other architectures.
+//! Tests cubins: valid ones in the layout of NVIDIA's compilers, corrupt ones, and ones for other architectures.
 
 use object::elf::{ELFCLASS64, EM_CUDA, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS, SHT_REL};
 use object::write::elf::{FileHeader, SectionHeader, Writer};
@@ -12,7 +12,7 @@ struct Section {
     info: u32,
     flags: u64,
     data: Vec<u8>,
-    /// Size of a section without data.
+    /// Size of a section without data, in bytes.
     size: u64,
 }
 
@@ -77,11 +77,11 @@ fn sections() -> Vec<Section> {
         ..Section::new(".text.add", &code)
     };
     let info = [
-        // Write a maximum number of registers, and then the parameters: symbol, offset and size.
+        // Write a maximum number of registers, then the parameters: symbol, offset and size.
         vec![0x03, 0x1b, 63, 0],
         vec![0x04, 0x0a, 8, 0, 5, 0, 0, 0, 0x20, 0, 12, 0],
         vec![0x03, 0x19, 12, 0],
-        // Write the second parameter, and then the first.
+        // Write the second parameter before the first.
         vec![0x04, 0x17, 12, 0, 5, 0, 0, 0, 1, 0, 8, 0, 0, 0xf0, 0x11, 0],
         vec![0x04, 0x17, 12, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0xf0, 0x21, 0],
     ];

@@ -1,9 +1,9 @@
-//! Tests encodings from public sources, as independent facts.
+//! Tests encodings from public sources, as independent evidence.
 
 use super::text::word_of;
 use crate::{Op, decode, encode};
 
-/// From an example for sm_20 in NVIDIA's manual "CUDA Binary Utilities".
+/// From an sm_20 example in NVIDIA's manual "CUDA Binary Utilities".
 const MANUAL: &[(u64, &str)] = &[
     (0x2800_4404_0000_5de4, "MOV R1, c[0x1][0x100]"),
     (0x2800_4000_8001_9de4, "MOV R6, c[0x0][0x20]"),
@@ -12,8 +12,8 @@ const MANUAL: &[(u64, &str)] = &[
     (0x8000_0000_0000_1de7, "EXIT"),
 ];
 
-/// From listings of cuobjdump for sm_20 and sm_30 (which have the same encodings for these instructions) in NVIDIA's
-/// developer forums and a blog post on disassembly.
+/// From cuobjdump listings for sm_20 and sm_30 (which share the encodings of these instructions) in NVIDIA's developer
+/// forums and a blog post on disassembly.
 const LISTINGS: &[(u64, &str)] = &[
     (0x4000_0000_0000_1de4, "NOP"),
     (0x2c00_0000_9800_9c04, "S2R R2, SR_CTAID.Y"),
@@ -41,8 +41,8 @@ const LISTINGS: &[(u64, &str)] = &[
     (0x5000_0000_0810_5ca3, "IMUL R1, R1, R2"),
 ];
 
-/// Programs from Mesa's library of GPU routines, and Mesa's programs that read counters. Mesa contains the assembly
-/// text, and the words that envytools' assembler produced; the text here is ours.
+/// Programs from Mesa's GPU library routines, and Mesa's programs that read counters. Mesa contains the assembly text
+/// and the words produced by envytools' assembler; the text here is ours.
 const MESA_PROGRAMS: &[(u64, &str)] = &[
     (0x7800_0000_0400_9c03, "FLO.U32 R2, R1"),
     (0x7c20_9cdd, "LOP.XOR.E32 R2, R2, 0x1f"),
@@ -98,7 +98,7 @@ const MESA_PROGRAMS: &[(u64, &str)] = &[
     (0x9400_0000_00a0_1fc5, "ST.E.WT.128 [R10], R0"),
 ];
 
-/// From Gdev's test of a matrix addition, which includes envytools' disassembly; the text here is ours.
+/// From Gdev's matrix addition test, which includes envytools' disassembly; the text here is ours.
 const GDEV: &[(u64, &str)] = &[
     (0x2008_4000_3020_9c03, "IMAD.U32.U32 R2, R2, c[0x0][0xc], R4"),
     (0x1880_4000_e001_dc03, "ISETP.LT.U32.AND P0, PT, R0, c[0x0][0x38], P0"),
@@ -120,8 +120,8 @@ const ASFERMI: &[(u64, &str)] = &[
     (0xd000_0000_0000_1c05, "CCTLL.QRY1 R0, [R0]"),
 ];
 
-/// Words that Mesa's emitter for this hardware would write. The words were assembled by hand from the emitter's opcode
-/// constants and field positions, as a source in addition to envytools' tables.
+/// Words that Mesa's emitter for this hardware would write, assembled by hand from its opcode constants and field
+/// positions, as a source in addition to envytools' tables.
 const MESA_EMITTER: &[(u64, &str)] = &[
     (0x3008_0000_0c20_5c40, "FFMA.FTZ R1, R2, R3, R4"),
     (0x3108_4000_8020_5f20, "FFMA.RP.SAT R1, -R2, c[0x0][0x20], -R4"),
@@ -258,8 +258,8 @@ fn asfermi() {
 
 #[test]
 fn every_operation_is_known() {
-    // Operations whose encodings appear only in the tables from which this crate was written, or appear elsewhere only
-    // in encoded form.
+    // Operations whose encodings appear only in the tables from which this crate was written, or elsewhere only in
+    // encoded form.
     const UNSEEN: [&str; 6] = ["CSET", "CSETP", "PMTRIG", "BRX", "JMX", "PLONGJMP"];
     let tables = [MANUAL, LISTINGS, MESA_PROGRAMS, GDEV, ASFERMI, MESA_EMITTER];
     let known: Vec<_> =

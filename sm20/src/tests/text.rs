@@ -1,4 +1,4 @@
-//! Checks that the assembler reads the disassembler's output.
+//! Checks that the assembler accepts the disassembler's output.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use crate::codec::tests::samples;
 use crate::{Form, Instruction, Op, assemble, decode};
 use fastrand::Rng;
 
-/// Returns the word that results from assembling only this text.
+/// Returns the word from assembling only this text.
 pub(crate) fn word_of(text: &str) -> Result<u64, String> {
     let program = assemble(text).map_err(|errors| errors[0].to_string())?;
     Ok(match program.words[..] {
@@ -62,7 +62,7 @@ proptest! {
         }
     }
 
-    /// Assembling valid pieces of the language in any order results in a program or in errors.
+    /// Assembling valid pieces of the language in any order yields a program or errors.
     #[test]
     fn any_mixture_gives_a_program_or_errors(pieces in prop::collection::vec(0..PIECES.len(), 0..40)) {
         let source: String = pieces.iter().map(|n| PIECES[*n]).collect();

@@ -118,8 +118,8 @@ fn order_runs_from_quiesce_to_resume() {
     let copies = world.quiet(7, 1);
     assert_eq!(words(&copies), ["copy1:2", "copy2:1"]);
     let Action::Copy { chunks, .. } = &copies[0] else { panic!("{copies:?}") };
-    assert_eq!(chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(), [0, 1], "in the order of addresses");
-    // Copies may end in a different order. Each batch is remapped while the other batch is copied.
+    assert_eq!(chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(), [0, 1], "in address order");
+    // Copies may finish in a different order. Each batch is remapped while the other one is copied.
     assert_eq!(words(&world.copied(2, true)), ["remap:1"]);
     assert_eq!(words(&world.remapped(7, 1, 1)), ["moved:1"]);
     assert_eq!(words(&world.copied(1, true)), ["remap:2"]);
@@ -144,7 +144,7 @@ fn batches_of_a_user_are_bounded() {
     world.quiet(7, 1);
     world.copied(1, true);
     world.remapped(7, 1, 2);
-    // Three batches in progress are too many to start a new one.
+    // With three batches in progress, no new one may start.
     world.relocations.begin_round();
     assert_eq!(world.evict(7, 8..32, false), 0);
     world.copied(2, true);
@@ -234,7 +234,7 @@ fn silent_user_is_forced_and_then_given_up() {
         assert!(world.ticked().is_empty(), "once");
         world.relocations.cancel(7);
         assert_eq!(words(&world.actions()), ["stayed:1", "cancelled"]);
-        assert!(world.relocations.is_left_alone(7, world.now), "it is not waited for again immediately");
+        assert!(world.relocations.is_left_alone(7, world.now), "it is not immediately quiesced again");
     }
 }
 
@@ -256,7 +256,7 @@ fn failed_copy_leaves_the_chunk_and_waits() {
     assert_eq!(words(&world.copied(1, false)), ["stayed:2"]);
     assert_eq!(words(&world.copied(2, true)), ["remap:1"]);
     assert_eq!(words(&world.remapped(7, 1, 1)), ["moved:1", "resume"]);
-    assert_eq!((world.in_host(), world.evict(7, [0], false)), (1, 0), "left alone after the failure");
+    assert_eq!((world.in_host(), world.evict(7, [0], false)), (1, 0), "no order after the failure");
     world.now = RETRY_NS;
     assert_eq!(world.evict(7, [0], false), 1);
 }
@@ -288,7 +288,7 @@ fn cancelled_copy_keeps_its_memory_until_it_ends() {
     assert!(world.relocations.records.is_empty() && world.relocations.orphans.is_empty());
 }
 
-/// Random responses of random users: each chunk's move ends exactly once, and no chunk is left.
+/// Random responses from random users: each chunk's move ends exactly once, and no chunk is left.
 #[test]
 fn each_move_ends_once_whatever_the_answers() {
     let mut random = 1_u64;
@@ -322,7 +322,7 @@ fn each_move_ends_once_whatever_the_answers() {
                 5 if !remaps.is_empty() => {
                     let (user, order) = remaps.remove(0);
                     let below = draw(3) as usize;
-                    // In the meantime, the order may have been cancelled, and another order may have begun.
+                    // In the meantime, the order may have been cancelled, and another one may have begun.
                     let _ = world.relocations.remapped(&world.table, world.now, user, order, |at| at < below);
                 }
                 6 if draw(4) == 0 => world.relocations.forget(user),

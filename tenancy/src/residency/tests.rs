@@ -1,4 +1,4 @@
-//! Tests with two tenants of 40 chunks each on a card of 64 chunks, and a third tenant with 4 chunks.
+//! Tests with two tenants of 40 chunks each on a card with 64 chunks, and a third tenant with 4 chunks.
 
 use super::*;
 use vram::{CHUNK_BYTES_MIN, Contents, GuestVramAddr, Limits, Mode, OnFull};
@@ -27,7 +27,7 @@ fn card() -> (ChunkTable, Residency) {
     (table, residency)
 }
 
-/// Reports traffic of thrashing tenants until quanta begin. Returns the time and the holds.
+/// Reports traffic of thrashing tenants until quanta start. Returns the time and the holds.
 fn thrash(table: &ChunkTable, residency: &mut Residency) -> (u64, Holds) {
     for step in 1..200 {
         let now = step * 10 * MS;
@@ -38,7 +38,7 @@ fn thrash(table: &ChunkTable, residency: &mut Residency) -> (u64, Holds) {
             return (now, holds);
         }
     }
-    panic!("tenants that do not fit together take no turns");
+    panic!("tenants that do not fit together do not take turns");
 }
 
 fn params(weight: u32, guarantee_permille: u32) -> VgpuParams {
@@ -51,7 +51,7 @@ fn members_are_held_until_memory_of_holder_is_there() {
     let (now, holds) = thrash(&table, &mut residency);
     let holder = residency.turn().unwrap().holder;
     let other = if holder == ONE { TWO } else { ONE };
-    assert_eq!(holds, [(ONE, true), (TWO, true)], "memory moves first; the small tenant fits beside them");
+    assert_eq!(holds, [(ONE, true), (TWO, true)], "memory moves first; the small tenant fits in addition");
     assert!(residency.is_loading() && residency.is_held(holder) && !residency.is_held(SMALL));
     assert_eq!(residency.wait(other, now), Some((holder, None)));
     assert_eq!(residency.begun(), 1);
@@ -73,7 +73,7 @@ fn holds_follow_quanta_and_their_time_is_counted() {
     [ONE, TWO, SMALL].into_iter().for_each(|tenant| residency.worked(tenant, change));
     let holds = residency.tick(&table, change, |_| 100, None);
     assert_eq!(residency.turn().unwrap().holder, other);
-    assert_eq!(holds, [(holder, true)], "all members are held while memory moves");
+    assert_eq!(holds, [(holder, true)], "all members are held while memory is moving");
     let loaded = change + 20 * MS;
     assert_eq!(residency.is_still(&table, loaded, None), [(other, false)]);
     assert_eq!(residency.held_ns(other, loaded + 50 * MS), 120 * MS);
@@ -87,7 +87,7 @@ fn holds_follow_quanta_and_their_time_is_counted() {
 fn quantum_waits_a_bounded_time_for_more_memory() {
     let (table, mut residency) = card();
     let (begin, _) = thrash(&table, &mut residency);
-    // All memory of this tenant is on the card, so it cannot gain more.
+    // All of this tenant's memory is on the card, so it cannot gain more.
     assert_eq!((residency.turn().unwrap().holder, table.vms().next().unwrap().1.host), (ONE, 0));
     assert_eq!(residency.is_still(&table, begin, Some(&|_| 0)), [(ONE, false)]);
     let now = begin + 100 * MS;
@@ -97,7 +97,7 @@ fn quantum_waits_a_bounded_time_for_more_memory() {
     assert_eq!(residency.is_still(&table, now, Some(&|_| 0)), []);
     assert_eq!(residency.is_still(&table, now + patience - 1, Some(&|_| 0)), []);
     residency.moves();
-    assert_eq!(residency.is_still(&table, now + patience, Some(&|_| 0)), [], "a move begins the time again");
+    assert_eq!(residency.is_still(&table, now + patience, Some(&|_| 0)), [], "a move restarts the time");
     assert_eq!(residency.is_still(&table, now + 2 * patience, Some(&|_| 0)), [(TWO, false)]);
 }
 
@@ -119,7 +119,7 @@ fn quantum_does_not_wait_for_memory_that_never_moves() {
 fn holder_competes_for_all_members() {
     let (table, mut residency) = card();
     let own = |tenant: TenantId| Some(params([0, 100, 300, 50][tenant.0 as usize], 100));
-    assert_eq!(residency.competing(ONE, own), None, "nobody has a quantum");
+    assert_eq!(residency.competing(ONE, own), None, "no tenant has a quantum");
     thrash(&table, &mut residency);
     let holder = residency.turn().unwrap().holder;
     let expected = VgpuParams { weight: 400, guarantee_permille: 200, ..VgpuParams::default() };

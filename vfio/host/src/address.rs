@@ -6,7 +6,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Address of a PCI function, in the kernel's form: `0000:65:00.0`.
+/// Address of a PCI function, in the kernel's format: `0000:65:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
 #[schemars(with = "String")]
 pub struct Address {
@@ -31,7 +31,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Error for text that is not the address of a PCI function.
+/// Error for text that is not a PCI function address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an address of a PCI function, expected one such as 0000:65:00.0 (`lspci -D` shows them)")]
 pub struct NoAddress(String);

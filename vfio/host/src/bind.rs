@@ -1,4 +1,4 @@
-//! Binds a function to `vfio-pci`, or back to the driver that the kernel selects for it.
+//! Binds a function to `vfio-pci`, or back to the driver that the kernel selects.
 //!
 //! Three sysfs files control the binding: `driver_override` names the only driver that may bind the function, `unbind`
 //! unbinds the current driver, and `drivers_probe` makes the kernel search for a driver.
@@ -13,17 +13,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Address, Function, ManagerError, Obstacle, Sysfs, VFIO_PCI};
 
-/// Writes files of sysfs. A trait allows tests to simulate the kernel, because writing a file in a test's folder does
-/// not bind anything.
+/// Writes sysfs files. The trait lets tests simulate the kernel, because writing a file in a test folder does not bind
+/// anything.
 pub trait Attributes {
     /// Writes `text` to the existing file at `path`.
     ///
     /// # Errors
-    /// Returns the kernel's error if the call fails.
+    /// Returns the kernel's error if the write fails.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
 }
 
-/// The kernel's own files.
+/// The real sysfs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Kernel;
 
@@ -38,9 +38,9 @@ impl Attributes for Kernel {
 pub struct Change {
     /// The function.
     pub address: Address,
-    /// The driver that was bound before.
+    /// Previously bound driver.
     pub before: Option<String>,
-    /// The driver that is bound now.
+    /// Currently bound driver.
     pub now: Option<String>,
 }
 
@@ -50,18 +50,19 @@ pub enum BindError {
     /// Sysfs cannot be read, or no such function exists.
     #[error(transparent)]
     Host(#[from] ManagerError),
-    /// The function is not an NVIDIA function.
+    /// The function is not from NVIDIA.
     #[error("{address} is a function of vendor {vendor:04x}; only NVIDIA's are supported")]
     Foreign {
         /// The function.
         address: Address,
-        /// Vendor of the function.
+        /// Vendor ID of the function.
         vendor: u16,
     },
     /// The function's state prevents VFIO from using it.
     #[error("{0}")]
     Obstacle(Obstacle),
-    /// A process uses the function through VFIO. Unbinding it would block in the kernel until the process releases it.
+    /// A process is using the function through VFIO. Unbinding it would block in the kernel until the process releases
+    /// it.
     #[error("a process uses IOMMU group {group}, which contains {address}")]
     Lent {
         /// The function.
@@ -92,24 +93,24 @@ pub enum BindError {
     Otherwise {
         /// The function.
         address: Address,
-        /// The driver that is bound.
+        /// Currently bound driver.
         now: Option<String>,
-        /// The driver that should be bound.
+        /// Expected driver.
         wanted: String,
     },
 }
 
 impl BindError {
-    /// Returns the remedy for the operator.
+    /// Returns a remedy for the operator.
     #[must_use]
     pub fn what_to_do(&self) -> String {
         match self {
             Self::Host(error) => error.what_to_do().to_owned(),
             Self::Obstacle(obstacle) => obstacle.what_to_do(),
             Self::Foreign { .. } => "see `mediatorctl card list --host` for the host's cards".to_owned(),
-            Self::Lent { .. } => "stop mediatord, or whoever has it, first".to_owned(),
+            Self::Lent { .. } => "stop mediatord, or any other user of the group, first".to_owned(),
             Self::NoDriver(name) => format!("load its module: `modprobe {name}`"),
-            Self::NoName(_) => "leave the option away: the kernel finds a driver".to_owned(),
+            Self::NoName(_) => "omit the option: the kernel selects a driver".to_owned(),
             Self::Refused { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "run this as root".to_owned()
             }
@@ -123,7 +124,7 @@ impl Sysfs {
     /// `vfio-pci`.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// Returns a [`BindError`].
     pub fn bind(&self, files: &dyn Attributes, address: Address) -> Result<Change, BindError> {
         let function = self.nvidia(address)?;
         if function.group.is_none() {
@@ -135,11 +136,11 @@ impl Sysfs {
         self.hand(files, function, Some(VFIO_PCI))
     }
 
-    /// Binds a function to `driver`, or to the driver that the kernel selects. Without `driver`, the function may be
-    /// left without a driver.
+    /// Binds a function to `driver`, or to the driver that the kernel selects. Without `driver`, the function may end
+    /// up without a driver.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// Returns a [`BindError`].
     pub fn unbind(&self, files: &dyn Attributes, address: Address, driver: Option<&str>) -> Result<Change, BindError> {
         let function = self.nvidia(address)?;
         let lent = function.group.filter(|_| function.driver.as_deref() == Some(VFIO_PCI));

@@ -1,4 +1,4 @@
-//! A fake sysfs in a folder, which reacts to writes as the kernel does.
+//! A fake sysfs in a folder, which reacts to writes like the kernel.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::bind::Attributes;
 use crate::{Address, Sysfs};
 
-/// A fake sysfs. Only tests use it, so it panics if its folder cannot be written.
+/// A fake sysfs. It panics if its folder cannot be written, because only tests use it.
 #[derive(Debug)]
 pub struct Fake {
     root: PathBuf,
@@ -19,11 +19,11 @@ pub struct Fake {
 pub struct Plan<'a> {
     /// Address of the function.
     pub address: &'a str,
-    /// Vendor and device id.
+    /// Vendor and device ID.
     pub id: (u16, u16),
     /// Class code.
     pub class: u32,
-    /// The driver that is bound.
+    /// Bound driver.
     pub driver: Option<&'a str>,
     /// IOMMU group of the function.
     pub group: Option<u32>,
@@ -57,7 +57,7 @@ impl Fake {
         fake
     }
 
-    /// Returns the fake as the product's type.
+    /// Returns the fake as a [`Sysfs`].
     #[must_use]
     pub fn sysfs(&self) -> Sysfs {
         Sysfs::at(&self.root)
@@ -112,7 +112,7 @@ impl Fake {
         }
     }
 
-    /// Gives a function that is bound to vfio-pci its own node.
+    /// Adds a device node for a function that is bound to vfio-pci.
     ///
     /// # Panics
     /// Panics if the folder cannot be written.
@@ -131,7 +131,7 @@ impl Fake {
 }
 
 impl Attributes for Fake {
-    /// Acts as the kernel does for the files that binding writes. Writes to other files fail.
+    /// Emulates the kernel for the files that binding writes. Writes to other files fail.
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         let error = |errno| Err(io::Error::from_raw_os_error(errno));
         if !path.exists() {
@@ -141,7 +141,7 @@ impl Attributes for Fake {
         if name == "driver_override" {
             return fs::write(path, text);
         }
-        // The kernel accepts only the address itself, without blanks.
+        // The kernel accepts only the bare address, without whitespace.
         let Ok(address) = text.parse::<Address>() else { return error(22) };
         let folder = self.root.join("bus/pci/devices").join(address.to_string());
         let driver = folder.join("driver");
@@ -158,7 +158,7 @@ impl Attributes for Fake {
             "drivers_probe" => {
                 let wanted = if only.is_empty() { "nouveau" } else { &only };
                 let target = self.driver_folder(wanted);
-                // If no driver matches, the kernel does not report an error.
+                // If no driver matches, the kernel reports no error.
                 if target.exists() { symlink(target, driver) } else { Ok(()) }
             }
             _ => error(19),

@@ -1,9 +1,9 @@
-//! The NVIDIA functions of a host, as its sysfs shows them: each function's driver, the other functions in its IOMMU
+//! The NVIDIA functions of a host, as reported by sysfs: each function's driver, the other functions in its IOMMU
 //! group, and whether VFIO can use it, with a remedy if not. Also binds functions to `vfio-pci` or to another driver.
 //!
-//! Parts: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
+//! Modules: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
 //!
-//! This crate does not contain VFIO itself, and does not report properties of a card that the kernel does not show.
+//! This crate does not contain VFIO itself, and reports only properties that sysfs exposes.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -30,16 +30,16 @@ pub const VFIO_PCI: &str = "vfio-pci";
 const DISPLAY: u32 = 0x03;
 /// PCI base class of bridges.
 const BRIDGE: u32 = 0x06;
-/// Maximum number of functions that are read from a host or a group.
+/// Maximum number of functions read from a host or group.
 const MAX_FUNCTIONS: usize = 4096;
-/// Maximum size of a file in bytes. Sysfs files are at most one page.
+/// Maximum file size in bytes. Sysfs files are at most one page.
 const MAX_FILE: u64 = 4096;
 
 /// The kernel's view of devices, mounted at a folder.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
-    /// The folder of VFIO's files, which show whether a process uses a group; `None` for a fake.
+    /// The folder of VFIO's device files, which show whether a process uses a group; `None` for a fake.
     files: Option<PathBuf>,
 }
 
@@ -52,35 +52,35 @@ impl Default for Sysfs {
 /// A PCI function of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Function {
-    /// Its address.
+    /// PCI address of the function.
     pub address: Address,
-    /// PCI vendor id.
+    /// PCI vendor ID.
     pub vendor: u16,
-    /// PCI device id.
+    /// PCI device ID.
     pub device: u16,
-    /// PCI class code, 24 bits.
+    /// 24-bit PCI class code.
     pub class: u32,
-    /// The driver that is bound.
+    /// Bound driver.
     pub driver: Option<String>,
     /// IOMMU group of the function.
     pub group: Option<u32>,
-    /// Other functions of the group, without bridges.
+    /// Other functions in the group, except bridges.
     pub beside: Vec<Neighbour>,
-    /// Names of the kernel's methods to reset only this function.
+    /// The kernel's reset methods for this function alone.
     pub resets: Vec<String>,
-    /// Name of the function's own node in `/dev/vfio/devices`, if the kernel creates one.
+    /// Name of the function's own node in `/dev/vfio/devices`, if any.
     #[serde(skip)]
     pub node: Option<String>,
 }
 
-/// Another function of the same IOMMU group.
+/// Another function in the same IOMMU group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Neighbour {
-    /// Its address.
+    /// PCI address of the function.
     pub address: Address,
-    /// PCI vendor id.
+    /// PCI vendor ID.
     pub vendor: u16,
-    /// The driver that is bound.
+    /// Bound driver.
     pub driver: Option<String>,
 }
 
@@ -109,9 +109,9 @@ pub enum Obstacle {
     NoCard {
         /// The function.
         address: Address,
-        /// PCI vendor id.
+        /// PCI vendor ID.
         vendor: u16,
-        /// PCI device id.
+        /// PCI device ID.
         device: u16,
         /// PCI class code.
         class: u32,
@@ -119,22 +119,22 @@ pub enum Obstacle {
     /// The function does not belong to an IOMMU group.
     #[error("{0} is in no IOMMU group: the host has no IOMMU, or does not use it")]
     NoIommu(Address),
-    /// Drivers are bound to other functions of the group.
+    /// Other functions in the group are bound to drivers.
     #[error("IOMMU group {group} of {address} has others that the host uses: {}", list(.others))]
     Shared {
         /// The function.
         address: Address,
-        /// The group.
+        /// The IOMMU group.
         group: u32,
         /// The functions that prevent VFIO from using the group.
         others: Vec<Neighbour>,
     },
-    /// The function has another driver, or no driver.
+    /// The function has a different driver, or none.
     #[error("{}", driven(*.address, .driver.as_deref()))]
     Driver {
         /// The function.
         address: Address,
-        /// The driver.
+        /// Bound driver.
         driver: Option<String>,
     },
 }
@@ -153,7 +153,7 @@ fn driven(address: Address, driver: Option<&str>) -> String {
 }
 
 impl Obstacle {
-    /// Returns the remedy.
+    /// Returns a remedy for the operator.
     #[must_use]
     pub fn what_to_do(&self) -> String {
         match self {
@@ -181,26 +181,26 @@ pub enum ManagerError {
     /// Sysfs cannot be read.
     #[error("{} cannot be read: {source}", .path.display())]
     Unreadable {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The error of the read.
+        /// Read error.
         #[source]
         source: io::Error,
     },
     /// Sysfs has contents in an unexpected format.
     #[error("{} is {found:?}, which is {expected}", .path.display())]
     Unexpected {
-        /// The file or link.
+        /// Path of the file or link.
         path: PathBuf,
         /// The actual contents.
         found: String,
-        /// Description of the expected form.
+        /// Expected format.
         expected: &'static str,
     },
 }
 
 impl ManagerError {
-    /// Returns the remedy for the operator.
+    /// Returns a remedy for the operator.
     #[must_use]
     pub fn what_to_do(&self) -> &'static str {
         match self {
@@ -263,7 +263,7 @@ impl Sysfs {
     /// Returns all NVIDIA display controllers, sorted by address. The list is empty on a host without PCI.
     ///
     /// # Errors
-    /// Returns an error if sysfs cannot be read. A function that disappears during the scan is omitted.
+    /// Returns an error if sysfs cannot be read. Omits functions that disappear during the scan.
     pub fn list(&self) -> Result<Vec<Function>, ManagerError> {
         let mut functions = Vec::new();
         for address in addresses(&self.devices())? {
@@ -319,15 +319,15 @@ impl Sysfs {
     }
 }
 
-/// Returns the name of the node of a function that is bound to vfio-pci, if the kernel creates such nodes. A function
-/// has at most one node.
+/// Returns the name of the device node of a function that is bound to vfio-pci, if any. A function has at most one
+/// node.
 fn node_in(folder: &Path) -> Option<String> {
     let name = fs::read_dir(folder).ok()?.next()?.ok()?.file_name().into_string().ok()?;
     let number = name.strip_prefix("vfio")?;
     (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
 }
 
-/// Returns the names in a folder that are addresses, sorted. The list is empty if the folder does not exist.
+/// Returns the names in a folder that are PCI addresses, sorted. The list is empty if the folder does not exist.
 fn addresses(folder: &Path) -> Result<Vec<Address>, ManagerError> {
     let unreadable = |source| ManagerError::Unreadable { path: folder.to_owned(), source };
     let entries = match fs::read_dir(folder) {
@@ -361,7 +361,7 @@ fn read(path: &Path) -> Result<String, ManagerError> {
     Ok(text)
 }
 
-/// Reads a number in the format of sysfs, for example `0x10de`.
+/// Reads a number in sysfs format, for example `0x10de`.
 fn number(path: &Path) -> Result<u32, ManagerError> {
     let text = read(path)?;
     let digits = text.trim().strip_prefix("0x").unwrap_or_default();

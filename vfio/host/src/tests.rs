@@ -1,4 +1,4 @@
-//! Tests on a fake sysfs.
+//! Tests with a fake sysfs.
 
 use std::io;
 use std::path::Path;
@@ -61,7 +61,7 @@ fn each_obstacle_is_reported_with_a_fix() {
     fake.add(Plan { driver: Some("vfio-pci"), ..Plan::CARD });
     fake.add(BRIDGE);
     let look = || told(&fake.sysfs().function(card()).unwrap());
-    assert_eq!(look(), [""; 0], "a bridge in the group is in nobody's way");
+    assert_eq!(look(), [""; 0], "a bridge in the group is not an obstacle");
     fake.add(AUDIO);
     assert_eq!(
         look(),
@@ -123,18 +123,18 @@ fn card_goes_to_vfio_pci_and_back() {
     assert_eq!(sysfs.bind(&fake, card()).unwrap().before.as_deref(), Some("vfio-pci"));
     let change = sysfs.unbind(&fake, card(), None).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("vfio-pci"), Some("nouveau")));
-    // The function is bound to the named driver, or left unbound if the kernel has no driver for it.
+    // The function is bound to the given driver, or left unbound if the kernel has no driver for it.
     fake.add_driver("nvidia");
     sysfs.bind(&fake, card()).unwrap();
     assert_eq!(sysfs.unbind(&fake, card(), Some("nvidia")).unwrap().now.as_deref(), Some("nvidia"));
     fake.remove_driver("nouveau");
     assert_eq!(sysfs.unbind(&fake, card(), None).unwrap().now, None);
-    // The audio function must be bound as well, because it is in the same group.
+    // The audio function must also be bound, because it is in the same group.
     fake.add(AUDIO);
     assert_eq!(sysfs.bind(&fake, AUDIO.address.parse().unwrap()).unwrap().now.as_deref(), Some("vfio-pci"));
 }
 
-/// Simulates files that cannot be written, and files for which writes have no effect.
+/// Simulates files that cannot be written, and files to which writes have no effect.
 struct Stubborn(Option<i32>);
 
 impl Attributes for Stubborn {

@@ -1,4 +1,4 @@
-//! Tests an open card: registers, apertures, memory, interrupts and resets, and the mediator on such a card.
+//! Tests an open card: registers, apertures, memory, interrupts, resets, and the mediator on such a card.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use super::fake::{GROUP, Machine, Nature};
 use crate::Reset;
 use crate::kernel::Dependent;
 
-/// Polls until `happened` returns true, for at most a minute.
+/// Polls `happened` until it returns true, for at most a minute.
 fn eventually(mut happened: impl FnMut() -> bool) -> bool {
     (0..60_000).any(|_| {
         let so = happened();
@@ -43,7 +43,7 @@ fn registers_are_reached_mapped_and_by_the_file() {
         assert_eq!(card.read32(pmc::BOOT_0::OFFSET), machine.sim.read32(pmc::BOOT_0::OFFSET));
         card.write32(pbus::PRAMIN_WINDOW::OFFSET, 0x123);
         assert_eq!(machine.sim.read32(pbus::PRAMIN_WINDOW::OFFSET), 0x123);
-        // Unclaimed offsets read as ones, and writes to them are lost.
+        // Unclaimed offsets read as all ones, and writes to them are lost.
         for offset in [1, 2, 16 << 20, u32::MAX, u32::MAX - 3] {
             card.write32(offset, 0);
             assert_eq!(card.read32(offset), u32::MAX, "{offset:#x}");
@@ -51,12 +51,12 @@ fn registers_are_reached_mapped_and_by_the_file() {
     }
 }
 
-/// Creates a card whose BAR1 maps VRAM, at an address without adjacent mappings.
+/// Creates a card whose BAR1 maps VRAM at an address without adjacent mappings.
 fn with_bar1(mappable: bool) -> (Arc<Machine>, Rig) {
     mediated(Nature { mappable, ..Nature::default() })
 }
 
-/// Creates a mediator on a card of a host that has the properties `nature`.
+/// Creates a mediator for a card on a host with the properties `nature`.
 fn mediated(nature: Nature) -> (Arc<Machine>, Rig) {
     let machine = std::cell::OnceCell::new();
     let config = simgpu::Config { vram_mib: 64, compute_workers: Some(1), ..simgpu::Config::default() };
@@ -71,7 +71,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn apertures_take_accesses_of_any_length(offset in 0_u64..64, len in 0_usize..64, mappable: bool) {
-        // BAR3 maps the mediator's own structures, and no channel of this test uses the end of USERD in BAR1.
+        // BAR3 maps the mediator's own structures, and no channel in this test uses the end of USERD in BAR1.
         let (machine, rig) = with_bar1(mappable);
         let card = rig.host.card();
         let at = (64 << 10) - 128 + offset;
@@ -156,7 +156,7 @@ fn memory_over_pin_limit_error_says_which_limit_to_raise() {
     let machine = Machine::new(Nature { memlock: 0x2000, ..Nature::default() });
     let card = machine.card();
     card.map_dma(0, memory(0x2000)).unwrap();
-    // No other code in this process locks memory, so lowering the limit is harmless. Lowering it needs no privilege.
+    // No other code in this process locks memory, so lowering the limit is harmless, and needs no privilege.
     let before = getrlimit(Resource::Memlock);
     let limit = before.current.unwrap_or(1 << 30);
     setrlimit(Resource::Memlock, rustix::process::Rlimit { current: Some(limit), ..before }).unwrap();
@@ -176,7 +176,7 @@ fn vm_ram_over_pin_limit_is_rejected_and_others_continue() {
     // The mediator's own memory has been pinned by now.
     let (machine, rig) = mediated(Nature { memlock: 2 << 20, ..Nature::default() });
     let mut large = rig.guest(0, 16, 8);
-    assert!(!large.map_ram(0, 64 << 20, true), "more than there may be");
+    assert!(!large.map_ram(0, 64 << 20, true), "exceeds the limit");
     assert!(rig.host.failure().is_none() && !large.is_disconnected());
     let mut driver = Driver::new(rig.guest(1, 16, 8));
     assert!(driver.guest.map_ram(0, 1 << 20, true));
@@ -237,9 +237,9 @@ fn resets_end_interrupts_and_leave_the_card_enabled() {
         card.reset();
         assert_eq!(machine.log(), expected);
         assert_eq!(card.read32(pmc::INTR_EN_0::OFFSET) & 1, 0);
-        assert_eq!((machine.enabled(), machine.mappings().len()), ((true, true), 1), "memory stays mapped");
+        assert_eq!((machine.enabled(), machine.mappings().len()), ((true, true), 1), "memory remains mapped");
     }
-    // A bus reset that loses the VBIOS's settings is reported, and harms no other device.
+    // A bus reset that loses the VBIOS settings is reported, and harms no other device.
     let nature = Nature { dependents: on_the_bus, reset_loses_post: true, ..Nature::default() };
     let machine = Machine::new(nature);
     let card = machine.open(Reset::Bus).unwrap();
@@ -261,7 +261,7 @@ fn runs_a_guest(nature: Nature) {
     let mut driver = Driver::new(rig.guest(1, 16, 8));
     assert!(driver.guest.map_ram(0, 1 << 20, true));
     let mut channel = driver.channel(0);
-    // Copy data from VRAM to VRAM, and then to the guest's RAM through the IOMMU.
+    // Copy data from VRAM to VRAM, and then to guest RAM through the IOMMU.
     let (from, to, ram) = (0x100_0000, 0x200_0000, 0x300_0000);
     driver.buffer(&channel, from, 4, 7);
     let target = driver.buffer(&channel, to, 4, 9);
@@ -269,7 +269,7 @@ fn runs_a_guest(nature: Nature) {
     driver.flush();
     let bytes = 4 * PAGE as u32;
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(from, to, bytes), m2mf_copy(to, ram, bytes)].concat());
-    // The guest waits for the card's interrupt, which arrives through VFIO.
+    // The guest waits for the card's interrupt, which is delivered through VFIO.
     driver.wait(&channel);
     assert!(driver.vram_holds(target, 4, 7) && driver.ram_holds(0x8000, 4, 7));
     drop(driver);
@@ -291,13 +291,13 @@ fn vms_lose_card_taken_by_host_and_get_the_reason() {
             "{:?}",
             rig.host.failure()
         );
-        assert!(eventually(|| guest.is_disconnected()), "its client is told");
+        assert!(eventually(|| guest.is_disconnected()), "its client is notified");
         let told = guest.remove().unwrap_err().to_string();
         assert!(told.contains(expected), "{told}");
     }
 }
 
-/// Makes a card fail in some way.
+/// A way to make a card fail.
 type Mishap = fn(&Machine);
 
 #[test]
@@ -318,7 +318,7 @@ fn vms_lose_card_that_is_reset_externally_or_stops_answering() {
             "{:?}",
             rig.host.failure()
         );
-        assert!(eventually(|| driver.guest.is_disconnected()), "its client is told");
+        assert!(eventually(|| driver.guest.is_disconnected()), "its client is notified");
         let told = driver.guest.remove().unwrap_err().to_string();
         assert!(told.contains(expected), "{told}");
     }

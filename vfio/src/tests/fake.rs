@@ -18,11 +18,11 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, OpenKernel, Region, Window};
 use crate::{OpenError, Place, Reset, VfioCard};
 
-/// Properties of the host and of its function. A test changes only the properties that it examines.
+/// Properties of the host and its function. A test changes only the properties that it examines.
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
-    /// True if the kernel has function nodes and iommufd. The next field is the error of binding the function, if
+    /// True if the kernel has function nodes and iommufd. The next field is the error from binding the function, if
     /// binding fails.
     pub node: bool,
     pub bind: Option<i32>,
@@ -79,7 +79,7 @@ impl Default for Nature {
     }
 }
 
-/// The kernel's state after the calls so far.
+/// Kernel state after the calls.
 #[derive(Debug, Default)]
 struct State {
     bound: bool,
@@ -90,19 +90,19 @@ struct State {
     power: u16,
     posted: bool,
     irq: Option<u32>,
-    /// Event descriptors through which the host reports that the card is lost.
+    /// Event descriptors through which the host reports the loss of the card.
     watched: Vec<(u32, EventFd)>,
     mapped: BTreeMap<u64, u64>,
     log: Vec<&'static str>,
 }
 
-/// The kernel and the card. Tests inspect them while a card is open, and afterwards.
+/// The kernel and the card, which tests inspect while a card is open and afterwards.
 pub struct Machine {
     pub nature: Nature,
     pub sim: Arc<SimGpu>,
     state: Mutex<State>,
     windows: AtomicUsize,
-    /// True if the function has disappeared: its BARs read as ones.
+    /// True if the function has disappeared: its BARs read as all ones.
     pub silent: AtomicBool,
     pub sysfs: FakeSysfs,
     place: Place,
@@ -114,7 +114,7 @@ pub const GROUP: u32 = 7;
 const NODE: &str = "vfio4";
 
 impl Machine {
-    /// Creates a machine with the properties `nature`. The machine's card is bound to vfio-pci.
+    /// Creates a machine with the properties `nature`, whose card is bound to vfio-pci.
     pub fn new(nature: Nature) -> Arc<Self> {
         let config = simgpu::Config { vram_mib: 64, ..simgpu::Config::default() };
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
@@ -139,7 +139,7 @@ impl Machine {
         Plan::CARD.address.parse().unwrap()
     }
 
-    /// Reports that the card is lost, through the interrupt with this index.
+    /// Reports the loss of the card through the interrupt with this index.
     pub fn take_away(&self, index: u32) {
         let state = self.state.lock();
         let event = state.watched.iter().find(|(of, _)| *of == index).map(|(_, event)| event);
@@ -170,7 +170,7 @@ impl Machine {
         self.state.lock().mapped.iter().map(|(iova, len)| (*iova, *len)).collect()
     }
 
-    /// Returns two flags: whether memory accesses are answered, and whether the card may be bus master.
+    /// Returns two flags: whether the function responds to memory accesses, and whether it may be bus master.
     pub fn enabled(&self) -> (bool, bool) {
         let command = self.state.lock().command;
         (command & 2 != 0, command & 4 != 0)
@@ -202,12 +202,12 @@ impl Machine {
     fn access_read(&self, index: u32, offset: u64, data: &mut [u8]) {
         let state = self.state.lock();
         // The real kernel would kill the process with SIGBUS.
-        assert!(state.command & 2 != 0 && state.power == 0, "memory is off, or the function sleeps");
+        assert!(state.command & 2 != 0 && state.power == 0, "memory is off, or the function is asleep");
         drop(state);
         match index {
             _ if self.silent.load(Ordering::SeqCst) => data.fill(0xff),
             0 => {
-                assert!(data.len() == 4 && offset.is_multiple_of(4), "registers have 32 bits");
+                assert!(data.len() == 4 && offset.is_multiple_of(4), "registers are 32 bits wide");
                 data.copy_from_slice(&self.register_read(offset as u32).to_le_bytes());
             }
             1 => self.sim.aperture_read(Aperture::Bar1, offset, data),
@@ -217,11 +217,13 @@ impl Machine {
 
     fn access_write(&self, index: u32, offset: u64, data: &[u8]) {
         let state = self.state.lock();
-        assert!(state.command & 2 != 0 && state.power == 0, "memory is off, or the function sleeps");
+        assert!(state.command & 2 != 0 && state.power == 0, "memory is off, or the function is asleep");
         drop(state);
         match index {
             _ if self.silent.load(Ordering::SeqCst) => {}
-            0 => self.sim.write32(offset as u32, u32::from_le_bytes(data.try_into().expect("registers have 32 bits"))),
+            0 => self
+                .sim
+                .write32(offset as u32, u32::from_le_bytes(data.try_into().expect("registers are 32 bits wide"))),
             1 => self.sim.aperture_write(Aperture::Bar1, offset, data),
             _ => self.sim.aperture_write(Aperture::Bar3, offset, data),
         }
@@ -246,7 +248,7 @@ impl Machine {
 
     fn config_write(&self, offset: u64, data: &[u8]) {
         let mut state = self.state.lock();
-        let value = u16::from_le_bytes(data.try_into().expect("registers of 16 bits"));
+        let value = u16::from_le_bytes(data.try_into().expect("registers are 16 bits wide"));
         match offset {
             4 => state.command = value,
             0x64 if !self.nature.insomnia => state.power = value & 3,
@@ -258,7 +260,7 @@ impl Machine {
     fn after_reset(&self) {
         self.sim.reset();
         let mut state = self.state.lock();
-        assert_eq!(state.irq, None, "an interrupt is set up during a reset");
+        assert_eq!(state.irq, None, "an interrupt is configured during a reset");
         state.posted &= !self.nature.reset_loses_post;
         // The kernel restores configuration space, but the function may still be asleep.
         state.power = self.nature.power;
@@ -291,14 +293,14 @@ impl FakeKernel {
     fn device(&self) -> io::Result<()> {
         let state = self.0.state.lock();
         assert!(state.device, "the function is not open");
-        assert!(state.bound || !self.0.nature.node, "the kernel takes no other call before it is bound");
+        assert!(state.bound || !self.0.nature.node, "the kernel accepts no other call before binding");
         if self.0.nature.device_gone { Err(error(libc::ENODEV)) } else { Ok(()) }
     }
 }
 
 impl Drop for FakeKernel {
     fn drop(&mut self) {
-        // A mapped BAR keeps the function open in the kernel, and therefore keeps all mappings.
+        // A mapped BAR keeps the function open in the kernel, and with it all mappings.
         assert_eq!(self.0.windows.load(Ordering::Relaxed), 0, "a BAR is still mapped");
         let mut state = self.0.state.lock();
         // The kernel would remove the mappings, but a card must remove them itself before the memory is freed.
@@ -340,7 +342,7 @@ impl Kernel for FakeKernel {
     fn set_container(&self) -> io::Result<()> {
         let mut state = self.0.state.lock();
         assert!(!self.0.nature.node, "there is no group");
-        assert!(!std::mem::replace(&mut state.joined, true), "the group is in a container already");
+        assert!(!std::mem::replace(&mut state.joined, true), "the group is already in a container");
         Ok(())
     }
 
@@ -364,7 +366,7 @@ impl Kernel for FakeKernel {
             together.wait();
         }
         let mut state = self.0.state.lock();
-        assert!(state.iommu && state.device, "no function has the IOMMU yet");
+        assert!(state.iommu && state.device, "the function must be open and have an IOMMU before memory is mapped");
         let len = memory.len() as u64;
         let aligned = [iova, len, memory.host_address().addr() as u64].iter().all(|value| value % 4096 == 0);
         assert!(aligned && len != 0, "{iova:#x}+{len:#x}");
@@ -384,7 +386,7 @@ impl Kernel for FakeKernel {
 
     fn unmap(&self, iova: u64, len: u64) -> io::Result<u64> {
         let mut state = self.0.state.lock();
-        assert_eq!(state.mapped.remove(&iova), Some(len), "the kernel would unmap another range");
+        assert_eq!(state.mapped.remove(&iova), Some(len), "the kernel would unmap a different range");
         self.0.sim.unmap_dma(iova, len).unwrap();
         Ok(len)
     }
@@ -427,7 +429,7 @@ impl Kernel for FakeKernel {
                 self.0.sim.set_interrupt(mode, Some(event.try_clone()?));
             }
             Irq::Off => {
-                assert_eq!(state.irq.take(), Some(index), "an interrupt is turned off that is not on");
+                assert_eq!(state.irq.take(), Some(index), "an interrupt is disabled that is not enabled");
                 drop(state);
                 self.0.sim.set_interrupt(mode, None);
             }

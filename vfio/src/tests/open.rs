@@ -97,12 +97,12 @@ fn obstacles_of_the_host_come_before_vfio() {
 fn reset_method_follows_function_and_operator_choice() {
     let resettable = VFIO_DEVICE_FLAGS_PCI | VFIO_DEVICE_FLAGS_RESET;
     let beside = |group| Dependent { group, address: "0000:66:00.0".parse().unwrap() };
-    // Each case has the flags, the kernel's kinds of reset, the other functions on the bus, the operator's choice, and
-    // the expected kind.
+    // Each case contains the flags, the kernel's reset methods, the other functions on the bus, the operator's choice,
+    // and the expected method.
     let cases = [
         (VFIO_DEVICE_FLAGS_PCI, "\n", vec![], Reset::Auto, "units"),
         (resettable, "flr bus\n", vec![], Reset::Auto, "function"),
-        // The kernel would reset the bus, which loses the settings of the VBIOS.
+        // The kernel would reset the bus, which loses the VBIOS settings.
         (resettable, "bus\n", vec![beside(GROUP)], Reset::Auto, "units"),
         (resettable, "pm bus\n", vec![], Reset::Auto, "units"),
         (resettable, "flr\n", vec![], Reset::Units, "units"),
@@ -142,7 +142,7 @@ fn card_is_opened_by_its_own_node_where_the_kernel_has_one() {
     let card = machine.card();
     assert_eq!((card.identity().device, machine.enabled()), (0x06d8, (true, true)));
     drop(card);
-    // Open the card again, as the next daemon does.
+    // Open the card again, like the next daemon.
     drop(machine.card());
     let cases = [
         (1, "the host's IOMMU does not remap interrupts"),

@@ -1,4 +1,4 @@
-//! Requests of a client that migrates a device.
+//! Migration requests of a client.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -9,17 +9,17 @@ use crate::protocol::{
     MigDeviceState,
 };
 
-/// Maximum size of the reply to a feature request, in bytes.
+/// Maximum size of a reply to a feature request, in bytes.
 const MAX_ANSWER_BYTES: u32 = 1 << 20;
 
 impl Client {
-    /// Sends a `DEVICE_FEATURE` request without checking it. Returns the size of the full reply, and its data.
+    /// Sends an unchecked `DEVICE_FEATURE` request. Returns the size of the full reply, and its data.
     pub fn feature(&mut self, flags: u32, argsz: u32, data: &[u8]) -> Result<(u32, Vec<u8>)> {
         let body = DeviceFeature { argsz, flags };
         let reply = self.request(Command::DEVICE_FEATURE, &[body.as_bytes(), data].concat(), &[])?;
         let (said, data) = parse::<DeviceFeature>(&reply.body)?;
         if said.flags != flags {
-            return Err(ClientError::Protocol(format!("flags {:#x} for {flags:#x}", said.flags)));
+            return Err(ClientError::Protocol(format!("flags {:#x} instead of {flags:#x}", said.flags)));
         }
         Ok((said.argsz, data.to_vec()))
     }
@@ -49,7 +49,7 @@ impl Client {
         let (said, data) = parse::<MigData>(&reply.body)?;
         if length(data.len()) != said.size || said.size > size || said.argsz != said.size.saturating_add(8) {
             return Err(ClientError::Protocol(format!(
-                "the server sent {} bytes of state and announced {}",
+                "the server sent {} bytes of state, but announced {}",
                 data.len(),
                 said.size
             )));
@@ -69,25 +69,25 @@ impl Client {
         }
     }
 
-    /// Writes a part of a device's state.
+    /// Writes part of a device's state.
     pub fn migration_write(&mut self, data: &[u8]) -> Result<()> {
         let body = MigData { argsz: 8, size: length(data.len()) };
         self.request(Command::MIG_DATA_WRITE, &[body.as_bytes(), data].concat(), &[]).map(drop)
     }
 
-    /// Starts the log of the device's writes to all memory. Returns the page size in bytes.
+    /// Starts logging the device's writes to all memory. Returns the page size in bytes.
     pub fn start_logging(&mut self) -> Result<u64> {
         let start = LoggingStart { page_size: 4096, ..Default::default() };
         let (_, data) = self.feature(FEATURE_DMA_LOGGING_START | FEATURE_SET, MAX_ANSWER_BYTES, start.as_bytes())?;
         parse::<LoggingStart>(&data).map(|(start, _)| start.page_size)
     }
 
-    /// Stops the log.
+    /// Stops logging.
     pub fn stop_logging(&mut self) -> Result<()> {
         self.feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, MAX_ANSWER_BYTES, &[]).map(drop)
     }
 
-    /// Queries which pages of a range were written since the last call. Returns one flag per page.
+    /// Queries which pages of a range were written since the last query. Returns one flag per page.
     pub fn written(&mut self, iova: u64, length: u64, page_size: u64) -> Result<Vec<bool>> {
         let asked = LoggingReport { iova, length, page_size };
         let (_, data) = self.feature(FEATURE_DMA_LOGGING_REPORT | FEATURE_GET, MAX_ANSWER_BYTES, asked.as_bytes())?;

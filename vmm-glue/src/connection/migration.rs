@@ -1,8 +1,7 @@
-//! Handles the messages with which a client saves or restores the device's state, or queries the memory that the device
-//! has written.
+//! Handles messages that save or restore the device's state, or query the memory that the device has written.
 //!
-//! The session tracks the migration state, so it calls the device only in the order of [`Migration`]'s states. The
-//! session refuses an invalid request without changing anything. If the device fails, the device reports its state.
+//! The session tracks the migration state, so it calls the device only in the state order of [`Migration`]. It rejects
+//! invalid requests without side effects. If the device fails, the device reports its state.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -18,16 +17,16 @@ use crate::protocol::{
     LoggingReport, LoggingStart, MIGRATION_STOP_COPY, MigData, MigDeviceState, STATE_ERROR,
 };
 
-/// Migration state of a device.
+/// Migration state of a client's device.
 #[derive(Debug, Default)]
 pub(super) struct Migrating {
     state: State,
-    /// Set if the device's writes to the client's memory are logged.
+    /// Set while the device's writes to client memory are logged.
     logs: bool,
 }
 
 impl Migrating {
-    /// Records a device reset, which ends any migration.
+    /// Records a device reset, which aborts any migration.
     pub(super) fn was_reset(&mut self) {
         self.state = State::Running;
     }
@@ -42,7 +41,7 @@ impl From<MigrationError> for Refusal {
 
 /// Returns the device as a migratable device.
 fn as_migration(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
-    // The kernel reports this error for a feature that a device lacks. A client that gets it blocks migration.
+    // The kernel reports this error for a feature that a device lacks. On this error, a client blocks migration.
     device
         .migration()
         .ok_or_else(|| Refusal { errno: Errno::NOTTY, reason: "this device cannot be migrated".to_owned() })
@@ -72,7 +71,7 @@ impl Session {
         if flags & !(FEATURE_MASK | FEATURE_PROBE | known) != 0
             || (!probe && !matches!(ways, FEATURE_GET | FEATURE_SET))
         {
-            return refuse(Errno::INVAL, format!("flags {flags:#x} of device feature {feature}"));
+            return refuse(Errno::INVAL, format!("invalid flags {flags:#x} for device feature {feature}"));
         }
         if probe {
             return answer(header, argsz, flags, data, out);
@@ -88,7 +87,7 @@ impl Session {
             (FEATURE_DMA_LOGGING_START, _) => self.start_logging(migration, data)?,
             (FEATURE_DMA_LOGGING_STOP, _) => {
                 if !std::mem::take(&mut self.migration.logs) {
-                    return refuse(Errno::INVAL, "writes of client memory are not logged");
+                    return refuse(Errno::INVAL, "writes to client memory are not logged");
                 }
                 migration.log_writes(false);
                 self.link.memory().writes().set(false);
@@ -98,7 +97,7 @@ impl Session {
                 let asked = parse(data)?;
                 let bytes = self.report_bytes(&asked)?;
                 let all = size_of::<DeviceFeature>().saturating_add(size_of::<LoggingReport>()).saturating_add(bytes);
-                // If the report does not fit, the client has not received it, so the log must keep these writes.
+                // A report that did not fit was not received by the client, so keep these writes in the log.
                 if wire_len(all) > argsz {
                     return answer(header, wire_len(all), flags, &[], out);
                 }
@@ -115,7 +114,7 @@ impl Session {
         MigDeviceState { device_state: self.migration.state.to_wire(), data_fd: 0 }
     }
 
-    /// Moves to a state through the intermediate states.
+    /// Moves to a state through intermediate states.
     fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
         let Some(to) = State::from_wire(number) else {
             let what =
@@ -130,7 +129,7 @@ impl Session {
             let failed = |error: MigrationError, left: State| (Refusal::from(error), left);
             let gone = match (state, next) {
                 (State::Error, _) => {
-                    return refuse(Errno::IO, "the device failed while it loaded a state, and must be reset");
+                    return refuse(Errno::IO, "the device failed while loading a state and must be reset");
                 }
                 (State::Running, _) => device.stop().map_err(|error| failed(error, State::Running)),
                 (State::StopCopy, _) => {
@@ -172,7 +171,7 @@ impl Session {
         if argsz < all {
             return refuse(
                 Errno::INVAL,
-                format!("the reply has {size} bytes of state, and the client accepts {argsz} bytes"),
+                format!("the reply has {size} bytes of state, but the client accepts only {argsz} bytes"),
             );
         }
         let mut data = vec![0; len];
@@ -185,7 +184,7 @@ impl Session {
         Ok(())
     }
 
-    /// Writes a part of another device's state.
+    /// Writes part of another device's state.
     pub(super) fn migration_write(&mut self, device: &mut dyn Device, body: &[u8]) -> Result<(), Refusal> {
         let (MigData { argsz: _, size }, data) =
             MigData::read_from_prefix(body).map_err(|_| too_short(body, size_of::<MigData>()))?;
@@ -193,7 +192,10 @@ impl Session {
         self.in_state(State::Resuming, "written")?;
         let len = self.piece(size)?;
         if len != data.len() {
-            return refuse(Errno::INVAL, format!("the client sent {} bytes of state and announced {size}", data.len()));
+            return refuse(
+                Errno::INVAL,
+                format!("the client sent {} bytes of state, but announced {size}", data.len()),
+            );
         }
         Ok(migration.load(data)?)
     }
@@ -203,13 +205,13 @@ impl Session {
         if now != state {
             return refuse(
                 Errno::INVAL,
-                format!("a device's state is {done} in migration state {state:?}, and the device is in {now:?}"),
+                format!("a device's state is {done} in migration state {state:?}, but the device is in {now:?}"),
             );
         }
         Ok(())
     }
 
-    /// Returns the size of one part of a state in bytes, or refuses a part that is too large.
+    /// Returns the size in bytes of a part of a state, or rejects a part that is too large.
     fn piece(&self, size: u32) -> Result<usize, Refusal> {
         let len = usize::try_from(size).unwrap_or(usize::MAX);
         if len > self.max_transfer {
@@ -218,7 +220,8 @@ impl Session {
         Ok(len)
     }
 
-    /// Starts the log of the device's writes. The log covers all memory, whichever ranges the client requested.
+    /// Starts logging the device's writes. The log covers all memory, regardless of the ranges that the client
+    /// requests.
     fn start_logging(&mut self, device: &mut dyn Migration, data: &[u8]) -> Result<Vec<u8>, Refusal> {
         let (start, rest) =
             LoggingStart::read_from_prefix(data).map_err(|_| too_short(data, size_of::<LoggingStart>()))?;
@@ -232,10 +235,10 @@ impl Session {
             range.length != 0 && range.iova.checked_add(range.length.saturating_sub(1)).is_some()
         };
         if !page_size.is_power_of_two() || !ranges.iter().all(is_range) {
-            return refuse(Errno::INVAL, format!("pages of {page_size} bytes, or an invalid range"));
+            return refuse(Errno::INVAL, format!("invalid page size of {page_size} bytes, or an invalid range"));
         }
         if self.migration.logs {
-            return refuse(Errno::INVAL, "writes of client memory are already logged");
+            return refuse(Errno::INVAL, "writes to client memory are already logged");
         }
         self.link.memory().writes().set(true);
         device.log_writes(true);
@@ -245,16 +248,16 @@ impl Session {
         Ok(answer)
     }
 
-    /// Returns the size of a report's bitmap, in bytes.
+    /// Returns the size of a report's bitmap in bytes.
     fn report_bytes(&self, asked: &LoggingReport) -> Result<usize, Refusal> {
         let LoggingReport { iova, length, page_size } = *asked;
         if !self.migration.logs {
-            return refuse(Errno::INVAL, "writes of client memory are not logged");
+            return refuse(Errno::INVAL, "writes to client memory are not logged");
         }
         if !page_size.is_power_of_two() || page_size < PAGE_SIZE || length == 0 || iova.checked_add(length).is_none() {
             return refuse(
                 Errno::INVAL,
-                format!("{length:#x} bytes at {iova:#x} are not a range of pages of {page_size} bytes"),
+                format!("{length:#x} bytes at {iova:#x} are not a range of {page_size}-byte pages"),
             );
         }
         let words = length.div_ceil(page_size).div_ceil(64);
@@ -268,7 +271,7 @@ impl Session {
         Ok(bytes)
     }
 
-    /// Returns the bitmap of writes in a range, of `bytes` bytes.
+    /// Returns the bitmap of writes in a range, which has `bytes` bytes.
     fn report(&self, device: &mut dyn Migration, asked: &LoggingReport, bytes: usize) -> Vec<u8> {
         let LoggingReport { iova, length, page_size } = *asked;
         let end = iova.saturating_add(length);
@@ -289,7 +292,7 @@ impl Session {
     }
 }
 
-/// Replies to a `DEVICE_FEATURE` request: writes the body's size and flags, and the data.
+/// Replies to a `DEVICE_FEATURE` request with the body's size, the flags, and the data.
 fn answer(header: &Header, argsz: u32, flags: u32, data: &[u8], out: &mut Outbox) -> Result<(), Refusal> {
     if !header.no_reply() {
         out.reply(header, &DeviceFeature { argsz, flags }, data);

@@ -15,18 +15,18 @@ use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 #[derive(Debug, Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
-    /// Number of bytes at the front that were already sent.
+    /// Number of leading bytes that have been sent.
     sent: usize,
     /// Descriptors, each with the index in `bytes` of the byte that carries it.
     fds: VecDeque<(usize, Arc<OwnedFd>)>,
 }
 
-/// The messages in their saved form.
+/// Saved form of the queued messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOutbox {
-    /// Bytes that were not sent yet.
+    /// Unsent bytes.
     bytes: Vec<u8>,
-    /// Each descriptor's name and the position of the byte that carries it.
+    /// Name of each descriptor, and the position of the byte that carries it.
     fds: Vec<(u32, u32)>,
 }
 
@@ -42,13 +42,13 @@ impl Outbox {
         Ok(SavedOutbox { bytes: bytes.get(*sent..).unwrap_or_default().to_vec(), fds: places })
     }
 
-    /// Restores queued messages. Refuses more than four times `most` bytes.
+    /// Restores queued messages. Rejects more than four times `most` bytes.
     pub(super) fn restored(saved: SavedOutbox, given: &Given, most: usize) -> Result<Self, ParkError> {
         let SavedOutbox { bytes, fds } = saved;
         let within = |place: u32| usize::try_from(place).is_ok_and(|place| place < bytes.len());
         let ordered = fds.iter().map(|(place, _)| place).is_sorted() && fds.iter().all(|(place, _)| within(*place));
         Invalid::unless(ordered && bytes.len() <= most.saturating_mul(4), || {
-            format!("{} bytes wait to be sent, or a descriptor does not belong to any of them", bytes.len())
+            format!("{} bytes are queued, or a descriptor belongs to none of them", bytes.len())
         })?;
         let mut places = VecDeque::new();
         for (place, fd) in fds {
@@ -67,7 +67,7 @@ impl Outbox {
         self.len() == 0
     }
 
-    /// Returns the bytes to send in the next call, and the descriptor that is sent with the first byte.
+    /// Returns the bytes to send in the next call, and the descriptor to send with the first byte.
     pub fn next(&self) -> (&[u8], Option<Arc<OwnedFd>>) {
         let mut places = self.fds.iter().map(|(place, _)| *place);
         let (fd, end) = match places.next() {
@@ -107,12 +107,12 @@ impl Outbox {
         bytes
     }
 
-    /// Returns the byte buffer so that whole messages can be appended.
+    /// Returns the byte buffer, to which whole messages can be appended.
     pub(super) fn raw(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// Attaches a descriptor to the message that is appended next.
+    /// Attaches a descriptor to the next appended message.
     pub(super) fn attach(&mut self, fd: Arc<OwnedFd>) {
         self.fds.push_back((self.bytes.len(), fd));
     }
@@ -125,7 +125,7 @@ impl Outbox {
         self.bytes.extend_from_slice(data);
     }
 
-    /// Appends a successful reply. `fill` writes its last `len` bytes; if `fill` fails, nothing is appended.
+    /// Appends a successful reply whose last `len` bytes are written by `fill`. Appends nothing if `fill` fails.
     pub(super) fn reply_with<E>(
         &mut self,
         request: &Header,
@@ -149,7 +149,7 @@ impl Outbox {
         result
     }
 
-    /// Appends an error reply. `body` is empty except for clients that expect a body even in error replies.
+    /// Appends an error reply. `body` is empty unless the client expects a body even in error replies.
     pub(super) fn error(&mut self, request: &Header, errno: u32, body: &[u8]) {
         self.header(request, body.len(), FLAG_ERROR, errno);
         self.bytes.extend_from_slice(body);

@@ -1,4 +1,4 @@
-//! The input buffer: splits the stream into messages and assigns file descriptors to each.
+//! The input buffer: splits the stream into messages and assigns file descriptors to them.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -13,21 +13,21 @@ use crate::descriptors::{Given, Giving, ParkError};
 use crate::journal::{Marks, Room};
 use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
 
-/// Space beyond one message, in bytes, so that one call can receive many small messages.
+/// Buffer space beyond one message, in bytes, so that one call can receive many small messages.
 pub(crate) const EXTRA_RECEIVE_BYTES: usize = 64 << 10;
-/// Maximum number of descriptor sets whose message is not handled yet.
+/// Maximum number of descriptor sets whose messages have not been handled.
 pub(super) const MAX_SETS: usize = 8;
 
 /// Descriptors received in one call.
 #[derive(Debug)]
 struct FdSet {
-    /// Position in the stream of the first byte after those of the call.
+    /// Stream position just past the bytes of the call.
     end: u64,
     fds: Vec<OwnedFd>,
     truncated: bool,
 }
 
-/// A buffer for received bytes, in this process's memory or in a journal.
+/// A receive buffer, in this process's memory or in a journal.
 #[derive(Debug)]
 enum Buffer {
     Own(Box<[u8]>),
@@ -57,16 +57,16 @@ impl DerefMut for Buffer {
 #[derive(Debug)]
 pub(super) struct Receive {
     buffer: Buffer,
-    /// Start of the unhandled bytes. The unhandled bytes are `start..end` of the buffer.
+    /// Start of the unhandled bytes, which are `start..end` of the buffer.
     start: usize,
     end: usize,
     /// Stream position of `start`.
     position: u64,
-    /// Number of bytes of an oversized message that are still to be discarded.
+    /// Remaining number of bytes of an oversized message to discard.
     skip: u64,
     max_message: usize,
     sets: VecDeque<FdSet>,
-    /// Set if a message had descriptors since the last [`Self::take_gave`].
+    /// Set if a message carried descriptors since the last [`Self::take_gave`].
     gave: bool,
 }
 
@@ -76,12 +76,12 @@ impl Receive {
         Self { buffer, start: 0, end: 0, position: 0, skip: 0, max_message, sets: VecDeque::new(), gave: false }
     }
 
-    /// Returns the maximum size of a message that is received completely, in bytes.
+    /// Returns the maximum size in bytes of a message that is received in full.
     pub fn max_message(&self) -> usize {
         self.max_message
     }
 
-    /// Switches to a journal's buffer and moves the waiting bytes into it.
+    /// Switches to a journal's buffer and moves the unhandled bytes into it.
     pub fn move_into(&mut self, mut room: Room) {
         let waiting = self.buffer.get(self.start..self.end).unwrap_or_default();
         if let Some(place) = room.get_mut(..waiting.len()) {
@@ -97,17 +97,17 @@ impl Receive {
         self.buffer = Buffer::Own(self.buffer.to_vec().into_boxed_slice());
     }
 
-    /// Returns the stream position after the last message that was taken.
+    /// Returns the stream position just past the last message taken.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Returns true if a message had descriptors since the last call.
+    /// Returns true if a message carried descriptors since the last call.
     pub fn take_gave(&mut self) -> bool {
         std::mem::take(&mut self.gave)
     }
 
-    /// Marks the end of the received stream, and of the handled messages.
+    /// Marks the end of the received bytes and of the handled messages.
     pub fn mark(&mut self, clean: bool) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let Marks { sent, next_id, .. } = room.marks();
@@ -116,8 +116,8 @@ impl Receive {
         }
     }
 
-    /// Same as [`Self::mark`], but before the replies to all handled messages are sent. `sent` is the number of the
-    /// commit.
+    /// Same as [`Self::mark`], but is called before the replies to all handled messages are sent. `sent` is the commit
+    /// number.
     pub fn mark_sent(&mut self, sent: u64, next_id: u64) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let (start, end) = (length(self.start), length(self.end));
@@ -125,8 +125,8 @@ impl Receive {
         }
     }
 
-    /// Returns the buffer for the next bytes. In a journal's buffer these bytes are zero, so that the next process can
-    /// find bytes that were received but not marked.
+    /// Returns the buffer for received bytes. In a journal, this buffer is zeroed, so that the next process can find
+    /// bytes that were received but not marked.
     pub fn space(&mut self) -> &mut [u8] {
         let before = self.end;
         if self.start == self.end {
@@ -149,8 +149,7 @@ impl Receive {
         }
     }
 
-    /// Adds received bytes. Returns the number of descriptors that were closed because they cannot belong to any
-    /// message.
+    /// Adds received bytes. Returns the number of descriptors closed because they cannot belong to any message.
     pub fn commit(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) -> usize {
         self.end = self.end.saturating_add(len).min(self.buffer.len());
         if fds.is_empty() && !truncated {
@@ -160,8 +159,8 @@ impl Receive {
             return fds.len();
         }
         // A call returns no bytes beyond the part of the stream that carried descriptors, and a sender attaches
-        // descriptors to the first byte of one message. Therefore the descriptors belong to the last message that
-        // starts before `end`.
+        // descriptors to the first byte of a message. The descriptors therefore belong to the last message that starts
+        // before `end`.
         let end = self.position.saturating_add(length(self.end.saturating_sub(self.start)));
         self.sets.push_back(FdSet { end, fds, truncated });
         0
@@ -217,7 +216,7 @@ impl Receive {
     }
 }
 
-/// The saved form of the input buffer. Positions are relative to the first waiting byte.
+/// Saved form of the input buffer. Positions are relative to the first unhandled byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedReceive {
     /// Bytes of incomplete messages.
@@ -226,7 +225,7 @@ pub(super) struct SavedReceive {
     pub(super) sets: Vec<SavedSet>,
 }
 
-/// Descriptors whose message is not complete yet.
+/// Descriptors whose message is incomplete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSet {
     pub(super) end: u64,
@@ -262,7 +261,7 @@ impl Receive {
         Ok(receive)
     }
 
-    /// Restores the buffer of a killed process. `saved` was committed at or after stream position `position`.
+    /// Restores a killed process's buffer. `saved` was committed at or after stream position `position`.
     pub(super) fn revived(
         saved: SavedReceive,
         given: &Given,
@@ -272,13 +271,13 @@ impl Receive {
     ) -> Result<Self, ParkError> {
         saved.check(room.len())?;
         let Marks { start, end, position: answered, skip, clean, .. } = room.marks();
-        // The messages before the commit are handled, and their replies may be in the output.
+        // Messages before the commit have been handled, and their replies may be in the output.
         let ahead = position.saturating_sub(answered);
         let start = place(start.saturating_add(ahead));
         let end = place(end);
         let skip = if ahead == 0 { skip } else { saved.skip };
         Invalid::unless(start <= end && end <= room.len() && skip <= u64::from(MAX_SKIP), || {
-            format!("bytes {start} to {end} of a message, of which {skip} must be skipped")
+            format!("unhandled bytes are {start} to {end}, and {skip} bytes must be skipped")
         })?;
         let now = answered.max(position);
         let until = if clean { received_until(&room, start, end, skip)? } else { end };
@@ -292,7 +291,7 @@ impl Receive {
         let last = now.saturating_add(length(until.saturating_sub(start)));
         if until > end && sets.back().is_none_or(|set| set.end != last) {
             Invalid::unless(!wants_descriptors(room.get(start..until).unwrap_or_default()), || {
-                "the daemon was killed just after it received descriptors".into()
+                "the daemon was killed just after receiving descriptors".into()
             })?;
         }
         let mut receive = Self {
@@ -311,7 +310,7 @@ impl Receive {
 }
 
 impl SavedSet {
-    /// Restores the set. Positions start at `position`.
+    /// Restores the set. Positions are relative to `position`.
     fn given(self, position: u64, given: &Given) -> Result<FdSet, ParkError> {
         let Self { end, fds, truncated } = self;
         Invalid::unless(fds.len() <= super::MAX_FDS, || "a message has too many descriptors".into())?;
@@ -320,9 +319,9 @@ impl SavedSet {
     }
 }
 
-/// Returns the end of the received bytes. The buffer contains only zeros after them. The end is beyond the mark at
-/// `end` if the process was killed before it could update the mark. In this case messages are assumed to be complete,
-/// because one call receives a message as a whole.
+/// Returns the end of the received bytes, after which the buffer contains only zeros. The end is past the mark at `end`
+/// if the process was killed before it could update the mark. In this case messages are assumed to be complete, because
+/// a single call receives a whole message.
 fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<usize, Invalid> {
     let Some(last) = room.get(end..).and_then(|rest| rest.iter().rposition(|byte| *byte != 0)) else { return Ok(end) };
     let last = end.saturating_add(last);
@@ -331,13 +330,13 @@ fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<us
         let header = room.get(at..).and_then(|rest| Header::read_from_prefix(rest).ok());
         let size = header.map_or(0, |(header, _)| usize::try_from(header.size).unwrap_or(usize::MAX));
         let whole = skip == 0 && size >= HEADER_SIZE && at.saturating_add(size) <= room.len();
-        Invalid::unless(whole, || "the daemon was killed just after it received a part of a message".into())?;
+        Invalid::unless(whole, || "the daemon was killed just after receiving part of a message".into())?;
         at = at.saturating_add(size);
     }
     Ok(at)
 }
 
-/// Returns true if one of these messages may carry descriptors.
+/// Returns true if any of these messages may carry descriptors.
 fn wants_descriptors(mut messages: &[u8]) -> bool {
     while let Ok((header, body)) = Header::read_from_prefix(messages) {
         let events = || IrqSet::read_from_prefix(body).is_ok_and(|(set, _)| set.flags & IRQ_DATA_EVENTFD != 0);

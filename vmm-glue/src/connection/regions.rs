@@ -68,7 +68,7 @@ impl Session {
             let reason = format!("a batch of {count} writes has {} bytes", body.len());
             return refuse(Errno::INVAL, reason);
         }
-        // Each part was a separate write in the client, so the remaining parts are executed even if one fails.
+        // Each write was separate in the client, so execute the remaining writes even if one fails.
         let mut failed = None;
         let mut done = 0u64;
         for bytes in writes {
@@ -76,7 +76,7 @@ impl Session {
             let Ok(MultiWrite { offset, region, count, data }) = MultiWrite::read_from_bytes(bytes) else { continue };
             let written = match usize::try_from(count).ok().and_then(|count| data.get(..count)) {
                 Some(data) => self.write(device, &RegionAccess { offset, region, count }, data, false),
-                None => refuse(Errno::INVAL, format!("a write of {count} bytes in a batch, where 1 to 8 fit")),
+                None => refuse(Errno::INVAL, format!("a write of {count} bytes in a batch; it must have 1 to 8 bytes")),
             };
             match written {
                 Ok(()) => done = done.saturating_add(1),
@@ -92,7 +92,7 @@ impl Session {
         Ok(())
     }
 
-    /// Executes a write. `awaited` is set if the client blocks until it has the reply; deferred work then stays for
+    /// Executes a write. `awaited` is set if the client blocks until the reply; deferred work is then left to
     /// [`Session::complete_deferred`].
     fn write(
         &mut self,
@@ -105,7 +105,7 @@ impl Session {
         if data.len() != count {
             return refuse(
                 Errno::INVAL,
-                format!("the client sent {} bytes of data for a write of {count}", data.len()),
+                format!("the client sent {} bytes of data for a {count}-byte write", data.len()),
             );
         }
         add(&self.link.counters().region_writes, 1);
@@ -125,7 +125,7 @@ impl Session {
         Ok(())
     }
 
-    /// Checks an access. Returns the region and the length of the access.
+    /// Validates an access. Returns its region and length.
     fn check(&self, access: &RegionAccess, write: bool) -> Result<(RegionIndex, usize), Refusal> {
         let RegionAccess { offset, region, count } = *access;
         let index = RegionIndex::from_wire(region);
@@ -146,7 +146,7 @@ impl Session {
             );
         }
         if offset.checked_add(u64::from(count)).is_none_or(|end| end > info.size()) {
-            let reason = format!("{count} bytes at {offset:#x} of {index:?}, which has {:#x} bytes", info.size());
+            let reason = format!("{count} bytes at {offset:#x} exceed {index:?}, which has {:#x} bytes", info.size());
             return refuse(Errno::INVAL, reason);
         }
         Ok((index, len))

@@ -1,4 +1,4 @@
-//! The saved form of one client's connection. The link saves the client's memory and interrupts.
+//! Saved form of a client connection. The link saves the client's memory and interrupts.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -13,17 +13,17 @@ use crate::journal::Room;
 use crate::link::{ClientInfo, Link};
 use crate::options::ServerOptions;
 
-/// Minimum and maximum size of the data in one message, in bytes.
+/// Bounds on the size of the data in one message, in bytes.
 const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
 
-/// A connection.
+/// Saved form of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedConnection {
     receive: SavedReceive,
     out: SavedOutbox,
     /// Maximum size of the data in one message, as negotiated with the client, in bytes.
     max_transfer: u32,
-    /// Properties of the client. Set after negotiation.
+    /// Properties of the client, set after negotiation.
     peer: Option<SavedPeer>,
     refused: u64,
 }
@@ -38,7 +38,7 @@ struct SavedPeer {
 }
 
 impl SavedConnection {
-    /// Creates the saved form from the parts of a connection.
+    /// Creates the saved form from a connection's parts.
     pub(super) fn from_parts(
         receive: &Receive,
         out: &Outbox,
@@ -46,28 +46,28 @@ impl SavedConnection {
         giving: &mut Giving<'_>,
     ) -> Result<Self, ParkError> {
         let Session {
-            // The link is saved separately.
+            // Saved separately.
             link: _,
-            // The server's options set the limits.
+            // Set from the server's options.
             limits: _,
             max_transfer,
-            // The socket identifies the client.
+            // Identified by the socket.
             client: _,
             peer,
             // Provided by the device.
             regions: _,
             // The next process restarts the check.
             share: _,
-            // Withdrawals are counted per process.
+            // Counted per process.
             withdrawals: _,
             refused,
             // Used only by the journal, which is created again.
             changed: _,
             configured: _,
-            // The device cannot be saved during a migration.
+            // A device cannot be saved during a migration.
             migration: _,
             // A client is suspended only after the deferred write is completed. If the process is killed, the write is
-            // lost together with all other work.
+            // lost with all other work.
             deferred: _,
         } = session;
         let peer = peer.map(|Peer { minor, max_transfer, takes_fds, complete }| SavedPeer {
@@ -92,12 +92,12 @@ impl SavedConnection {
         Ok(max_transfer)
     }
 
-    /// Drops the output because it was sent.
+    /// Drops the output, which has been sent.
     pub(crate) fn forget_output(&mut self) {
         self.out = SavedOutbox::default();
     }
 
-    /// Drops the waiting bytes because they are stored elsewhere.
+    /// Drops the unhandled bytes, which are stored elsewhere.
     pub(super) fn forget_input(&mut self) {
         self.receive.bytes.clear();
     }
@@ -110,7 +110,7 @@ impl Connection {
             receive,
             out,
             session,
-            // The next process creates a new journal, and so does its device.
+            // The next process and its device create new journals.
             journal: _,
             device_journal: _,
             // The revival is applied before any message is handled.
@@ -131,7 +131,7 @@ impl Connection {
     }
 
     /// Restores the connection from its journal, whose buffer contains the connection's bytes. `position` is the end of
-    /// the part that the journal covers.
+    /// the part covered by the journal.
     pub(crate) fn revived(
         saved: SavedConnection,
         given: &Given,
@@ -178,15 +178,15 @@ impl Connection {
 }
 
 impl SavedReceive {
-    /// Checks the values that are independent of each other, for a buffer of `room` bytes.
+    /// Validates each value on its own, for a buffer of `room` bytes.
     pub(super) fn check(&self, room: usize) -> Result<(), Invalid> {
         let Self { bytes, skip, sets } = self;
         Invalid::unless(bytes.len() <= room && *skip <= u64::from(MAX_SKIP), || {
-            format!("{} bytes of a message wait, and {skip} must be skipped", bytes.len())
+            format!("{} bytes of a message are unhandled, and {skip} must be skipped", bytes.len())
         })?;
         let ends = sets.iter().map(|set| set.end);
         Invalid::unless(ends.clone().is_sorted() && sets.len() <= super::receive::MAX_SETS, || {
-            "descriptors of messages are not in their order, or too many".into()
+            "message descriptors are out of order or too many".into()
         })
     }
 }

@@ -22,7 +22,7 @@ use crate::protocol::{
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
 
-/// Reason for refusing a request. The reason has one part for the client and one part for the log.
+/// Reason for rejecting a request, with one part for the client and one for the log.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub errno: Errno,
@@ -42,13 +42,13 @@ pub(super) struct Session {
     pub peer: Option<Peer>,
     pub regions: [RegionInfo; NUM_REGIONS],
     pub(super) share: ShareCheck,
-    /// Number of withdrawals in this process that were checked so far.
+    /// Number of checked withdrawals of this process.
     pub(super) withdrawals: usize,
-    /// Number of refused requests of this client. This number limits the number of log lines.
+    /// Number of this client's rejected requests, which limits the number of log lines.
     pub(super) refused: u64,
-    /// Set when the client's negotiation, memory or interrupts have changed; cleared by the reader.
+    /// Set when the client's negotiation, memory or interrupts have changed. Cleared by the reader.
     pub(super) changed: bool,
-    /// Set when PCI configuration space has changed; cleared by the reader.
+    /// Set when PCI configuration space has changed. Cleared by the reader.
     pub(super) configured: bool,
     /// Migration state of the device.
     pub(super) migration: Migrating,
@@ -86,7 +86,7 @@ impl Session {
         self.peer.is_some()
     }
 
-    /// Continues with a client that has negotiated with another process, or before it was suspended.
+    /// Resumes a client that negotiated with another process, or before it was suspended.
     pub fn resume(&mut self, device: &dyn Device) {
         let Some(peer) = self.peer else { return };
         self.regions = device.regions();
@@ -132,24 +132,25 @@ impl Session {
         if !header.is_request() {
             return refuse(
                 Errno::INVAL,
-                format!("message type {} is neither request nor reply", header.flags & FLAG_TYPE_MASK),
+                format!("message type {} is neither a request nor a reply", header.flags & FLAG_TYPE_MASK),
             );
         }
         if oversized {
-            let reason = format!("a message of {} bytes; data may have {} bytes", header.size, self.max_transfer);
+            let reason =
+                format!("a message of {} bytes; the maximum is {} bytes of data", header.size, self.max_transfer);
             return refuse(Errno::TOOBIG, reason);
         }
         if truncated {
             return refuse(
                 Errno::MFILE,
-                "file descriptors were lost: the client sent too many, or this process has too many open",
+                "file descriptors were lost: the client sent too many, or this process has too many open files",
             );
         }
         if !fds.is_empty() && command != Command::DMA_MAP && command != Command::DEVICE_SET_IRQS {
             add_len(&self.link.counters().stray_fds, fds.len());
             return refuse(
                 Errno::INVAL,
-                format!("the client sent {} file descriptors with a message that carries none", fds.len()),
+                format!("the client sent {} file descriptors with a message that must not carry any", fds.len()),
             );
         }
         match command {
@@ -188,7 +189,7 @@ impl Session {
             Command::DEVICE_SET_IRQS => {
                 let (request, booleans) =
                     IrqSet::read_from_prefix(body).map_err(|_| too_short(body, size_of::<IrqSet>()))?;
-                // The journal does not store masks: after a restart no interrupt is raised, so none is masked.
+                // The journal does not store masks: no interrupt is raised after a restart, so none is masked.
                 self.changed |=
                     request.flags & (IRQ_ACTION_MASK | IRQ_ACTION_UNMASK) == 0 || request.flags & IRQ_DATA_EVENTFD != 0;
                 if let Err(error) = self.link.interrupts().set(&request, booleans, fds) {
@@ -205,7 +206,9 @@ impl Session {
             Command::DEVICE_FEATURE => return self.feature(device, &header, body, out),
             Command::MIG_DATA_READ => return self.migration_read(device, &header, body, out),
             Command::MIG_DATA_WRITE => self.migration_write(device, body)?,
-            Command::DIRTY_PAGES => return refuse(Errno::NOTSUP, "dirty pages are reported through device features"),
+            Command::DIRTY_PAGES => {
+                return refuse(Errno::NOTSUP, "dirty pages are only reported through device features");
+            }
             Command::DEVICE_GET_REGION_IO_FDS => return refuse(Errno::NOTSUP, "regions have no I/O file descriptors"),
             Command::DMA_READ | Command::DMA_WRITE => {
                 return refuse(Errno::INVAL, "only the server sends this command");
@@ -286,38 +289,38 @@ impl Session {
         Ok(())
     }
 
-    /// Executes a `DMA_UNMAP` request like VFIO's type 1 (version 2): removes only whole regions, never cuts a region,
-    /// and accepts a range without mappings. Returns the number of unmapped bytes.
+    /// Executes a `DMA_UNMAP` request like VFIO's type 1 (version 2): only removes whole regions, never splits a
+    /// region, and accepts a range without mappings. Returns the number of unmapped bytes.
     fn dma_unmap(&mut self, device: &mut dyn Device, request: DmaUnmap) -> Result<u64, Refusal> {
         let DmaUnmap { argsz: _, flags, address: gpa, size } = request;
         if flags & DMA_UNMAP_GET_DIRTY_BITMAP != 0 {
-            return refuse(Errno::NOTSUP, "dirty pages are not tracked");
+            return refuse(Errno::NOTSUP, "dirty page tracking is not supported");
         }
         if flags == DMA_UNMAP_ALL {
             if gpa != 0 || size != 0 {
-                return refuse(Errno::INVAL, "unmapping all memory takes address 0 and size 0");
+                return refuse(Errno::INVAL, "unmapping all memory requires address 0 and size 0");
             }
             return Ok(self.unmap_range(device, 0, u64::MAX));
         }
         if flags != 0 {
-            return refuse(Errno::INVAL, format!("flags {flags:#x} are unknown"));
+            return refuse(Errno::INVAL, format!("unknown flags {flags:#x}"));
         }
-        // Calculate with the last byte, because the first byte after the range may not be representable.
+        // Compute with the last byte, because the end of the range may overflow.
         let Some(last) = size.checked_sub(1).and_then(|rest| gpa.checked_add(rest)) else {
-            return refuse(Errno::INVAL, format!("no range starts at {gpa:#x} and has {size:#x} bytes"));
+            return refuse(Errno::INVAL, format!("invalid range at {gpa:#x} of {size:#x} bytes"));
         };
         if !gpa.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
             let reason = format!("address {gpa:#x} and size {size:#x} must be multiples of {PAGE_SIZE}");
             return refuse(Errno::INVAL, reason);
         }
         let table = self.link.memory().snapshot();
-        // Find the region that starts before the range and reaches into it, and the last region that starts in the
+        // Find the region that starts before the range and extends into it, and the last region that starts in the
         // range.
         let first = table.find(gpa).filter(|region| region.gpa < gpa);
         let mut ends = first.into_iter().chain(table.starting_in(gpa, last).last());
         if let Some(part) = ends.find(|region| region.gpa < gpa || region.end().saturating_sub(1) > last) {
             let reason = format!(
-                "the range {gpa:#x} of {size:#x} bytes cuts the region {:#x} of {:#x} bytes",
+                "the range at {gpa:#x} of {size:#x} bytes splits the region at {:#x} of {:#x} bytes",
                 part.gpa, part.size
             );
             return refuse(Errno::INVAL, reason);
@@ -330,7 +333,7 @@ impl Session {
     fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, last: u64) -> u64 {
         let table = self.link.memory().snapshot();
         let there: Vec<_> = table.starting_in(gpa, last).iter().map(|region| (region.gpa, region.size)).collect();
-        // If another thread has a reference to the table, changing the table copies it.
+        // Modifying a table that another thread references copies it.
         drop(table);
         let mut bytes = 0u64;
         for (gpa, size) in there {
@@ -360,7 +363,7 @@ impl Session {
         let fixed = wire_len(size_of::<RegionInfoBody>());
         if request.argsz < fixed {
             let reason =
-                format!("the client accepts {} bytes, and the description of a region has {fixed}", request.argsz);
+                format!("the client accepts {} bytes, but a region's description has {fixed} bytes", request.argsz);
             return refuse(Errno::INVAL, reason);
         }
         let mut info = RegionInfoBody { argsz: fixed, index: request.index, size: region.size(), ..Default::default() };
@@ -371,11 +374,11 @@ impl Session {
             info.flags |= REGION_WRITE;
         }
         let mut caps = Vec::new();
-        // A client cannot map memory if it does not accept descriptors.
+        // A client that does not accept descriptors cannot map memory.
         let takes_fds = self.peer.is_some_and(|peer| peer.takes_fds);
         let mappable = region.mappable().filter(|_| takes_fds);
         if let Some(mappable) = mappable {
-            // The offset in the file stays 0, because it equals the offset in the region.
+            // The file offset stays 0, because it equals the region offset.
             info.flags |= REGION_MMAP | REGION_CAPS;
             // Set the offset even if the capabilities do not fit, because QEMU checks it before it repeats the request.
             info.cap_offset = fixed;
@@ -391,7 +394,7 @@ impl Session {
         if header.no_reply() {
             return Ok(());
         }
-        // Send the descriptor only with the capabilities. Otherwise a client that repeats the request would get it
+        // Send the descriptor only with the capabilities. Otherwise a client that repeats the request would receive it
         // twice.
         if request.argsz < info.argsz {
             caps.clear();
@@ -402,7 +405,7 @@ impl Session {
         Ok(())
     }
 
-    /// Sends an error reply for a refused request.
+    /// Sends an error reply for a rejected request.
     fn refuse(&mut self, header: &Header, body: &[u8], refusal: Refusal, out: &mut Outbox) {
         self.log(header, &refusal.reason);
         let counters = self.link.counters();
@@ -415,7 +418,7 @@ impl Session {
         if self.peer.is_none_or(|peer| peer.complete) {
             return out.error(header, errno, &[]);
         }
-        // Such a client expects the full reply even after an error, and would wait for the missing bytes forever.
+        // Such a client expects the full reply even if an error occurred, and would wait for the missing bytes forever.
         match header.command() {
             Command::REGION_READ => {
                 let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);
@@ -430,16 +433,16 @@ impl Session {
         }
     }
 
-    /// Logs a client's fault. Logs all of the first faults, and fewer and fewer of the later ones.
+    /// Logs a client error: all of the first ones, and fewer and fewer of the later ones.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
         if worth_logging(self.refused) {
             let command = tracing::field::display(header.command());
-            tracing::warn!(command, reason, count = self.refused, "request of the VMM refused");
+            tracing::warn!(command, reason, count = self.refused, "VMM request rejected");
         }
     }
 
-    /// Does the work that other threads or timers requested.
+    /// Handles requests from other threads and timers.
     pub fn work(&mut self, device: &mut dyn Device, out: &mut Outbox, limit: usize) -> Result<(), Fatal> {
         let Some(peer) = self.peer else { return Ok(()) };
         let withdrawals = withdrawals();
@@ -495,7 +498,7 @@ fn reply(header: &Header, body: &(impl IntoBytes + Immutable), out: &mut Outbox)
 }
 
 pub(super) fn too_short(body: &[u8], want: usize) -> Refusal {
-    Refusal { errno: Errno::INVAL, reason: format!("the message has only {} of {want} bytes", body.len()) }
+    Refusal { errno: Errno::INVAL, reason: format!("the message has only {} of at least {want} bytes", body.len()) }
 }
 
 pub(super) fn parse<T: FromBytes>(body: &[u8]) -> Result<T, Refusal> {

@@ -1,11 +1,11 @@
-//! Determines whether a client's memory is really shared.
+//! Determines whether a client's memory is actually shared.
 //!
-//! If a VMM was started without shared memory, it still passes the file of its memory, but the guest uses a private
-//! copy: the file stays empty, and a device that maps it reads zeros. The check reads some pages twice: through a
-//! message to the client, and from the file. The memory is private if the client's page has data and the file's page is
-//! empty, twice in a row. The memory is shared if both pages have the same data. If the client accepts no requests,
-//! only the file is checked: the memory is private if the file has no allocated blocks. The check reads the file with
-//! `pread`, because an access to a mapping would fill the file's holes.
+//! A VMM started without shared memory still passes its memory file, but the guest uses a private copy: the file stays
+//! empty, and a device that maps it reads zeros. The check reads some pages twice: through a message to the client, and
+//! from the file. The memory is private if the client's page has data and the file's page is empty, twice in a row. The
+//! memory is shared if both pages have the same data. If the client does not accept requests, only the file is checked:
+//! the memory is private if the file has no allocated blocks. The check uses `pread`, because accessing a mapping would
+//! fill holes in the file.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::dma::{DmaError, Pending};
 use crate::link::Link;
 use crate::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
 
-/// Size of the compared data per sample, in bytes.
+/// Size of each compared sample in bytes.
 const SAMPLE: usize = 4096;
 const _: () = assert!(SAMPLE as u64 == PAGE_SIZE);
 /// Maximum number of samples per check.
 const MAX_SAMPLES: usize = 64;
-/// `errno` in QEMU's reply while bus mastering is disabled in the guest.
+/// `errno` in QEMU's reply while the guest has bus mastering disabled.
 const ENODEV: u32 = 19;
-/// Guest physical addresses that firmware or a kernel writes early: the interrupt vectors, firmware data, the
-/// last page below 1 MiB, and load addresses of kernels.
+/// Guest physical addresses that firmware or a kernel writes early: interrupt vectors, firmware data, the last page
+/// below 1 MiB, and kernel load addresses.
 const EARLY_WRITE_ADDRS: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
 /// Number of evenly spaced samples per region, in addition to its last page.
 const PARTS: u64 = 8;
@@ -33,7 +33,7 @@ struct Sample {
     /// Offset in the mapping.
     offset: u64,
     mapping: Arc<Mapping>,
-    /// Set if the client's page had data that the file's page did not have.
+    /// Set if the client's page had data that the file's page lacked.
     struck: bool,
 }
 
@@ -42,7 +42,7 @@ struct Sample {
 pub(super) struct ShareCheck {
     samples: VecDeque<Sample>,
     running: Option<(Pending, Sample)>,
-    /// Private memory that was found without messages.
+    /// Private memory found without messages.
     found: Vec<(u64, Arc<Mapping>)>,
 }
 
@@ -74,8 +74,8 @@ impl ShareCheck {
         }
     }
 
-    /// Continues the check with the replies received so far. Returns the private memory that was found: its address,
-    /// and the number of bytes that the file occupies.
+    /// Continues the check with the received replies. Returns the private memory found: its address, and the number of
+    /// bytes that the file occupies.
     pub fn step(&mut self, link: &Link) -> Vec<(u64, u64)> {
         let mut private = std::mem::take(&mut self.found);
         loop {
@@ -87,7 +87,8 @@ impl ShareCheck {
                 match outcome {
                     Ok(theirs) => private.extend(self.compare(&theirs, sample)),
                     Err(DmaError::Refused { errno: ENODEV, .. } | DmaError::NotConnected | DmaError::Unsupported) => {
-                        // The guest has disabled bus mastering again, and will start another check when it enables it.
+                        // The guest has disabled bus mastering again, and will start another check when it re-enables
+                        // it.
                         self.samples.clear();
                     }
                     Err(_) => (),
@@ -112,7 +113,7 @@ impl ShareCheck {
         report
     }
 
-    /// Evaluates one sample. Returns the memory if the memory is private.
+    /// Evaluates one sample. Returns the memory if it is private.
     fn compare(&mut self, theirs: &[u8], mut sample: Sample) -> Option<(u64, Arc<Mapping>)> {
         let empty = |page: &[u8]| page.iter().all(|&byte| byte == 0);
         if empty(theirs) {

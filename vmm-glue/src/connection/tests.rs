@@ -1,4 +1,4 @@
-//! Feeds arbitrary bytes, split anywhere: the connection must not panic, must send one reply per request, and must
+//! Feeds arbitrary bytes, split at any point: the connection must not panic, must send one reply per request, and must
 //! bound its output.
 
 use std::os::fd::OwnedFd;
@@ -35,7 +35,7 @@ impl Bench {
         bench
     }
 
-    /// Feeds bytes to the connection. Returns the connection's replies.
+    /// Feeds bytes to the connection. Returns its replies.
     fn feed(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<u8>, Fatal> {
         let mut out = Vec::new();
         let mut fds = Some(fds);
@@ -67,7 +67,7 @@ fn replies(mut bytes: &[u8]) -> Vec<Header> {
     all
 }
 
-/// Generates numbers that are often near a bound.
+/// Generates numbers that are often close to a bound.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         0u64..64,
@@ -82,7 +82,7 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Generates a body of numbers, as in most requests.
+/// Generates a body of numbers, like that of most requests.
 fn body() -> impl Strategy<Value = Vec<u8>> {
     let words = prop::collection::vec(number(), 0..12)
         .prop_map(|numbers| numbers.into_iter().flat_map(u64::to_ne_bytes).collect());

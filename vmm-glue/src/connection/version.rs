@@ -1,4 +1,4 @@
-//! Negotiation of version and capabilities.
+//! Version and capability negotiation.
 
 use serde_json::{Map, Value};
 use zerocopy::FromBytes;
@@ -7,7 +7,7 @@ use super::MAX_FDS;
 use crate::memory::PAGE_SIZE;
 use crate::protocol::{VERSION_MAJOR, VERSION_MINOR, Version};
 
-/// Maximum size of a capabilities string that is parsed, in bytes; QEMU's has less than 300.
+/// Maximum size of a parsed capabilities string in bytes. QEMU's has less than 300.
 const MAX_TEXT: usize = 4096;
 /// Default limit on the data in one message, in bytes.
 const DEFAULT_TRANSFER: u64 = 1 << 20;
@@ -18,23 +18,22 @@ pub(super) struct Peer {
     pub minor: u16,
     /// Maximum size of the data in one message that the client accepts, in bytes.
     pub max_transfer: usize,
-    /// Set if the client accepts a file descriptor with a message.
+    /// Set if the client accepts file descriptors in messages.
     pub takes_fds: bool,
-    /// Set if the client follows the specification: it accepts requests from the server, and error replies without a
-    /// body.
+    /// Set if the client follows the specification: it accepts server requests, and error replies without a body.
     ///
-    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it interprets the next bytes, whatever they
-    /// are, as the full reply. The server recognizes this client by the capabilities that it omits.
+    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it interprets whatever bytes follow as the
+    /// full reply. The server recognizes this client by the capabilities that it omits.
     pub complete: bool,
 }
 
-/// Checks the version and the capabilities that a client proposes. Returns the client's properties and the text of the
-/// reply with a final NUL.
+/// Validates the version and capabilities proposed by a client. Returns the client's properties and the NUL-terminated
+/// text of the reply.
 pub(super) fn negotiate(body: &[u8], max_transfer: usize, max_maps: usize) -> Result<(Peer, Vec<u8>), String> {
-    let (version, text) = Version::read_from_prefix(body).map_err(|_| "the message is cut short".to_owned())?;
+    let (version, text) = Version::read_from_prefix(body).map_err(|_| "the message is truncated".to_owned())?;
     if version.major != VERSION_MAJOR {
         return Err(format!(
-            "the client proposes version {}.{}, this server speaks {VERSION_MAJOR}.{VERSION_MINOR}",
+            "the client proposes version {}.{}, but this server supports {VERSION_MAJOR}.{VERSION_MINOR}",
             version.major, version.minor
         ));
     }
@@ -79,7 +78,7 @@ fn capabilities(text: &[u8]) -> Result<Map<String, Value>, String> {
     if text.len() > MAX_TEXT {
         return Err(format!("capabilities of {} bytes; the maximum is {MAX_TEXT}", text.len()));
     }
-    let text = text.strip_suffix(b"\0").ok_or("the capabilities do not end with NUL")?;
+    let text = text.strip_suffix(b"\0").ok_or("the capabilities are not NUL-terminated")?;
     let value: Value =
         serde_json::from_slice(text).map_err(|error| format!("the capabilities are not JSON: {error}"))?;
     let Value::Object(mut members) = value else { return Err("the capabilities are not a JSON object".into()) };
@@ -141,7 +140,7 @@ mod tests {
     fn client_may_say_that_it_takes_no_descriptors() {
         let (peer, _) = propose(0, 0, "{\"capabilities\":{\"max_msg_fds\":0}}\0").unwrap();
         assert!(!peer.takes_fds);
-        assert!(propose(0, 0, "").unwrap().0.takes_fds, "one is the default");
+        assert!(propose(0, 0, "").unwrap().0.takes_fds, "the default is one");
     }
 
     #[test]

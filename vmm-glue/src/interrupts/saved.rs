@@ -1,4 +1,4 @@
-//! The saved form of interrupts. The client's descriptors are handed over separately.
+//! Saved form of interrupts. The client's descriptors are handed over separately.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ struct SavedLine {
 }
 
 impl SavedInterrupts {
-    /// Clears raised interrupts and masks, as after a reset. The client may unmask again without harm.
+    /// Clears raised interrupts and masks, as on a reset. A redundant unmask by the client is harmless.
     pub(crate) fn quiet(&mut self) {
         self.lines.iter_mut().flatten().for_each(|line| line.pending = false);
         (self.level, self.masked) = (false, false);
@@ -54,7 +54,7 @@ impl Interrupts {
         Ok(SavedInterrupts { lines: saved, level: *intx_level, masked: *intx_masked, unmask })
     }
 
-    /// Restores the interrupts. Signals only interrupts that were pending before.
+    /// Restores the interrupts. Signals only interrupts that were pending.
     pub(crate) fn restore(&self, saved: SavedInterrupts, given: &Given) -> Result<(), ParkError> {
         let SavedInterrupts { lines, level, masked, unmask } = saved;
         let event = |name: u32| {
@@ -63,7 +63,7 @@ impl Interrupts {
         };
         let mut state = self.state.lock();
         let same = lines.iter().map(Vec::len).eq(state.lines.iter().map(Vec::len));
-        Invalid::unless(same, || "the device has other interrupts".into())?;
+        Invalid::unless(same, || "the device's interrupts differ".into())?;
         for (line, SavedLine { event: name, pending }) in
             state.lines.iter_mut().flatten().zip(lines.into_iter().flatten())
         {

@@ -1,4 +1,4 @@
-//! The file of a journal: memory that outlives this process because the service manager holds its descriptor.
+//! A journal's file: memory that outlives this process because the service manager holds its descriptor.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -7,9 +7,10 @@
 //! | the rest | the buffer into which the connection is received |
 //!
 //! A killed process stops between two instructions or after its current system call, so its earlier stores are in the
-//! file, in program order. Therefore each change is first written to the unused copy, and then one word makes it valid.
+//! file, in program order. Each change is therefore first written to the unused copy, and then made valid by a single
+//! word.
 #![expect(unsafe_code, reason = "maps memory of its own file")]
-// UNSAFETY: maps two parts of a sealed memory file that only the daemon uses. The rest of this module is safe.
+// UNSAFETY: maps two parts of a sealed memfd that only the daemon uses. The rest of this module is safe.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -19,46 +20,46 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Magic number at the start of the file; the last byte is the version of its layout.
+/// Magic number at the start of the file; its last byte is the layout version.
 const MAGIC: u64 = u64::from_le_bytes(*b"gmjrnl\0\x01");
-/// Size of the head in bytes.
+/// Size of the header in bytes.
 const HEAD: usize = 4096;
-/// Number of words of the head.
+/// Number of 64-bit words in the header.
 const HEAD_WORDS: usize = HEAD / size_of::<AtomicU64>();
-/// Size of each of the two halves for commits in bytes, including the length at its start.
+/// Size in bytes of each of the two commit halves, including the leading length.
 pub(super) const HALF_BYTES: usize = 256 << 10;
 /// Size of a half's length field in bytes.
 const LENGTH_BYTES: usize = 8;
-/// Start of the buffer.
+/// File offset of the buffer.
 const ROOM_AT: usize = HEAD + 2 * HALF_BYTES;
-/// Maximum size of the mapped buffer: for messages of 1 MiB.
+/// Maximum size of the mapped buffer in bytes, for messages of 1 MiB.
 const ROOM_MAX: usize = 4 << 20;
-/// Seals that keep the file from being truncated while it is mapped.
+/// Seals that prevent truncation of the file while it is mapped.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Indices of the words in the head.
+/// Word indices in the header.
 mod word {
     pub const MAGIC: usize = 0;
     pub const CURRENT: usize = 1;
-    /// First word of a copy of the marks. A copy has space for more words than it uses.
+    /// Returns the first word of a copy of the marks. A copy has space for more words than it uses.
     pub const fn place(current: u64) -> usize {
         if current & 1 == 1 { 24 } else { 8 }
     }
 }
 
-/// Positions of a connection, which change with each message.
+/// Positions in a connection, which change with each message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// Start of the waiting bytes. The waiting bytes are `start..end` of the buffer.
+    /// Start of the unhandled bytes, which are `start..end` of the buffer.
     pub start: u64,
     pub end: u64,
     /// Stream position of `start`.
     pub position: u64,
-    /// Number of bytes of an oversized message that are still to be discarded.
+    /// Remaining number of bytes of an oversized message to discard.
     pub skip: u64,
     /// Number of the latest commit whose output was passed to the client's socket.
     pub sent: u64,
-    /// Number of the next request to the client.
+    /// ID of the next request to the client.
     pub next_id: u64,
     /// Set if all nonzero bytes after `end` were received without a mark.
     pub clean: bool,
@@ -77,7 +78,7 @@ impl Marks {
     }
 }
 
-/// A mapping of one part of the file.
+/// A mapping of part of the file.
 #[derive(Debug)]
 struct Mapped {
     base: *mut u8,
@@ -101,14 +102,14 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are from `mmap`; slices borrow `self`, so none exist any longer.
+        // SAFETY: `base` and `len` are from `mmap`; slices borrow `self`, so none are left.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.base.cast(), self.len) } {
             tracing::error!(%errno, "cannot unmap a journal");
         }
     }
 }
 
-/// The buffer of a journal, with its marks.
+/// A journal's buffer and its marks.
 #[derive(Debug)]
 pub(crate) struct Room {
     head: Mapped,
@@ -149,7 +150,7 @@ impl Room {
         }
     }
 
-    /// Returns the marks as last written.
+    /// Returns the last written marks.
     pub fn marks(&self) -> Marks {
         self.marks
     }
@@ -165,7 +166,7 @@ impl Room {
             self.set(at, value, Ordering::Relaxed);
         }
         self.set(word::CURRENT, next, Ordering::Release);
-        // No later write to the buffer may be moved before this point.
+        // No later write to the buffer may be reordered before this point.
         compiler_fence(Ordering::SeqCst);
         self.marks = marks;
     }
@@ -181,12 +182,12 @@ impl Room {
 }
 
 /// Returns the buffer size for messages of this length. The buffer is twice as large as a message, so that moving a
-/// message to the front never overwrites it and one complete copy always exists.
+/// message to the front never overwrites it, and a complete copy always exists.
 fn room_for(message: usize, extra: usize) -> usize {
     message.saturating_mul(2).saturating_add(extra).next_multiple_of(HEAD).min(ROOM_MAX)
 }
 
-/// Creates a file with a buffer that holds messages of `message` bytes and `extra` more bytes.
+/// Creates a file with a buffer for messages of `message` bytes and `extra` more bytes.
 pub(super) fn create(message: usize, extra: usize) -> io::Result<(OwnedFd, Room)> {
     let file = rustix::fs::memfd_create("vmm-journal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let room = room_for(message, extra);
@@ -202,7 +203,7 @@ fn map(file: &OwnedFd, room: usize) -> io::Result<Room> {
     Ok(Room { head, room, marks: Marks::default() })
 }
 
-/// Takes over the file of an earlier process. Its buffer must have the size for these messages.
+/// Takes over the file of an earlier process. Its buffer must have the right size for these messages.
 pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<Room> {
     let other = |what: &str| io::Error::other(what.to_owned());
     if !rustix::fs::fcntl_get_seals(file)?.contains(SEALS) {
@@ -211,11 +212,11 @@ pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<
     let room = room_for(message, extra);
     let size = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(usize::MAX);
     if size != ROOM_AT.saturating_add(room) {
-        return Err(other("the journal has another size"));
+        return Err(other("the journal has the wrong size"));
     }
     let mut room = map(file, room)?;
     if room.word(word::MAGIC) != MAGIC {
-        return Err(other("the journal is of another version"));
+        return Err(other("the journal's version is not supported"));
     }
     room.marks = room.read_marks();
     Ok(room)
@@ -229,12 +230,12 @@ pub(super) fn write_half(file: BorrowedFd<'_>, half: u64, bytes: &[u8]) -> io::R
     let at = half_at(half);
     write_all(file, &0u64.to_le_bytes(), at)?;
     write_all(file, bytes, at.saturating_add(LENGTH_BYTES as u64))?;
-    // The length makes the commit valid.
+    // Writing the length makes the commit valid.
     write_all(file, &u64::try_from(bytes.len()).unwrap_or(0).to_le_bytes(), at)?;
     Ok(true)
 }
 
-/// Reads one of the two halves. Returns `None` if the half cannot be complete.
+/// Reads one of the two halves. Returns `None` if the half is incomplete.
 pub(super) fn read_half(file: BorrowedFd<'_>, half: u64) -> Option<Vec<u8>> {
     let at = half_at(half);
     let mut length = [0; LENGTH_BYTES];

@@ -1,4 +1,4 @@
-//! The contents of a journal, and the code with which the next process reads it.
+//! The contents of a journal, and the code that reads it in the next process.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::keeper::Keeper;
 use crate::link::{ClientInfo, Link, SavedLink};
 use crate::options::ServerOptions;
 
-/// Number of words of configuration space that a client can set, in the header and in capabilities.
+/// Number of configuration space dwords that a client can set, in the header and in capabilities.
 const WORDS: usize = 64;
-/// Size of a word in bytes.
+/// Size of a dword in bytes.
 const WORD: u64 = 4;
-/// Index of the word that contains the command register, with the status register in its upper half.
+/// Index of the dword that contains the command register, with the status register in its upper half.
 const COMMAND: usize = 1;
 
-/// Words of configuration space, as read.
+/// Configuration space dwords, as read.
 pub(crate) type Words = Vec<u32>;
 
 /// The committed state of a client.
@@ -29,19 +29,19 @@ pub(crate) type Words = Vec<u32>;
 pub struct SavedJournal {
     /// Number of the commit.
     pub(crate) sequence: u64,
-    /// Stream position after the last message that this commit includes.
+    /// Stream position just past the last message that this commit includes.
     pub(crate) position: u64,
     /// Number of processes that were killed while they served this client.
     pub(crate) deaths: u32,
     /// PCI configuration space; empty for a client that has not negotiated.
     pub(crate) words: Words,
-    /// Sizes of the regions as reported to the client, in bytes.
+    /// Region sizes in bytes, as reported to the client.
     pub(crate) regions: Vec<u64>,
     pub(crate) connection: SavedConnection,
     pub(crate) link: SavedLink,
     /// Descriptors of region files that the client may have mapped, by region number.
     pub(crate) files: Vec<(u8, u32)>,
-    /// The device's own journal.
+    /// Descriptor of the device's own journal.
     pub(crate) device: Option<u32>,
 }
 
@@ -63,8 +63,8 @@ impl Revival {
         self.device.is_some()
     }
 
-    /// Applies the changes for a client that has negotiated. The device either continues from its journal or is reset
-    /// and gets its old configuration and the client's memory.
+    /// Applies the changes for a client that has negotiated. The device either continues from its journal, or is reset
+    /// and receives its old configuration and the client's memory.
     pub fn carry_out(&self, device: &mut dyn Device, link: &Link) -> Result<(), Invalid> {
         let sizes: Vec<u64> = device.regions().iter().map(RegionInfo::size).collect();
         Invalid::unless(device.is_renewable() && sizes == self.regions, || "the device's regions have changed".into())?;
@@ -103,7 +103,7 @@ impl Revival {
     }
 }
 
-/// Reads the words of PCI configuration space that a client can set.
+/// Reads the PCI configuration space dwords that a client can set.
 pub(crate) fn read_words(device: &mut dyn Device) -> Words {
     let mut words = Vec::with_capacity(WORDS);
     for offset in (0..u64::MAX).step_by(size_of::<u32>()).take(WORDS) {
@@ -117,7 +117,7 @@ pub(crate) fn read_words(device: &mut dyn Device) -> Words {
 }
 
 impl SavedJournal {
-    /// Returns the newest complete commit of a file.
+    /// Returns the newest complete commit in a file.
     fn newest(journal: &OwnedFd) -> Result<Self, ParkError> {
         let mut newest: Option<Self> = None;
         let mut why = Invalid::new("nothing was committed");
@@ -140,8 +140,8 @@ impl SavedJournal {
 }
 
 impl Journal {
-    /// Restores the client of a killed process from its journal. Its memory and interrupts go to `link`, which must be
-    /// new.
+    /// Restores a killed process's client from its journal. Its memory and interrupts are restored to `link`, which
+    /// must be new.
     pub(crate) fn restored(
         keeper: Arc<dyn Keeper>,
         kept: Vec<(Kept, OwnedFd)>,
@@ -176,7 +176,7 @@ impl Journal {
             device,
         } = saved;
         Invalid::unless(words.len() <= WORDS && regions.len() <= NUM_REGIONS, || {
-            format!("{} words and {} regions are too many", words.len(), regions.len())
+            format!("{} dwords and {} regions are too many", words.len(), regions.len())
         })?;
         let message = max_message(connection.max_transfer()?);
         let room = file::adopt(&journal, message, EXTRA_RECEIVE_BYTES)?;
@@ -184,11 +184,11 @@ impl Journal {
         if marks.sent >= sequence {
             connection.forget_output();
         }
-        // The client may still reply to earlier messages whose numbers are unknown.
+        // The client may still reply to earlier messages whose IDs are unknown.
         behind.renew(marks.next_id);
         let given = Given::slots(slots);
         let deaths = deaths.saturating_add(1);
-        Invalid::unless(ascend(files.iter().map(|(region, _)| region)), || "files of regions are not in order".into())?;
+        Invalid::unless(ascend(files.iter().map(|(region, _)| region)), || "region files are out of order".into())?;
         let mapped = |(region, fd): (u8, u32)| -> Result<_, ParkError> {
             let region = RegionIndex::from_wire(region.into());
             let region = region.ok_or_else(|| Invalid::new("a file belongs to a region that does not exist"))?;

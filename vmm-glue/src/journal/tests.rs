@@ -1,4 +1,4 @@
-//! Tests journals that are truncated, modified, outdated or lack descriptors, and one with too many descriptors.
+//! Tests journals that are truncated, modified, outdated, or lack descriptors, and one with too many descriptors.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ const CLIENT_INFO: ClientInfo = ClientInfo { pid: 0, uid: 0, domain: None };
 #[derive(Debug, Default)]
 struct Store {
     kept: Mutex<Vec<(Kept, OwnedFd)>>,
-    /// Number of changes. `busy` is set to simulate a store with too many changes.
+    /// Number of changes. `busy` simulates a store with too many changes.
     changes: AtomicUsize,
     busy: AtomicBool,
 }
@@ -66,7 +66,7 @@ impl Keeper for Store {
     }
 }
 
-/// A device that has only a configuration space. The device defers all writes; the second field is the deferred write.
+/// A device that consists of a configuration space. It defers all writes; the second field is the deferred write.
 #[derive(Debug)]
 struct Words(Vec<u8>, Option<(u64, Vec<u8>)>);
 
@@ -155,7 +155,7 @@ impl Process {
         assert_eq!(answer.len(), HEADER_SIZE);
     }
 
-    /// Creates the next process from the descriptors that the previous one left.
+    /// Creates the next process from the descriptors left by the previous one.
     fn next(&self, kept: Vec<(Kept, OwnedFd)>) -> Result<Self, ParkError> {
         let (store, link) = (Arc::clone(&self.store), link());
         let keeper = Arc::clone(&store) as Arc<dyn Keeper>;
@@ -186,7 +186,7 @@ fn next_process_restores_client_memory_and_device_config() {
         let mut next = process.next(process.store.remains()).unwrap();
         assert_eq!(next.regions(), 3);
         next.connection.resume(&mut next.device).unwrap();
-        // All words are restored except the upper half of the word that contains the command register.
+        // All dwords are restored except the upper half of the one that contains the command register.
         assert_eq!((next.device.0[0], next.device.0[5], next.device.0[255]), (7, 7, 7));
         assert_eq!(next.link.counters().snapshot().daemon_deaths_survived, deaths);
         let slots: Vec<_> = [Kept::Journal].into_iter().chain((0..3).map(Kept::Slot)).collect();
@@ -213,7 +213,7 @@ fn journal_contains_deferred_write_of_configuration() {
 fn bytes_that_were_received_are_handled_by_the_next_process() {
     let mut process = Process::new();
     process.lend(0);
-    // The process is killed after it received the message and its descriptors, and before it handles them.
+    // The process is killed after receiving the message and its descriptors, and before handling them.
     let bytes = map(5, 0x40_0000);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
     process.connection.received(bytes.len(), vec![memory_file(0x1000, true).unwrap()], false);
@@ -222,7 +222,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!((next.regions(), next.connection.output().take()[0]), (2, 5));
 
-    // The process is killed after it received the bytes, and before it marks their end.
+    // The process is killed after receiving the bytes, and before marking their end.
     let mut process = Process::new();
     let bytes = message(6, Command::DEVICE_GET_INFO, &[0; 16]);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
@@ -231,12 +231,12 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!(next.connection.output().take()[0], 6);
 
-    // Test the same with descriptors. The descriptors are lost.
+    // Repeat this with descriptors, which are lost.
     let mut process = Process::new();
     let bytes = map(7, 0);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
     let lost = process.next(process.store.remains()).err().unwrap().to_string();
-    assert!(lost.contains("received descriptors"), "{lost}");
+    assert!(lost.contains("receiving descriptors"), "{lost}");
 }
 
 #[test]
@@ -246,13 +246,13 @@ fn committed_but_unsent_answer_is_sent_once_by_next_process() {
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
     process.connection.received(bytes.len(), vec![memory_file(0x1000, true).unwrap()], false);
     process.connection.process(&mut process.device, 4096).unwrap();
-    // The socket is full, so no byte of the reply was sent.
+    // The socket is full, so no part of the reply was sent.
     process.connection.left_unsent();
     let mut next = process.next(process.store.remains()).unwrap();
     next.connection.resume(&mut next.device).unwrap();
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!((next.regions(), next.connection.output().take().len()), (1, HEADER_SIZE));
-    // Now the reply was sent.
+    // Now the reply has been sent.
     next.connection.work(&mut next.device).unwrap();
     let mut after = next.next(next.store.remains()).unwrap();
     assert_eq!((after.regions(), after.connection.output().len()), (1, 0));
@@ -278,7 +278,7 @@ fn commit_that_was_cut_or_edited_leaves_the_one_before_it() {
         assert!(matches!(regions, Ok(1 | 2) | Err(_)), "{at}: {regions:?}");
         rustix::io::pwrite(fd, &[byte], (newer + 8 + at) as u64).unwrap();
     }
-    // Test a half that is not complete yet.
+    // Test an incomplete half.
     rustix::io::pwrite(fd, &0u64.to_le_bytes(), newer as u64).unwrap();
     assert!(process.next(process.store.remains()).unwrap().regions() < 2);
     for at in lengths {
@@ -305,8 +305,8 @@ fn invalid_or_incomplete_journal_is_rejected() {
     };
     assert!(instead(Kept::Journal, memory_file(4096, true).unwrap()).is_err());
     assert!(instead(Kept::Journal, eventfd(0, EventfdFlags::CLOEXEC).unwrap()).is_err());
-    // A file that cannot be mapped counts as memory that the client has withdrawn. Only this client loses its device,
-    // as in an upgrade.
+    // A file that cannot be mapped is treated as memory withdrawn by the client. Only this client loses its device, as
+    // in an upgrade.
     let next = instead(Kept::Slot(0), eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
     let regions = next.link.memory().snapshot();
     assert!(regions.regions().len() == 1 && regions.regions()[0].is_withdrawn());
@@ -353,7 +353,7 @@ fn frequent_remapping_stops_changing_the_store() {
         process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
         process.feed(&unmap(2, 0), vec![]);
     };
-    // As long as changes are rare, unused files are dropped at once.
+    // While changes are rare, unused files are dropped immediately.
     turn(&mut process, &file);
     assert_eq!(process.store.names(), [Kept::Journal]);
     process.store.busy.store(true, Ordering::Relaxed);
@@ -361,22 +361,22 @@ fn frequent_remapping_stops_changing_the_store() {
     let before = process.store.changes.load(Ordering::Relaxed);
     (0..100).for_each(|_| turn(&mut process, &file));
     assert_eq!(process.store.changes.load(Ordering::Relaxed), before);
-    // No data is lost: if a process is killed while the client has mapped the file, the next process gets the file.
+    // No data is lost: if a process is killed while the client has mapped the file, the next process receives the file.
     process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
     let next = process.next(process.store.remains()).unwrap();
     assert_eq!(next.regions(), 1);
-    // A new file is recognized although its descriptor has the number of the first file.
+    // A new file is recognized even if it reuses the descriptor number of the first file.
     process.feed(&unmap(2, 0), vec![]);
     let other = memory_file(0x1000, true).unwrap();
     process.feed(&map(1, 0), vec![other.try_clone().unwrap()]);
     assert_eq!(process.store.names().len(), 3, "{:?}", process.store.names());
     process.feed(&unmap(2, 0), vec![]);
-    // Unused files are dropped to free slots for used files.
+    // Unused files are dropped to free slots for used ones.
     for file in 0..u64::from(SLOTS) {
         process.lend(file * 0x1000);
     }
     assert_eq!((process.regions(), process.store.names().len()), (usize::from(SLOTS), usize::from(SLOTS) + 1));
-    // When changes are rare again, the next change drops unused files.
+    // Once changes are rare again, the next change drops unused files.
     process.store.busy.store(false, Ordering::Relaxed);
     for file in 1..u64::from(SLOTS) {
         process.feed(&unmap(2, file * 0x1000), vec![]);

@@ -1,4 +1,4 @@
-//! The saved form of a link's client memory and interrupts.
+//! Saved form of a link's client memory and interrupts.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -8,25 +8,25 @@ use crate::descriptors::{Given, Giving, ParkError};
 use crate::interrupts::SavedInterrupts;
 use crate::memory::{MemoryLimits, SavedRegion};
 
-/// Maximum number of messages that a client may still reply to, over a few consecutive processes.
+/// Maximum number of messages that a client may still reply to, across consecutive processes.
 const UNANSWERED_MAX: usize = 1024;
 
-/// Number of latest messages that a client may still reply to after a kill. This number exceeds the number of messages
-/// in flight.
+/// Number of the latest messages to which a client may still reply after a kill. It exceeds the number of messages in
+/// flight.
 const MAX_UNANSWERED: u16 = 64;
 
-/// The client's memory and interrupts.
+/// Saved client memory and interrupts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedLink {
     memory: Vec<SavedRegion>,
     interrupts: SavedInterrupts,
-    /// Numbers of messages that the client may still reply to.
+    /// IDs of messages that the client may still reply to.
     unanswered: Vec<u16>,
 }
 
 impl SavedLink {
-    /// Adapts the saved form to a new device. The process cannot tell which earlier messages, up to `next_id`, have a
-    /// reply.
+    /// Adapts the saved form to a new device. The process cannot tell which earlier messages, up to `next_id`, have
+    /// been replied to.
     pub(crate) fn renew(&mut self, next_id: u64) {
         let next = u16::try_from(next_id & 0xffff).unwrap_or(0);
         self.unanswered = (1..=MAX_UNANSWERED).map(|before| next.wrapping_sub(before)).collect();
@@ -35,7 +35,7 @@ impl SavedLink {
 }
 
 impl Link {
-    /// Saves the memory and interrupts of the client.
+    /// Saves the client's memory and interrupts.
     pub(crate) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedLink, ParkError> {
         let memory = self.memory().save(giving)?;
         Ok(SavedLink { memory, interrupts: self.interrupts().save(giving)?, unanswered: self.dma().unanswered() })

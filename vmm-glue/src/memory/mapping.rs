@@ -1,4 +1,4 @@
-//! One mapping of a client's memory: of a file, or of pages that a hypervisor lends.
+//! A mapping of client memory: of a file, or of pages that a hypervisor lends.
 #![expect(unsafe_code, reason = "maps memory and hands out volatile slices of it")]
 // UNSAFETY: maps and unmaps a client's file, and creates slices of the mapping. The rest of this module is safe.
 
@@ -16,33 +16,30 @@ use super::sigbus;
 use super::touched::{FirstTouches, Looked};
 use crate::wake::Wake;
 
-/// `f_type` of tmpfs, which also holds memfds and `/dev/shm`.
+/// `f_type` of tmpfs, which also backs memfds and `/dev/shm`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// `f_type` of hugetlbfs, which also holds memfds of huge pages.
+/// `f_type` of hugetlbfs, which also backs huge-page memfds.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// Reasons for refusing the file of a region.
+/// Reasons for rejecting a region's file.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MapFileError {
     #[error("cannot read the file's properties: {0}")]
     Stat(Errno),
-    #[error("not a regular file; lend memory as a memfd, or as a file in /dev/shm or on hugetlbfs")]
+    #[error("not a regular file; use a memfd, or a file in /dev/shm or on hugetlbfs")]
     NotRegular,
-    #[error(
-        "file system type {0:#x} can block the device; lend memory as a memfd, or as a file in /dev/shm or on \
-        hugetlbfs"
-    )]
+    #[error("file system type {0:#x} can block the device; use a memfd, or a file in /dev/shm or on hugetlbfs")]
     FileSystem(u64),
-    #[error("the file has {file_size:#x} bytes, and the region needs {size:#x} at {offset:#x}")]
+    #[error("the file has {file_size:#x} bytes, but the region needs {size:#x} bytes at {offset:#x}")]
     TooShort { file_size: u64, offset: u64, size: u64 },
-    #[error("the file offset {offset:#x} and size {size:#x} do not fit this host")]
+    #[error("the file offset {offset:#x} and size {size:#x} are too large for this host")]
     TooLarge { offset: u64, size: u64 },
     #[error("mmap failed: {0}")]
     Mmap(Errno),
 }
 
-/// The file of one or more mappings. All regions of one file share one descriptor.
+/// The file of one or more mappings. All regions of a file share one descriptor.
 #[derive(Debug)]
 pub(super) struct Backing {
     pub(super) fd: OwnedFd,
@@ -57,8 +54,8 @@ pub(super) struct Backing {
 /// Pages mapped into this process without a file.
 ///
 /// # Safety
-/// [`Self::base`] is page-aligned memory of [`Self::len`] bytes. The memory stays mapped, readable and writable until
-/// the value is dropped, and is only accessed with volatile operations.
+/// [`Self::base`] is page-aligned memory of [`Self::len`] bytes, which stays mapped, readable and writable until the
+/// value is dropped, and is accessed only with volatile operations.
 pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
     /// Returns the start of the memory.
     fn base(&self) -> *mut u8;
@@ -79,11 +76,11 @@ pub(super) enum Source {
         backing: Arc<Backing>,
         looked: Looked,
     },
-    /// Lent pages, which are unmapped when this value is dropped.
-    Lent(#[expect(dead_code, reason = "kept until the mapping is dropped")] Box<dyn LentPages>),
+    /// Lent pages, which are unmapped on drop.
+    Lent(#[expect(dead_code, reason = "held until the mapping is dropped")] Box<dyn LentPages>),
 }
 
-/// Sharing of a file's memory: the client shares the memory, or uses a private copy of it (`share=off`).
+/// Whether the client shares a file's memory or uses a private copy (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Not determined yet.
@@ -94,8 +91,8 @@ pub enum Sharing {
     Private,
 }
 
-/// A client's memory, mapped and shared. Accesses never fail: if the client truncates the file, or the host cannot load
-/// a page, anonymous zero pages replace the whole mapping and [`Mapping::is_withdrawn`] returns true.
+/// Mapped, shared client memory. Accesses never fail: if the client truncates the file, or the host cannot load a page,
+/// anonymous zero pages replace the whole mapping, and [`Mapping::is_withdrawn`] returns true.
 #[derive(Debug)]
 pub struct Mapping {
     /// Start of the mapping.
@@ -109,18 +106,18 @@ pub struct Mapping {
     /// Offset of the region's first byte in the file.
     pub(super) offset: u64,
     pub(super) writable: bool,
-    // This field is dropped first. From then on, this process no longer repairs faults in the range.
+    // Dropped first, so that this process no longer repairs faults in the range.
     pub(super) guard: sigbus::Guard,
     pub(super) source: Source,
 }
 
-/// A part of a client's file to map.
+/// Part of a client's file to map.
 pub(crate) struct ClientFile {
     pub fd: OwnedFd,
     pub offset: u64,
     pub size: u64,
     pub writable: bool,
-    /// Counter of the pages that this process is the first to touch.
+    /// Counter of pages that this process is the first to touch.
     pub touches: Arc<FirstTouches>,
 }
 
@@ -131,7 +128,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps a part of a client's file. `known` are mappings that may use the same file.
+    /// Maps part of a client's file. `known` are mappings that may use the same file.
     pub(crate) fn new<'a>(
         file: ClientFile,
         any_file_system: bool,
@@ -144,7 +141,7 @@ impl Mapping {
             return Err(MapFileError::NotRegular);
         }
         let statfs = rustix::fs::fstatfs(&fd).map_err(MapFileError::Stat)?;
-        // The field's type depends on the architecture; the value is a 32-bit number.
+        // The field's type depends on the architecture, but the value is a 32-bit number.
         let kind = u64::try_from(statfs.f_type).unwrap_or(u64::MAX) & 0xffff_ffff;
         if !any_file_system && kind != TMPFS_MAGIC && kind != HUGETLBFS_MAGIC {
             return Err(MapFileError::FileSystem(kind));
@@ -153,7 +150,7 @@ impl Mapping {
         if offset.checked_add(size).is_none_or(|end| end > file_size) {
             return Err(MapFileError::TooShort { file_size, offset, size });
         }
-        // Map huge pages as a whole, because QEMU splits its memory at smaller boundaries.
+        // Map whole huge pages, because QEMU splits its memory at smaller boundaries.
         let huge = u64::try_from(statfs.f_bsize).unwrap_or(0);
         let page = if kind == HUGETLBFS_MAGIC && huge.is_power_of_two() { huge } else { super::PAGE_SIZE };
         let too_large = MapFileError::TooLarge { offset, size };
@@ -190,8 +187,8 @@ impl Mapping {
         Ok(Self { base, mapped, skip, len, offset, writable, guard, source })
     }
 
-    /// Maps anonymous zero pages in place of a part of a client's file that can no longer be mapped. The mapping counts
-    /// as withdrawn from the start.
+    /// Maps anonymous zero pages in place of part of a client's file that can no longer be mapped. The mapping is
+    /// marked as withdrawn from the start.
     pub(crate) fn withdrawn(file: ClientFile, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
         let ClientFile { fd, offset, size, writable, touches } = file;
         let stat = rustix::fs::fstat(&fd).map_err(MapFileError::Stat)?;
@@ -209,14 +206,14 @@ impl Mapping {
         Ok(Self { base, mapped, skip: 0, len: mapped, offset, writable, guard, source })
     }
 
-    /// Creates a mapping of all lent pages, readable and writable.
+    /// Creates a readable and writable mapping of all lent pages.
     pub fn of_lent(pages: Box<dyn LentPages>, wake: &Arc<Wake>) -> Self {
         let (base, len) = (pages.base(), pages.len());
         let guard = sigbus::Guard::new(base.addr(), len, true, Arc::clone(wake));
         Self { base, mapped: len, skip: 0, len, offset: 0, writable: true, guard, source: Source::Lent(pages) }
     }
 
-    /// Maps a part of a file, for tests that have no client.
+    /// Maps part of a file, for tests without a client.
     ///
     /// # Errors
     /// Returns an error if the file cannot be mapped at this offset.
@@ -226,7 +223,7 @@ impl Mapping {
         Self::new(file, false, std::iter::empty(), wake)
     }
 
-    /// Returns the file, if the mapping has a file.
+    /// Returns the file, if any.
     fn backing(&self) -> Option<&Arc<Backing>> {
         match &self.source {
             Source::File { backing, .. } => Some(backing),
@@ -234,8 +231,7 @@ impl Mapping {
         }
     }
 
-    /// Returns an identity of the file, if the mapping has a file: all mappings of a file in one table return the same
-    /// value.
+    /// Returns the identity of the file, if any: all mappings of a file in one table return the same value.
     pub(super) fn file(&self) -> Option<*const ()> {
         self.backing().map(|backing| Arc::as_ptr(backing).cast())
     }
@@ -255,12 +251,12 @@ impl Mapping {
         self.base.wrapping_add(self.skip)
     }
 
-    /// Returns true if the device may write to the memory; otherwise a write faults in this process.
+    /// Returns true if the device may write to the memory. Otherwise a write faults in this process.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Returns true if the memory was withdrawn, so that the mapping contains only zeros.
+    /// Returns true if the memory was withdrawn, which means that the mapping contains only zeros.
     pub fn is_withdrawn(&self) -> bool {
         self.guard.is_tripped()
     }
@@ -270,7 +266,7 @@ impl Mapping {
         self.backing().is_none_or(|backing| backing.sealed)
     }
 
-    /// Returns whether the client shares this file's memory, if known.
+    /// Returns the sharing state of this file's memory.
     pub fn sharing(&self) -> Sharing {
         let Some(backing) = self.backing() else { return Sharing::Shared };
         match backing.sharing.load(Ordering::Relaxed) {
@@ -281,7 +277,7 @@ impl Mapping {
     }
 
     /// Returns true if `len` bytes at `offset` may be accessed. Counts the untouched pages in this range, up to the
-    /// operator's limit. Call it before each access.
+    /// operator's limit. Must be called before each access.
     pub fn may_touch(&self, offset: usize, len: usize) -> bool {
         match &self.source {
             Source::File { backing, looked } => looked.may_touch(offset, len, |page| self.data_from(backing, page)),
@@ -290,14 +286,14 @@ impl Mapping {
         }
     }
 
-    /// Returns the first page at or after `page` that has data in the file, or the highest possible page if no such
-    /// page exists.
+    /// Returns the first page at or after `page` that has data in the file, or the highest possible page if there is
+    /// none.
     fn data_from(&self, backing: &Backing, page: usize) -> usize {
         let page_size = super::PAGE_SIZE;
         let start = u64::try_from(page).unwrap_or(u64::MAX).saturating_mul(page_size).saturating_add(self.offset);
-        // This call moves the position of the client's file, which has no other use. A file system without support for
-        // holes reports the whole file as data. Such a file system uses huge pages, which `MemoryMax` does not charge
-        // to any control group.
+        // This call moves the file position of the client's file, which is otherwise unused. A file system without
+        // support for holes reports the whole file as data. Such a file system uses huge pages, which `MemoryMax` does
+        // not charge to any control group.
         match rustix::fs::seek(&backing.fd, rustix::fs::SeekFrom::Data(start)) {
             Ok(at) => usize::try_from(at.saturating_sub(self.offset) / page_size).unwrap_or(usize::MAX),
             Err(Errno::NXIO) => usize::MAX,
@@ -305,7 +301,7 @@ impl Mapping {
         }
     }
 
-    /// Stores the result for all regions of this file.
+    /// Stores the result for all of this file's regions.
     pub(crate) fn set_sharing(&self, sharing: Sharing) {
         let number = match sharing {
             Sharing::Unknown => 0,
@@ -317,14 +313,13 @@ impl Mapping {
         }
     }
 
-    /// Reads the file at `offset` of the region. Unlike an access to the mapping, this does not allocate pages of the
-    /// file.
+    /// Reads the file at `offset` of the region. Unlike a mapped access, this does not allocate pages of the file.
     pub(crate) fn peek(&self, offset: u64, data: &mut [u8]) -> Result<usize, Errno> {
         let backing = self.backing().ok_or(Errno::NOTSUP)?;
         rustix::io::pread(&backing.fd, data, self.offset.saturating_add(offset))
     }
 
-    /// Returns the number of 512-byte blocks that are allocated for the whole file.
+    /// Returns the number of allocated 512-byte blocks of the whole file.
     pub(crate) fn blocks(&self) -> Result<u64, Errno> {
         let backing = self.backing().ok_or(Errno::NOTSUP)?;
         rustix::fs::fstat(&backing.fd).map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0))
@@ -340,8 +335,8 @@ impl VolatileMemory for Mapping {
 
     fn get_slice(&self, offset: usize, count: usize) -> volatile_memory::Result<VolatileSlice<'_, ()>> {
         self.compute_end_offset(offset, count)?;
-        // SAFETY: `compute_end_offset` checked the range against `len`; the memory is mapped while `self` exists. The
-        // memory is only ever accessed with volatile operations.
+        // SAFETY: `compute_end_offset` checked the range against `len`, and the memory is mapped while `self` exists.
+        // The memory is accessed only with volatile operations.
         Ok(unsafe { VolatileSlice::new(self.as_ptr().wrapping_add(offset), count) })
     }
 }
@@ -353,10 +348,10 @@ impl Drop for Mapping {
         if matches!(self.source, Source::Lent(_)) {
             return;
         }
-        // SAFETY: `base` and `mapped` are from `mmap`; slices borrow `self`, so none exist any longer.
+        // SAFETY: `base` and `mapped` are from `mmap`; slices borrow `self`, so none are left.
         let result = unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) };
         if let Err(errno) = result {
-            tracing::error!(%errno, "cannot unmap a client's memory; its address space is lost");
+            tracing::error!(%errno, "cannot unmap a client's memory; its address space is leaked");
         }
     }
 }

@@ -1,13 +1,13 @@
-//! Handles clients that withdraw memory while this process has it mapped.
+//! Handles clients that withdraw memory while it is mapped in this process.
 //!
-//! A client can truncate an unsealed file after this process has mapped it, and the host can fail to load a page. The
-//! next access then raises a `SIGBUS`, which would end the process and with it the devices of all other clients. The
+//! A client can truncate an unsealed file after this process has mapped it, or the host can fail to load a page. The
+//! next access then raises `SIGBUS`, which would kill the process and with it the devices of all other clients. The
 //! handler in this module replaces the whole mapping with anonymous zero pages, marks the mapping, and wakes its
-//! server; the access is then repeated and succeeds. A `SIGBUS` at any other address is forwarded to the previous
+//! server; the access is then retried and succeeds. A `SIGBUS` at any other address is forwarded to the previous
 //! handler.
 #![expect(unsafe_code, reason = "installs a signal handler that repairs mappings")]
-// UNSAFETY: the handler can run on any thread, at any access to a mapping. The handler only uses atomics, `mmap` and
-// `write`, which are safe in a signal handler.
+// UNSAFETY: the handler can run on any thread, at any access to a mapping. It only uses atomics, `mmap` and `write`,
+// which are async-signal-safe here.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
@@ -17,10 +17,10 @@ use parking_lot::Mutex;
 
 use crate::wake::Wake;
 
-/// Number of slots per block. A block is added when all slots are in use; blocks are never freed.
+/// Number of slots per block. A block is added when all slots are in use. Blocks are never freed.
 const SLOTS: usize = 256;
 
-/// One registered mapping. `start` and `end` are consistent if `version` is even.
+/// A registered mapping. `start` and `end` are consistent if `version` is even.
 struct Slot {
     version: AtomicUsize,
     start: AtomicUsize,
@@ -38,7 +38,7 @@ struct Block {
 /// Number of this process's mappings that have been replaced.
 static TRIPS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the number of this process's mappings that were withdrawn so far. This is a cheap check before a search.
+/// Returns the number of withdrawn mappings of this process, as a cheap check before a search.
 pub(crate) fn withdrawals() -> usize {
     TRIPS.load(Ordering::Acquire)
 }
@@ -46,14 +46,14 @@ pub(crate) fn withdrawals() -> usize {
 static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(ptr::null_mut());
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 static INSTALL: Once = Once::new();
-/// The previous handler, stored once before this module's handler is installed.
+/// Previous handler, stored once before the installation of this module's handler.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// A range of addresses that the handler can repair.
+/// An address range that the handler can repair.
 #[derive(Debug)]
 pub(super) struct Guard {
     slot: &'static Slot,
-    /// Keeps the descriptor open that is stored in the slot.
+    /// Keeps the descriptor in the slot open.
     _wake: Arc<Wake>,
     released: bool,
 }
@@ -88,7 +88,7 @@ impl Guard {
         trip(self.slot);
     }
 
-    /// Unregisters the mapping. Call this before the mapping is unmapped.
+    /// Unregisters the mapping. Must be called before the mapping is unmapped.
     pub(super) fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
             self.slot.version.fetch_add(1, Ordering::AcqRel);
@@ -130,14 +130,14 @@ fn free_slot() -> &'static Slot {
 }
 
 fn install() {
-    // SAFETY: `sigaction` is plain data for which all zeros is a valid value.
+    // SAFETY: `sigaction` is plain data, for which all zeros is a valid value.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handle as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     // SAFETY: as above.
     let previous = Box::leak(Box::new(unsafe { std::mem::zeroed::<libc::sigaction>() }));
     // SAFETY: both pointers are valid; the old action is stored before the new one is installed, so that the handler
-    // finds it; `handle` has the signature that `SA_SIGINFO` requires.
+    // finds it; `handle` has the signature required by `SA_SIGINFO`.
     let installed = unsafe {
         libc::sigemptyset(&raw mut action.sa_mask);
         let read = libc::sigaction(libc::SIGBUS, ptr::null(), previous);
@@ -151,9 +151,9 @@ fn install() {
 }
 
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid `siginfo_t` to a handler with `SA_SIGINFO`, and `SIGBUS` has an address.
+    // SAFETY: the kernel passes a valid `siginfo_t` to a handler with `SA_SIGINFO`, and `SIGBUS` provides an address.
     let address = unsafe { (*info).si_addr() }.addr();
-    // SAFETY: returns this thread's `errno`, which the interrupted code must find unchanged.
+    // SAFETY: returns this thread's `errno`, which must be preserved for the interrupted code.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
@@ -177,7 +177,7 @@ fn repair(address: usize) -> bool {
                 continue;
             }
             std::sync::atomic::fence(Ordering::Acquire);
-            // If the version is odd or has changed, the slot does not belong to the accessed mapping, because a mapping
+            // If the version is odd or has changed, the slot is not that of the accessed mapping, because a mapping
             // stays registered while it is in use.
             if version % 2 != 0 || slot.version.load(Ordering::Relaxed) != version {
                 continue;
@@ -210,13 +210,12 @@ fn replace(slot: &Slot, start: usize, len: usize) -> bool {
     true
 }
 
-/// Marks a mapping as replaced, and wakes its server. Uses only calls that are safe in a signal handler.
+/// Marks a mapping as replaced and wakes its server. Uses only async-signal-safe calls.
 fn trip(slot: &Slot) {
     slot.tripped.store(true, Ordering::Relaxed);
     TRIPS.fetch_add(1, Ordering::Release);
     let one = 1u64;
-    // SAFETY: writes 8 bytes of a local variable to the descriptor of the server's own eventfd, which the guard keeps
-    // open.
+    // SAFETY: writes 8 bytes of a local variable to the server's own eventfd, which the guard keeps open.
     let _ = unsafe { libc::write(slot.wake.load(Ordering::Relaxed), (&raw const one).cast(), 8) };
 }
 
@@ -229,18 +228,18 @@ fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
     match previous {
         Some(action) if action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN => {
             if action.sa_flags & libc::SA_SIGINFO != 0 {
-                // SAFETY: an action with `SA_SIGINFO` contains a handler of this signature.
+                // SAFETY: an action with `SA_SIGINFO` contains a handler with this signature.
                 let handler: InfoHandler = unsafe { std::mem::transmute(action.sa_sigaction) };
                 handler(signal, info, context);
             } else {
-                // SAFETY: an action without `SA_SIGINFO` that is neither default nor ignore contains a handler of this
-                // signature.
+                // SAFETY: an action without `SA_SIGINFO` that is neither default nor ignore contains a handler with
+                // this signature.
                 let handler: Handler = unsafe { std::mem::transmute(action.sa_sigaction) };
                 handler(signal);
             }
         }
         _ => {
-            // SAFETY: sets the default action, so that the access is repeated on return and then ends the process.
+            // SAFETY: restores the default action, so that the access is retried on return and then kills the process.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
     }

@@ -23,7 +23,7 @@ proptest! {
         let memory = GuestMemory::default();
         let wake = Arc::new(Wake::new().unwrap());
         let limits = MemoryLimits { regions: 12, ..Default::default() };
-        // The region that contains each page.
+        // Start of the region that contains each page.
         let mut pages: Vec<Option<u64>> = vec![None; 80];
         for step in steps {
             match step {
@@ -75,7 +75,7 @@ fn file(pages: u64) -> OwnedFd {
     fd
 }
 
-/// Creates one page of memory: page `page` of a file.
+/// Maps page `page` of a file.
 fn lent(gpa: u64, fd: &OwnedFd, page: u64) -> AddRegion {
     let (size, offset, fd) = (PAGE_SIZE, page * PAGE_SIZE, Some(fd.try_clone().unwrap()));
     AddRegion { gpa, size, offset, readable: true, writable: true, fd }
@@ -120,10 +120,10 @@ fn unmappable_memory_is_withdrawn_on_restore_and_rest_is_kept() {
     let given = crate::descriptors::Given::all(giving.over());
     let next = GuestMemory::default();
     let before = withdrawals();
-    // Lent memory stays valid when the limits are lowered.
+    // Mapped memory stays valid when the limits are lowered.
     let fewer = MemoryLimits { files: 1, ..limits };
     next.restore(saved, &given, &fewer, &wake).unwrap();
-    assert!(withdrawals() >= before + 2, "its server checks for it");
+    assert!(withdrawals() >= before + 2, "the server checks for it");
     let mut data = [0; 4];
     next.read(0, &mut data).unwrap();
     assert_eq!(data, [7; 4]);

@@ -1,11 +1,11 @@
-//! Counts the pages of a client's memory that this process is the first to touch.
+//! Counts the pages of client memory that this process is the first to touch.
 //!
-//! The kernel charges a page to the control group of the process that touches it first. If a client lends untouched
-//! memory (a sparse file), the kernel charges each page that this process touches to this process. Therefore such pages
-//! are counted, and this process touches them only up to the operator's limit. Each page of a mapping is checked once,
+//! The kernel charges a page to the control group of the process that touches it first. If a client maps untouched
+//! memory (a sparse file), pages that this process touches are charged to this process. Such pages are therefore
+//! counted, and this process touches them only up to the operator's limit. Each page of a mapping is checked once,
 //! before its first access.
 //!
-//! The check does not detect pages that the client later removes from its file by punching holes.
+//! The check does not detect pages that the client later removes by punching holes in its file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::PAGE_SIZE;
 
-/// The size of a page, as `usize`.
+/// Page size as `usize`.
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 
-/// The number of touched pages of one client's memory, with its limit.
+/// The number of touched pages of one client's memory, and its limit.
 #[derive(Debug)]
 pub struct FirstTouches {
     bytes: AtomicU64,
@@ -32,17 +32,17 @@ impl Default for FirstTouches {
 }
 
 impl FirstTouches {
-    /// Returns the bytes that this process was the first to touch since the client connected.
+    /// Returns the number of bytes that this process was the first to touch since the client connected.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of accesses that were refused because of the limit.
+    /// Returns the number of accesses rejected because of the limit.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit in bytes. The limit applies to future accesses.
+    /// Sets the limit in bytes for future accesses.
     pub fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }
@@ -60,7 +60,7 @@ impl FirstTouches {
         if !added && self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
             tracing::warn!(
                 limit,
-                "an access to RAM that its VM never touched is dropped: the limit of memory that the daemon may touch \
+                "dropping an access to RAM that its VM never touched: the limit on memory that the daemon may touch \
                  first is reached (`memory.ram.touch_mib`); `mediatorctl vm show` shows which VM"
             );
         }
@@ -74,7 +74,7 @@ impl FirstTouches {
     }
 }
 
-/// The pages of one mapping that were checked.
+/// The checked pages of one mapping.
 #[derive(Debug)]
 pub(super) struct Looked {
     /// Bitmap of the pages.
@@ -90,7 +90,7 @@ impl Looked {
     }
 
     /// Returns true if `len` bytes at `offset` may be accessed. `data` returns the first page at or after a given page
-    /// that has data, or a page beyond the last page.
+    /// that has data, or a page beyond the last one.
     pub fn may_touch(&self, offset: usize, len: usize, data: impl Fn(usize) -> usize) -> bool {
         let pages = offset / PAGE..offset.saturating_add(len).div_ceil(PAGE);
         let mut page = pages.start;
@@ -131,14 +131,14 @@ impl Looked {
         self.words.get(page / 64).is_none_or(|word| word.load(Ordering::Relaxed) & bit(page) != 0)
     }
 
-    /// Marks a page as checked. Returns true if the page was already checked.
+    /// Marks a page as checked. Returns true if it already was.
     fn set(&self, page: usize) -> bool {
         let bit = bit(page);
         self.words.get(page / 64).is_none_or(|word| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)
     }
 }
 
-/// Returns a page's bit in its word.
+/// Returns a page's bit in its bitmap word.
 fn bit(page: usize) -> u64 {
     u32::try_from(page % 64).map_or(0, |bit| 1u64.rotate_left(bit))
 }
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(touches.bytes(), 2 * PAGE_SIZE);
         assert!(looked.may_touch(0, 8 * PAGE, data));
         assert_eq!(touches.bytes(), 6 * PAGE_SIZE, "0 to 3, 5 and 7");
-        assert!(looked.may_touch(0, 8 * PAGE, |_| unreachable!("all pages are known")));
+        assert!(looked.may_touch(0, 8 * PAGE, |_| unreachable!("all pages are already checked")));
         assert!(looked.may_touch(99 * PAGE, PAGE, |_| usize::MAX), "no data up to the end");
         assert_eq!((touches.bytes(), touches.refused()), (7 * PAGE_SIZE, 0));
     }

@@ -1,11 +1,11 @@
-//! Implements the traits of rust-vmm's crates for a client's memory.
+//! Implements the traits of the rust-vmm crates for client memory.
 
 use vm_memory::guest_memory::{Error, GuestMemorySliceIterator, Result};
 use vm_memory::{GuestAddress, GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice};
 
 use super::MemoryTable;
 
-/// The pieces of a range, one for each region that the range overlaps.
+/// The pieces of a range, one for each region that it overlaps.
 struct Pieces<'a> {
     table: &'a MemoryTable,
     at: u64,

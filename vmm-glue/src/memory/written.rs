@@ -1,4 +1,4 @@
-//! Log of the client memory that this process has written, for a client that copies its memory while the device runs.
+//! Log of client memory written by this process, for a client that copies its memory while the device runs.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// Granularity of the log in bytes. The granularity is coarse to keep the log small.
+/// Granularity of the log in bytes, which is coarse to keep the log small.
 pub const LOG_BLOCK: u64 = 2 << 20;
 
-/// The log of one client's memory.
+/// The write log of one client's memory.
 #[derive(Debug, Default)]
 pub struct WriteLog {
     on: AtomicBool,
@@ -24,7 +24,7 @@ impl WriteLog {
         self.on.store(on, Ordering::SeqCst);
     }
 
-    /// Records a write of `len` bytes. Call it after the write, so that a reader of the log finds the new data.
+    /// Records a write of `len` bytes. Must be called after the write, so that a reader of the log finds the new data.
     pub(super) fn note(&self, gpa: u64, len: usize) {
         if !self.on.load(Ordering::SeqCst) {
             return;
@@ -34,7 +34,7 @@ impl WriteLog {
         blocks.extend(gpa / LOG_BLOCK..=last / LOG_BLOCK);
     }
 
-    /// Calls `each` with the written blocks that overlap `range`, and removes the blocks inside it from the log.
+    /// Calls `each` with the written blocks that overlap `range`, and removes those inside it from the log.
     pub(crate) fn take(&self, range: &Range<u64>, mut each: impl FnMut(Range<u64>)) {
         let first = range.start / LOG_BLOCK;
         let last = range.end.saturating_sub(1) / LOG_BLOCK;

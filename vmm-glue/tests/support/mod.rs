@@ -1,5 +1,5 @@
-//! A device that reports its calls, and a server that runs for the duration of one test.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+//! A device that reports its calls, and a server that runs for one test.
+#![allow(dead_code, reason = "each test file uses part of it")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use vmm_glue::{
     ServerOptions, SocketOptions, StopHandle,
 };
 
-/// Maximum wait for an expected event. Only a failing test waits this long.
+/// Timeout for an expected event. Only a failing test waits this long.
 pub const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Size of BAR0 in bytes.
 pub const BAR0_SIZE: u64 = 0x2000;
-/// Offset at which a write is refused.
+/// Offset at which writes are rejected.
 pub const DENIED: u64 = 0x1000;
-/// Offset at which a write is deferred, and reported when it is completed.
+/// Offset at which writes are deferred, and reported on completion.
 pub const DEFERRED_WRITE_AT: u64 = 0x1010;
-/// Offset at which a write requests a check of memory sharing.
+/// Offset at which writes request a memory sharing check.
 pub const CHECK_SHARED: u64 = 0x1008;
 
-/// Events that a device received.
+/// Events received by a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Connected,
@@ -46,9 +46,9 @@ pub struct TestDevice {
     pub events: Sender<Event>,
     pub bar0: Vec<u8>,
     pub bar1: RegionInfo,
-    /// Address at which maps are refused.
+    /// Address at which maps are rejected.
     pub refused_map: Option<u64>,
-    /// Channel from which every unmap waits for a message after it was reported.
+    /// Channel from which every unmap, after it was reported, waits for a message.
     pub held_unmap: Option<Receiver<()>>,
     /// A deferred write, and the channel whose messages its completion waits for.
     pub deferred: Option<Vec<u8>>,
@@ -132,7 +132,7 @@ impl Device for TestDevice {
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
         let DmaRegion { gpa, size, readable, writable, mapping, .. } = region;
         if self.refused_map == Some(*gpa) {
-            return Err(MapError("the device refuses this address".into()));
+            return Err(MapError("the device rejects this address".into()));
         }
         let mapped = mapping.is_some();
         self.tell(Event::Map { gpa: *gpa, size: *size, readable: *readable, writable: *writable, mapped });
@@ -231,10 +231,10 @@ impl Host {
         client
     }
 
-    /// Returns the next event of the device.
+    /// Returns the device's next event.
     #[track_caller]
     pub fn next(&self) -> Event {
-        self.events.recv_timeout(EVENT_TIMEOUT).expect("the device gets a call")
+        self.events.recv_timeout(EVENT_TIMEOUT).expect("the device receives a call")
     }
 
     #[track_caller]

@@ -6,12 +6,12 @@ use crate::quanta::WorkingSet;
 use crate::{ChunkTable, TenantId};
 use std::collections::BTreeMap;
 
-/// VMs that have submitted work within [`Config::idle_after_ns`](super::Config::idle_after_ns).
+/// VMs with a submission within [`Config::idle_after_ns`](super::Config::idle_after_ns).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActiveVms {
     /// Working sets of the active VMs.
     pub sets: BTreeMap<TenantId, WorkingSet>,
-    /// Time since each VM last had work, in ns. VMs that have work have no entry.
+    /// Time since each VM last had work, in ns. VMs with work have no entry.
     pub idle: BTreeMap<TenantId, u64>,
 }
 
@@ -19,9 +19,9 @@ impl Balancer {
     /// Returns the active VMs with their working sets, for the thrash detector. `weight` returns the weight of a VM's
     /// time.
     ///
-    /// A working set is the part of a VM's memory that may be on the card at the same time; the quota limits it. A VM's
-    /// guarantee stays on the card. If a VM's quota is below its use, and its fair share covers the quota, the VM
-    /// already has its maximum. Such a VM would not benefit from a quantum, so its whole working set stays.
+    /// A working set is the part of a VM's memory that can be on the card at the same time. It is limited by the quota.
+    /// A VM's guarantee stays on the card. If a VM's quota is below its use and at most its fair share, the VM already
+    /// has its maximum. A quantum would not help such a VM, so its whole working set stays on the card.
     #[must_use]
     pub fn active_vms(&self, table: &ChunkTable, now_ns: u64, weight: impl Fn(TenantId) -> u32) -> ActiveVms {
         let bytes = table.chunk_bytes();

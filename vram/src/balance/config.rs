@@ -5,28 +5,28 @@ use crate::victim::VictimPolicy;
 /// Settings for the division of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Policy that chooses which chunk of a VM is evicted first.
+    /// Policy for selecting the chunk of a VM to evict first.
     pub policy: VictimPolicy,
-    /// Seed of random choices.
+    /// Seed for random decisions.
     pub seed: u64,
-    /// Interval at which chunks are returned and shares are equalized, in ns.
+    /// Interval in ns at which chunks are returned and shares are equalized.
     pub return_interval_ns: u64,
-    /// Minimum time in ns between two moves of a chunk, unless a request or a limit requires the second move.
+    /// Minimum time between two moves of a chunk, in ns. Moves due to a request or a limit are exempt.
     pub settle_ns: u64,
-    /// Time in ns for which a returned chunk of a working VM stays on the card even if other VMs request memory, so
-    /// that the VM can make progress. A limit, a guarantee, or the mediator's own needs evict the chunk nevertheless.
+    /// Time in ns for which a returned chunk of a working VM stays on the card despite requests of other VMs. The VM
+    /// needs this time to make progress. Limits, guarantees, and the mediator's own requests are exempt.
     pub residency_ns: u64,
-    /// Time in ns without a submission after which a VM gives up memory to other VMs.
+    /// Time in ns without a submission after which a VM is idle, so that its memory can be evicted for other VMs.
     pub idle_after_ns: u64,
-    /// Number of card chunks that returns leave free, so that the next request need not wait.
+    /// Number of card chunks that stay free when chunks are returned, so that the next request does not wait.
     pub low_water: u32,
     /// Maximum number of steps in one plan.
     pub steps_max: usize,
 }
 
 impl Default for Config {
-    /// Returns the default settings: random victims as in GPUswap, returns every 50 ms, and a settling time of four
-    /// intervals. VMs are idle after 2 s.
+    /// Returns the default settings: random victims (as in GPUswap), returns every 50 ms, a settling time of four
+    /// intervals, and idle VMs after 2 s.
     fn default() -> Self {
         Self {
             policy: VictimPolicy::default(),

@@ -1,49 +1,49 @@
-//! Computes a plan, which consists of the chunks to move now.
+//! Computes plans. A plan is a list of the chunks to move now.
 
 use super::share::{Claim, Shares};
 use super::{Balancer, By, Request};
 use crate::{ChunkTable, Limits, Step, TenantId, Tier, To};
 
-/// State of a VM while a plan is computed. Moves in flight and planned steps count as done.
+/// State of a VM while a plan is computed. Moves in flight and planned steps are treated as completed.
 #[derive(Debug)]
 struct Vm {
     id: TenantId,
     limits: Limits,
     guarantee: u32,
-    /// Number of chunks with a place.
+    /// Number of placed chunks.
     all: u32,
-    /// Number of these chunks that count as on the card.
+    /// Number of these chunks that are counted on the card.
     card: u32,
-    /// Number of guaranteed card chunks that the VM does not have yet.
+    /// Number of missing guaranteed card chunks.
     owed: u32,
-    /// Number of chunks that may still be evicted to host memory.
+    /// Number of chunks that can still be evicted to host memory.
     swap_room: u32,
-    /// Number of chunks in host memory or in the reserve that are not moving.
+    /// Number of chunks in host memory or in the reserve, excluding moving chunks.
     back_room: u32,
     /// True if no further chunk of the VM can be evicted.
     exhausted: bool,
 }
 
-/// Chunks with a recent move that must stay on the card.
+/// Recently moved chunks that must stay on the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stays {
-    /// No chunks must stay.
+    /// None.
     None,
-    /// Chunks that a working VM has had on the card for less than
+    /// Chunks of a working VM that have been on the card for less than
     /// [`Config::residency_ns`](super::Config::residency_ns).
     Resident,
     /// Chunks that have not [settled](super::Config::settle_ns).
     Unsettled,
 }
 
-/// A plan that is being computed.
+/// A plan under construction.
 #[derive(Debug)]
 pub(super) struct Round<'a> {
     table: &'a ChunkTable,
     vms: Vec<Vm>,
-    /// Number of spare chunks, including chunks that moves in flight and planned evictions will free.
+    /// Number of spare chunks, including chunks that will become free by moves in flight and planned evictions.
     spare: u32,
-    /// Number of chunks of all VMs that may be evicted to host memory.
+    /// Number of chunks of all VMs that can still be evicted to host memory.
     host_room: u32,
     /// Number of these chunks that can go into the reserve.
     reserve: u32,
@@ -80,7 +80,7 @@ impl<'a> Round<'a> {
                 (None, true) => vm.back_room = vm.back_room.saturating_sub(1),
                 (None, false) => {
                     (vm.card, vm.swap_room) = (vm.card - 1, vm.swap_room.saturating_sub(1));
-                    // If a VM loses a chunk below its guarantee, the chunk stays reserved for the VM.
+                    // A chunk that a VM loses below its guarantee stays reserved for this VM.
                     spare += u32::from(vm.card >= vm.guarantee);
                 }
             }
@@ -100,24 +100,24 @@ impl<'a> Round<'a> {
         u32::try_from(self.steps_max - self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns true if the VM can give up one more chunk after `planned` chunks.
+    /// Returns true if one more chunk of the VM can be evicted in addition to `planned` chunks.
     fn can_give(&self, at: usize, planned: u32) -> bool {
         let vm = &self.vms[at];
         !vm.exhausted && vm.swap_room > planned && vm.card > planned
     }
 }
 
-/// An exchange: one VM gives up a chunk, and another VM gets one back. Each VM is identified by its index in the round.
+/// An exchange: a chunk of the first VM is evicted, and a chunk of the second VM is returned. VMs are identified by
+/// their index in the round.
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns the steps that are due now: the steps for a request that is about to be made; or, without a request, the
-    /// steps for lowered limits and, once per interval, for fairness. Returns at most
-    /// [`Config::steps_max`](super::Config::steps_max) steps, in an order in which they can be executed, because a
-    /// later step may need the chunk that an earlier step frees.
+    /// Returns the steps that are due now: the steps for the next request, or without a request, the steps for lowered
+    /// limits and (once per interval) for fairness. Returns at most [`Config::steps_max`](super::Config::steps_max)
+    /// steps, in execution order, because a step may need a chunk from an earlier step.
     ///
-    /// The caller must execute the steps before it serves the request. If the VM then still gets no card chunk, it is
-    /// not entitled to one.
+    /// The caller must execute the steps before it serves the request. A VM that still gets no card chunk is not
+    /// entitled to one.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
         let mut round = Round::new(table, self.config.steps_max);
@@ -142,7 +142,7 @@ impl Balancer {
         round.steps
     }
 
-    /// Returns each VM's share of `chunks`, assuming that `request` is made.
+    /// Returns each VM's share of `chunks`, including `request`.
     pub(super) fn shares(
         &self,
         round: &Round<'_>,
@@ -153,7 +153,7 @@ impl Balancer {
         self.shares_of(round, chunks, request, |vm| self.is_idle(vm, now_ns))
     }
 
-    /// Returns each VM's share of `chunks`, assuming that `request` is made. Idle VMs share the remainder.
+    /// Returns each VM's share of `chunks`, including `request`. Idle VMs share the remainder.
     pub(super) fn shares_of(
         &self,
         round: &Round<'_>,
@@ -173,25 +173,25 @@ impl Balancer {
     /// Frees chunks for a request.
     fn serve(&mut self, round: &mut Round<'_>, request: Request, now_ns: u64) {
         let table = round.table;
-        // Number of chunks that must become spare for the request. If a VM made the request, also the number of chunks
-        // that it gets.
+        // Number of chunks that must become spare for the request. For a VM's request, also the number of chunks that
+        // it gets.
         let (need, requester) = match request.by {
             By::Vm(vm) => {
                 let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
                 self.active.insert(vm, now_ns);
                 let vm = &round.vms[at];
-                // The VM gets no chunk beyond its quota. The chunks that are owed to the VM are already included.
+                // The VM gets no chunk beyond its quota. Guaranteed chunks that are missing are already included.
                 let gets = request.chunks.min(vm.limits.quota.saturating_sub(vm.card));
                 (gets.saturating_sub(vm.owed), Some((at, gets)))
             }
             By::Mediator => (request.chunks.saturating_sub(table.for_mediator() - table.spare()), None),
             By::Guarantee => (request.chunks, None),
         };
-        // VMs cannot get the chunks that the mediator takes.
+        // Chunks for the mediator are not available to VMs.
         let taken = if requester.is_none() { need } else { 0 };
         let wanted = requester.map(|(at, gets)| (round.vms[at].id, gets));
         let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
-        // The loop terminates, because each iteration except the last one exhausts either a VM or the steps.
+        // Each iteration except the last one exhausts a VM or the steps, so the loop terminates.
         loop {
             let missing = need.saturating_sub(round.spare);
             let mut short = false;
@@ -208,7 +208,7 @@ impl Balancer {
         }
     }
 
-    /// Plans to evict `count` chunks of a VM. Returns the number of chunks found for eviction.
+    /// Plans to evict `count` chunks of a VM. Returns the number of planned evictions.
     fn evict(&mut self, round: &mut Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> u32 {
         let count = count.min(round.vms[at].swap_room).min(round.host_room).min(round.steps_left());
         let chosen = self.victims(round, at, count, stays, now_ns);
@@ -221,7 +221,7 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Returns victims among a VM's chunks, without the chunks that `stays` selects.
+    /// Returns victims among a VM's chunks, except those in `stays`.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -244,7 +244,7 @@ impl Balancer {
         chosen
     }
 
-    /// Chooses at most `count` chunks of a VM to move back to the card: pinned chunks first, then chunks that need no
+    /// Selects at most `count` chunks of a VM to move back to the card: pinned chunks first, then chunks without a
     /// copy.
     fn returns(&mut self, round: &Round<'_>, at: usize, count: u32, now_ns: u64) -> Vec<u32> {
         if count == 0 {
@@ -267,7 +267,7 @@ impl Balancer {
         chosen
     }
 
-    /// Returns, in order, the chunks of a VM that arrived in a memory less than `time` ns ago.
+    /// Returns the chunks of a VM that arrived in a memory less than `time` ns ago, sorted by index.
     fn came(&self, vm: TenantId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
         let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;
@@ -301,17 +301,17 @@ impl Balancer {
         }
     }
 
-    /// Returns spare chunks to VMs, and exchanges chunks between VMs above and VMs below their entitlement.
+    /// Returns spare chunks to VMs, and exchanges chunks between VMs above and below their entitlement.
     fn even_out(&mut self, round: &mut Round<'_>, now_ns: u64) {
         if round.vms.iter().all(|vm| vm.back_room == 0) {
             return;
         }
-        // Chunks that moves in flight will free are not available yet.
+        // Chunks that become free by moves in flight are not available yet.
         let spare = round.table.spare().min(round.spare);
         let kept = spare.min(self.config.low_water);
         let shares = self.shares(round, round.table.for_vms() - kept, None, now_ns);
         let (free, exchanges) = settle_up(round, &shares, spare - kept);
-        // Choose the chunks on both sides first, because a VM gets only as many chunks as another VM can give up.
+        // Select the chunks of both sides first, because the numbers of returned and evicted chunks must match.
         let mut getting: Vec<u32> = free.clone();
         let mut giving: Vec<u32> = vec![0; round.vms.len()];
         for &(from, to) in &exchanges {
@@ -333,7 +333,7 @@ impl Balancer {
             both.then(|| Some(((from, out[from].next()?), (to, back[to].next()?)))).flatten()
         };
         let mut pairs: Vec<_> = exchanges.into_iter().filter_map(pair).collect();
-        // Members of a quantum wait anyway, and all moves complete earlier if all evictions come before all returns.
+        // Members of a quantum wait anyway. For them, all moves complete earlier if all evictions precede all returns.
         // Other VMs are blocked for only one chunk at a time.
         let together = if self.turn.is_some() { pairs.len() } else { 1 };
         if self.turn.is_some() {
@@ -350,9 +350,9 @@ impl Balancer {
     }
 }
 
-/// Returns the number of chunks that each VM must give up to free `need` more chunks, within the step limit of the
-/// round. Repeatedly takes a chunk from the VM that is furthest above its share, counting the chunks that `requester`
-/// requests. If that VM is the requester itself, it gets one chunk fewer.
+/// Returns the number of chunks to evict from each VM to free `need` more chunks, within the step limit of the round.
+/// Repeatedly selects the VM that exceeds its share the most; chunks requested by `requester` count as used. If this VM
+/// is the requester itself, it gets one chunk fewer.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -403,12 +403,12 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
             (free, steps) = (free - 1, steps - 1);
             continue;
         }
-        // A VM that gets chunks does not give up any, because its own chunks may not have settled.
+        // No chunks are evicted from a VM that gets chunks, because its own chunks may not have settled.
         let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
         let givers = (0..count).filter(|&at| is_giver(at));
         let Some(giver) = givers.rev().max_by_key(|&at| shares.excess(at, card(at))) else { break };
-        // Exchange only if at least one of the two VMs is off by a chunk or more, and the exchange does not make either
-        // VM off in the other direction.
+        // Exchange only if at least one of the two VMs differs from its share by a chunk or more, and neither VM
+        // crosses its share.
         let is_rich = card(giver) > shares.ceil(giver);
         let is_due = |at: usize| given[at] == 0 && if is_rich { is_below(at) } else { card(at) < shares.floor(at) };
         let Some(getter) = poorest(&is_due).filter(|_| steps > 1 && room > 0) else { break };

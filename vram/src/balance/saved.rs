@@ -1,4 +1,4 @@
-//! The saved form of the balancer: its information about VMs and chunks. Times use the caller's clock.
+//! Saved form of the balancer, with its information about VMs and chunks. Times use the caller's clock.
 
 use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
@@ -7,17 +7,17 @@ use crate::{ChunkTable, TenantId, To};
 use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 
-/// The balancer of a card.
+/// Saved balancer of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedBalancer {
     pub(crate) config: SavedConfig,
     /// State of the policy's random generator.
     pub(crate) phase: u64,
-    /// Sorted by number.
+    /// VMs, sorted by number.
     pub(crate) known: Vec<SavedKnown>,
-    /// Sorted by number.
+    /// Times of the last submissions in ns, sorted by VM number.
     pub(crate) active: Vec<(u32, u64)>,
-    /// Planned moves, by VM and chunk.
+    /// Planned moves by VM and chunk.
     pub(crate) moved: Vec<((u32, u32), (u64, SavedTo))>,
     pub(crate) due_ns: u64,
     pub(crate) turn: Option<SavedTurn>,
@@ -96,7 +96,7 @@ impl Balancer {
     /// Restores a balancer for the chunks of `table`.
     ///
     /// # Errors
-    /// Returns an error if the saved state refers to VMs or chunks that do not exist.
+    /// Returns an error if the saved state contains nonexistent VMs or chunks.
     pub fn restored(saved: SavedBalancer, table: &ChunkTable) -> Result<Self, Invalid> {
         let SavedBalancer { config, phase, known, active, moved, due_ns, turn } = saved;
         let ordered = ascend(known.iter().map(|known| known.vm))
@@ -128,7 +128,7 @@ impl Balancer {
 fn restored_known(saved: SavedKnown, table: &ChunkTable) -> Result<(TenantId, Known), Invalid> {
     let SavedKnown { vm, advertised, hints, pins } = saved;
     let vm = TenantId(vm);
-    // The balancer drops removed VMs at its next plan.
+    // Removed VMs are dropped at the next plan.
     let has = table.vm_bytes(vm).map(|bytes| bytes.div_ceil(table.chunk_bytes()));
     Invalid::unless(has.is_none_or(|has| has == u64::from(advertised)), || {
         format!("VM {vm} is recorded with {advertised} chunks, and has {has:?}")

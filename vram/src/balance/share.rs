@@ -1,19 +1,19 @@
 //! Entitlements to the card, according to weighted max-min fairness.
 
-/// Minimum, maximum and weight of one VM.
+/// Minimum, maximum, and weight of one VM.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    /// Weight of the claim in the division. The weight is at least 1.
+    /// Weight; at least 1.
     pub(super) weight: u32,
-    /// Guarantee of the claim.
+    /// Guaranteed number of chunks.
     pub(super) least: u32,
-    /// Number of chunks that the VM can use. The number is at least the guarantee.
+    /// Maximum number of chunks that the VM can use; at least the guarantee.
     pub(super) most: u32,
-    /// True if this claim is served before claims that are not `first`.
+    /// True if this claim takes priority over claims that are not `first`.
     pub(super) first: bool,
 }
 
-/// Exact shares of a card's chunks. Rounding therefore never causes a move.
+/// Exact shares of a card's chunks. No chunk moves only because of rounding.
 #[derive(Debug)]
 pub(super) struct Shares {
     /// Denominator of the shares. `parts` contains the numerators.
@@ -22,10 +22,10 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`. Within these bounds, a level
-    /// rises for all claims in proportion to their weights until all chunks are assigned (water filling). Claims that
-    /// are not `first` share the remainder. The shares add up to `chunks`, or to the sum of the claims if that is less.
-    /// If `chunks` is below the sum of all `least`, which the chunk table prevents, each claim gets its `least`.
+    /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`. Within these bounds, all claims
+    /// grow in proportion to their weights until all chunks are assigned (water filling). Claims that are not `first`
+    /// share the remainder. The sum of the shares is `chunks`, or the sum of the claims if this is less. If `chunks` is
+    /// less than the sum of all `least`, each claim gets its `least`. The chunk table prevents this case.
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
         let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();
         let (chunks, urgent) = (i128::from(chunks), sum(|claim| if claim.first { claim.most } else { claim.least }));
@@ -51,7 +51,7 @@ impl Shares {
         Self { whole, parts: parts.collect() }
     }
 
-    /// Returns the excess of `used` over the share of claim `at`. Excesses of different claims are comparable.
+    /// Returns the number by which `used` exceeds the share of claim `at`. Results for different claims are comparable.
     pub(super) fn excess(&self, at: usize, used: u32) -> i128 {
         i128::from(used) * self.whole - self.parts[at]
     }
@@ -61,7 +61,7 @@ impl Shares {
         u32::try_from(excess / self.whole).unwrap_or(u32::MAX)
     }
 
-    /// Returns the part of the share of claim `at` that `used` lacks, from 0 to 1.
+    /// Returns the missing part of the share of claim `at`, from 0 to 1.
     pub(super) fn lack(&self, at: usize, used: u32) -> f64 {
         let (part, lack) = (self.parts[at], -self.excess(at, used));
         if part > 0 { lack.max(0) as f64 / part as f64 } else { 0.0 }
@@ -78,10 +78,10 @@ impl Shares {
     }
 }
 
-/// Returns the level per weight at which the shares, each within its bounds, add up to `chunks`, as a fraction.
+/// Returns the level per weight for which the sum of the shares within their bounds is `chunks`, as a fraction.
 fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128) {
-    /// At `at.0 / at.1`, the sum of the shares that do not depend on the level changes by `fixed`, and the growth of
-    /// the other shares by `slope`.
+    /// At `at.0 / at.1`, the sum of the constant shares changes by `fixed`, and the growth of the other shares changes
+    /// by `slope`.
     struct Bend {
         at: (i128, i128),
         fixed: i128,
@@ -93,13 +93,13 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
         bends.push(Bend { at: (least, weight), fixed: -least, slope: weight });
         bends.push(Bend { at: (most, weight), fixed: most, slope: -weight });
     }
-    // The sort is stable, so a claim whose bounds are equal begins to grow before it stops growing.
+    // The sort is stable, so a claim whose bounds are equal starts to grow before it stops.
     bends.sort_by(|a, b| (a.at.0 * b.at.1).cmp(&(b.at.0 * a.at.1)));
     let (mut fixed, mut slope) = (bounds.iter().map(|&(least, _)| least).sum::<i128>(), 0);
     let highest = bends.last().map_or((0, 1), |bend| bend.at);
     for bend in &bends {
         if fixed * bend.at.1 + slope * bend.at.0 >= chunks * bend.at.1 {
-            // If no share grows here, the sum of the minimums already exceeds the total.
+            // If no share grows here, the sum of the minimums is already too large.
             return if slope > 0 { (chunks - fixed, slope) } else { (0, 1) };
         }
         fixed += bend.fixed;

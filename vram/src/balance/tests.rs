@@ -1,4 +1,4 @@
-//! Tests evictions and returns, one behaviour per test. Random sequences are in `random`.
+//! Tests evictions and returns. Random sequences are in `random`.
 
 mod random;
 mod world;
@@ -9,7 +9,7 @@ use world::{MS, World};
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 
-/// Creates a card of `chunks` chunks, and VMs numbered from 1 with 64 chunks each and these limits.
+/// Creates a card of `chunks` chunks, and VMs with 64 chunks each and these limits, numbered from 1.
 fn world(chunks: u32, vms: &[Limits]) -> World {
     let mut world = World::new(chunks, 1000, Config::default());
     for (vm, &limits) in (1..).zip(vms) {
@@ -27,14 +27,14 @@ fn pin(world: &mut World, vm: u32, first: u64, chunks: u64) -> Result<(), PinErr
 #[test]
 fn the_second_allocator_gets_half_as_in_gpuswaps_figure_4() {
     let mut world = world(43, &[ANY, ANY]);
-    assert_eq!(world.use_chunks(1, 0..64), 21, "43 on the card, and the rest is placed in host memory");
+    assert_eq!(world.use_chunks(1, 0..64), 21, "43 chunks are on the card, the others in host memory");
     for (index, (first, second)) in
         (0..64u64).map(|index| (index, (43u32.saturating_sub(index as u32 + 1).max(22), (index as u32 + 1).min(21))))
     {
         world.ask(2, index).unwrap();
         assert_eq!((world.card(1), world.card(2)), (first, second), "after {} chunks", index + 1);
     }
-    assert_eq!(world.rest(&[1, 2]), 0, "21 and 22 of 21.5 each: no one is off by a chunk");
+    assert_eq!(world.rest(&[1, 2]), 0, "21 and 22 of 21.5 chunks each: no VM differs by a whole chunk");
     world.destroy(2).unwrap();
     assert_eq!(world.rest(&[1]), 21, "the other VM's chunks are returned");
     assert_eq!(world.card(1), 43);
@@ -46,15 +46,15 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(1, 0..60);
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
-    // The VM is entitled to 10 of the 24 additional chunks. The other 14 are placed in host memory, and one plan cannot
-    // contain all steps.
+    // The VM is entitled to 10 of the 24 additional chunks. The other 14 are placed in host memory. All steps exceed
+    // one plan.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);
     assert_eq!((world.card(1), world.table.spare()), (50, 10));
     assert_eq!(world.plan(request), []);
     let everything = Some(Request { by: By::Vm(TenantId(2)), chunks: u32::MAX });
-    assert_eq!(world.plan(everything), [], "its share is a half, however much it requests");
+    assert_eq!(world.plan(everything), [], "its share is half of the card for any number of requested chunks");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_lowered_quota_is_met_at_once_and_kills_nothing() {
     assert_eq!(world.plan(None).len(), 30);
     let account = world.table.summary().vms[&TenantId(1)];
     assert_eq!((account.placed, account.host), (10, 30));
-    assert_eq!(world.rest(&[1]), 0, "no chunk is returned, although some are spare");
+    assert_eq!(world.rest(&[1]), 0, "no chunk is returned despite spare chunks");
     assert!(matches!(world.ask(1, 50).unwrap().place, Place::Host(_)), "new chunks are placed in host memory");
     world.table.set_limits(TenantId(1), ANY).unwrap();
     world.unsettle();
@@ -89,7 +89,7 @@ fn a_vm_that_may_not_swap_gives_nothing_and_is_refused() {
     let mut world = world(10, &[Limits::UNRESERVED, Limits { on_full: OnFull::Queue, ..ANY }]);
     world.use_chunks(1, 0..10);
     assert!(matches!(world.ask(1, 10), Err(Error::Full { .. })));
-    assert!(matches!(world.ask(2, 0), Err(Error::Full { .. })), "the first VM cannot give up chunks");
+    assert!(matches!(world.ask(2, 0), Err(Error::Full { .. })), "no chunk of the first VM can be evicted");
     world.table.set_limits(TenantId(1), Limits { swap_cap: 3, ..Limits::UNRESERVED }).unwrap();
     for index in 0..3 {
         assert!(matches!(world.ask(2, index).unwrap().place, Place::Card(_)));
@@ -106,10 +106,10 @@ fn an_idle_vm_gives_way_to_an_active_one_down_to_its_guarantee() {
     world.rest(&[2]);
     assert_eq!((world.card(1), world.card(2)), (4, 16));
     world.rest(&[1, 2]);
-    assert_eq!((world.card(1), world.card(2)), (10, 10), "it has its share again when it works again");
+    assert_eq!((world.card(1), world.card(2)), (10, 10), "it gets its share when it works again");
     world.destroy(2).unwrap();
     world.rest(&[]);
-    assert_eq!(world.card(1), 20, "no other VM requests it");
+    assert_eq!(world.card(1), 20, "no other VM requests the chunks");
 }
 
 #[test]
@@ -128,8 +128,8 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     assert_eq!(world.card(1), 20);
     let came = world.table.summary().vms[&TenantId(1)].moved_in;
     assert!(came > 0);
-    // The second VM requests its whole share at once. The second VM gets the chunks that the first VM has had for a
-    // long time immediately, and the rest later.
+    // The second VM requests its whole share at once. It gets the chunks that the first VM has had for a long time
+    // immediately, and the other chunks later.
     world.now += 5 * MS;
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
@@ -143,8 +143,8 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One VM frees memory and allocates it again immediately. All chunks that the other VM gained return to the first
-    // VM, but only after they have settled.
+    // One VM frees memory and allocates it again immediately. All chunks that the other VM gained are returned to the
+    // first VM, but only after they have settled.
     for index in 0..15 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
@@ -152,7 +152,7 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.now += 50 * MS;
     world.plan(None);
     let came = world.table.summary().vms[&TenantId(1)].moved_in - before;
-    assert!(came > 0, "it has the chunks that the other VM gave up");
+    assert!(came > 0, "it has the chunks evicted from the other VM");
     world.table.set_limits(TenantId(2), Limits { weight: 10_000, ..ANY }).unwrap();
     world.table.set_limits(TenantId(1), Limits { quota: 20, ..ANY }).unwrap();
     world.now += 50 * MS;
@@ -175,7 +175,7 @@ fn pinned_chunks_stay_and_are_part_of_the_guarantee() {
     world.rest(&[1, 2]);
     let left: Vec<u32> = world.table.resting(TenantId(1), Tier::Card).collect();
     assert_eq!(left, [0, 1, 2, 3, 4]);
-    // A lowered guarantee drops pins.
+    // Lowering a guarantee unpins chunks.
     world.table.set_limits(TenantId(1), Limits { guarantee: 2, ..ANY }).unwrap();
     world.unsettle();
     world.rest(&[1, 2]);
@@ -227,12 +227,12 @@ fn reserve_is_used_first_and_drains_when_idle() {
     world.use_chunks(1, 0..8);
     let step = |world: &mut World| world.plan(Some(Request { by: By::Vm(TenantId(2)), chunks: 3 }));
     let to: Vec<To> = step(&mut world).into_iter().map(|step| step.to).collect();
-    assert_eq!(to, [To::Reserve, To::Reserve, To::Host], "two without a copy");
+    assert_eq!(to, [To::Reserve, To::Reserve, To::Host], "two chunks without a copy");
     world.use_chunks(2, 0..3);
     world.now += 50 * MS;
     assert!(world.plan(None).iter().all(|step| step.to == To::Host), "it drains");
     assert_eq!((world.table.summary().parked, world.table.summary().reserve), (0, 2));
-    // Chunks freed earlier are returned from the reserve, without a copy.
+    // Chunks that became free earlier are returned from the reserve without a copy.
     world.use_chunks(2, 3..4);
     assert_eq!(world.table.summary().parked, 1);
     world.destroy(2).unwrap();
@@ -249,7 +249,8 @@ fn mediator_claim_on_free_chunks_counts_in_no_share() {
     world.table.claim(2);
     world.use_chunks(1, 0..20);
     assert_eq!((world.card(1), world.table.spare()), (8, 0));
-    // If VMs could use both chunks, the first VM would have less than its share, and the second VM would wait forever.
+    // If both chunks were available to VMs, the first VM would have less than its share, and the second VM would wait
+    // forever.
     for index in 0..4 {
         assert!(world.ask(2, index).is_ok(), "chunk {index}");
     }
@@ -261,7 +262,7 @@ fn the_mediator_and_a_guarantee_get_room() {
     let mut world = world(20, &[ANY, ANY]);
     world.table.set_aside(2).unwrap();
     world.use_chunks(1, 0..18);
-    assert_eq!(world.plan(Some(Request { by: By::Mediator, chunks: 2 })), [], "these chunks are set aside");
+    assert_eq!(world.plan(Some(Request { by: By::Mediator, chunks: 2 })), [], "these chunks are already set aside");
     assert_eq!(world.plan(Some(Request { by: By::Mediator, chunks: 5 })).len(), 3);
     assert_eq!(world.table.for_mediator(), 5);
     let limits = Limits { guarantee: 10, ..ANY };
@@ -271,7 +272,7 @@ fn the_mediator_and_a_guarantee_get_room() {
     let more = wanted - now + world.table.spare();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: more })).len(), 7);
     world.table.set_limits(TenantId(2), limits).unwrap();
-    // Chunks that are guaranteed to other VMs are not evicted for a guarantee.
+    // Guaranteed chunks of other VMs are not evicted for a guarantee.
     world.table.set_limits(TenantId(1), Limits { guarantee: 8, ..ANY }).unwrap();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: 1 })), []);
 }
@@ -317,7 +318,7 @@ fn moves_under_way_are_not_planned_again() {
     assert_eq!(balancer.plan(&table, 0, request), [], "three chunks will be spare");
     table.commit_move(moves[0].id);
     table.abort_move(moves[1].id);
-    assert_eq!(balancer.plan(&table, 0, request).len(), 1, "one has stayed");
+    assert_eq!(balancer.plan(&table, 0, request).len(), 1, "one chunk has stayed");
     assert!(!table.is_gone(moves[2].id));
     table.unplace(TenantId(1), table.guest_address(moves[2].index)).unwrap();
     assert!(table.is_gone(moves[2].id) && table.is_gone(moves[0].id));
@@ -344,7 +345,7 @@ fn pending_eviction_for_request_is_not_repeated() {
 fn chunks_owed_to_raised_guarantee_return() {
     let mut world = world(10, &[ANY, Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..10);
-    assert_eq!(world.card(1), 6, "four are reserved for the other VM");
+    assert_eq!(world.card(1), 6, "four chunks are reserved for the other VM");
     // The first VM gets the other VM's guarantee while its own chunks are in host memory. No chunk is spare.
     world.table.set_limits(TenantId(2), ANY).unwrap();
     world.table.set_limits(TenantId(1), Limits { guarantee: 10, ..ANY }).unwrap();
@@ -362,10 +363,14 @@ fn vm_that_gains_chunks_in_a_round_gives_none() {
     world.now += 50 * MS;
     world.use_chunks(1, 0..13);
     world.use_chunks(3, 0..8);
-    // The second VM becomes idle first and gives up three chunks. The second VM is entitled to three chunks again when
-    // the third VM is also idle, but the chunks must settle first.
+    // The second VM becomes idle first and loses three chunks. It is entitled to them again when the third VM is also
+    // idle, but the chunks must settle first.
     world.rest(&[1]);
-    assert_eq!([1, 2, 3, 4].map(|vm| world.card(vm)), [13, 3, 5, 0], "of 13, 3.4, 4.6 and what is kept");
+    assert_eq!(
+        [1, 2, 3, 4].map(|vm| world.card(vm)),
+        [13, 3, 5, 0],
+        "13 chunks are divided into 3.4, 4.6, and pinned chunks"
+    );
 }
 
 #[test]
@@ -374,7 +379,7 @@ fn a_vm_that_is_gone_is_forgotten() {
     world.use_chunks(1, 0..8);
     pin(&mut world, 1, 0, 2).unwrap();
     world.destroy(1).unwrap();
-    // Before the next plan, another VM of the same size is created with the same number.
+    // Before the next plan, another VM with the same number and size is created.
     world.table.create_vm(TenantId(1), 64 * CHUNK, ANY).unwrap();
     assert_eq!(
         (world.balancer.pinned(TenantId(1)), world.balancer.known.len(), world.balancer.active.len()),

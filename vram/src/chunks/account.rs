@@ -1,39 +1,39 @@
-//! Accounts of the card, of host memory and of each VM, in chunks.
+//! Accounts of the card, of host memory, and of each VM, in chunks.
 
 use super::limits::Limits;
 use crate::TenantId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Accounts of the whole card, in chunks. `free + to_scrub + quarantined + mediator + arriving + parked` and the
-/// `placed` of all VMs add up to `total`.
+/// Accounts of the whole card, in chunks. `free + to_scrub + quarantined + mediator + arriving + parked` plus `placed`
+/// of all VMs is `total`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
     /// Number of chunks of the card.
     pub total: u32,
-    /// Zeroed chunks without an owner.
+    /// Number of zeroed chunks without an owner.
     pub free: u32,
-    /// Free chunks that are not zeroed yet, including chunks that are being scrubbed.
+    /// Number of free chunks that are not zeroed yet, including chunks that are being scrubbed.
     pub to_scrub: u32,
-    /// Chunks out of use, because the card may still access them for their last owner.
+    /// Number of unusable chunks that the card may still access for their last owner.
     pub quarantined: u32,
-    /// Chunks among `free` and `to_scrub` that back the unused part of VMs' guarantees.
+    /// Number of chunks among `free` and `to_scrub` for the unused part of VMs' guarantees.
     pub promised: u32,
-    /// Chunks among `free` and `to_scrub` that remain for the mediator within its share.
+    /// Number of chunks among `free` and `to_scrub` for the rest of the mediator's share.
     pub set_aside: u32,
-    /// Chunks among `free` and `to_scrub` that remain for the reserve.
+    /// Number of chunks among `free` and `to_scrub` for the rest of the reserve.
     pub reserve: u32,
-    /// VMs' chunks in the reserve, which count as in host memory.
+    /// Number of VMs' chunks in the reserve, which are counted in host memory.
     pub parked: u32,
-    /// Chunks owned by the mediator.
+    /// Number of chunks owned by the mediator.
     pub mediator: u32,
-    /// Destinations of moves in flight, including moves of chunks that no longer have an owner.
+    /// Number of destinations of moves in flight, including moves of chunks that no longer have an owner.
     pub arriving: u32,
     /// Accounts of host memory.
     pub host: HostSummary,
-    /// Accounts of each VM.
+    /// Accounts of the VMs.
     pub vms: BTreeMap<TenantId, VmSummary>,
     /// Number of chunks scrubbed since the table was created.
     pub scrubbed: u64,
@@ -44,7 +44,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns the number of chunks without an owner that are not promised. A new guarantee can use them.
+    /// Returns the number of chunks without an owner that are not promised. They are available for new guarantees.
     #[must_use]
     pub fn spare(&self) -> u32 {
         (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside + self.reserve)
@@ -56,40 +56,39 @@ impl Summary {
 pub struct HostSummary {
     /// Maximum number of used slots.
     pub budget: u32,
-    /// Used slots, including the destinations of moves in flight. The number may exceed a budget that was lowered.
+    /// Number of used slots, including the destinations of moves in flight. Can exceed a lowered budget.
     pub used: u32,
-    /// Slots within the budget that are zeroed or were never used.
+    /// Number of slots within the budget that are zeroed or were never used.
     pub free: u32,
-    /// Free slots that are not zeroed yet.
+    /// Number of free slots that are not zeroed yet.
     pub to_scrub: u32,
-    /// Slots out of use, because the card may still access them for their last owner. These slots count as used.
+    /// Number of unusable slots that the card may still access for their last owner. They are counted as used.
     pub quarantined: u32,
-    /// Number of the first slot after all slots that contain data. The memory of that slot and all later ones can be
-    /// freed.
+    /// Number of the first slot after all slots with data. The memory from this slot on can be freed.
     pub end: u32,
     /// Number of slots scrubbed since the table was created.
     pub scrubbed: u64,
 }
 
-/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` add up to `advertised`, unless the VM has shrunk
-/// and has more chunks.
+/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` is `advertised`, unless the VM has shrunk and has
+/// more chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSummary {
     /// Number of chunks that the guest sees.
     pub advertised: u32,
-    /// Chunks that are on the card and not in the reserve.
+    /// Number of chunks on the card, except those in the reserve.
     pub placed: u32,
-    /// Chunks in the reserve. These chunks are on the card, but count as in host memory.
+    /// Number of chunks in the reserve. They are on the card but are counted in host memory.
     pub parked: u32,
-    /// Chunks that are in host memory.
+    /// Number of chunks in host memory.
     pub host: u32,
-    /// Unplaced chunks.
+    /// Number of unplaced chunks.
     pub unbacked: u32,
-    /// Chunks that are moving. Each of them also counts at its source, above.
+    /// Number of moving chunks. Each is also counted at its source.
     pub moving: u32,
     /// Limits of the VM.
     pub limits: Limits,
-    /// Number of chunks guaranteed to the VM on the card: its guarantee, or its guest's whole VRAM if that is less.
+    /// Number of chunks guaranteed to the VM on the card: the minimum of its guarantee and its guest's whole VRAM.
     pub guarantee: u32,
     /// Peak number of chunks on the card, including chunks that are moving to it.
     pub peak: u32,

@@ -7,7 +7,7 @@ use crate::{GuestVramAddr, TenantId};
 /// Limit that prevents a VM from getting a chunk of the card or a host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// The card has no chunk that is not promised.
+    /// No chunk of the card is available without breaking promises.
     Card {
         /// Number of free chunks.
         free: u32,
@@ -16,18 +16,18 @@ pub enum Limit {
         /// Number of these chunks that are promised.
         promised: u32,
     },
-    /// The VM's quota of this many chunks is used up.
+    /// The VM's quota of this number of chunks is used up.
     Quota(u32),
-    /// The host's budget of this many chunks is used up.
+    /// The host's budget of this number of chunks is used up.
     HostBudget(u32),
-    /// The VM's swap cap of this many chunks is used up.
+    /// The VM's swap cap of this number of chunks is used up.
     SwapCap(u32),
     /// The VM's policy for a full card does not allow swapping.
     Policy(OnFull),
 }
 
 impl Limit {
-    /// Returns the name of the limit as one word.
+    /// Returns the one-word name of the limit.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Returns the one of two limits that an operator must change: the limit that excludes a VM from host memory, or
-    /// the card's limit if the VM's policy forbids host memory.
+    /// Returns the limit that an operator must change: `host`, which excludes a VM from host memory, or `self` if the
+    /// VM's policy forbids host memory.
     #[must_use]
     pub const fn decisive(self, host: Option<Self>) -> Self {
         match host {
@@ -66,51 +66,51 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// Reasons why the table refuses a request.
+/// Reasons for rejecting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The chunk size is not a power of two from 128 KiB to 64 MiB.
     #[error("chunk size {0:#x} is not a power of two from 0x20000 to 0x4000000 bytes")]
     ChunkSize(u64),
-    /// The card does not have a whole chunk, or has more chunks than can be counted.
+    /// The card has less than one chunk, or too many chunks.
     #[error("{0:#x} bytes of VRAM are not a valid number of chunks")]
     CardSize(u64),
-    /// No chunk is available for a VM.
+    /// No chunk is available for the VM.
     #[error("VM {vm} gets no chunk: {limit}{}", and(.host))]
     Full {
-        /// The VM.
+        /// VM.
         vm: TenantId,
-        /// Limit of the preferred memory. At the first use of a chunk, this is the card.
+        /// Limit of the preferred memory, which is the card at the first use of a chunk.
         limit: Limit,
-        /// Limit of host memory, if host memory would have been enough.
+        /// Limit of host memory, if host memory was an alternative.
         host: Option<Limit>,
     },
-    /// The card has too little VRAM for the mediator in addition to the VRAM that is promised to VMs.
+    /// The card's VRAM is too small for the mediator in addition to the promises to VMs.
     #[error(
         "the request needs {wanted} chunks of VRAM, {free} are free and {to_scrub} more will be free after scrubbing, \
          of which {promised} are promised to others"
     )]
     CardFull {
-        /// Number of requested chunks.
+        /// Requested number of chunks.
         wanted: u64,
         /// Number of free chunks.
         free: u32,
         /// Number of chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Number of chunks without an owner that back the guarantees of VMs.
+        /// Number of chunks without an owner for the guarantees of VMs.
         promised: u32,
     },
-    /// A guarantee exceeds the chunks that the card can promise.
+    /// The guarantee exceeds the number of chunks that the card can promise.
     #[error(
-        "VM {vm} cannot be guaranteed {wanted} chunks of the card: {now} can be promised at once, {left} when what others \
-         have beyond their guarantees is moved; lower another VM's guarantee"
+        "VM {vm} cannot be guaranteed {wanted} chunks of the card: {now} can be promised at once, {left} when \
+         chunks of other VMs beyond their guarantees are moved; lower another VM's guarantee"
     )]
     Promise {
-        /// The VM.
+        /// VM.
         vm: TenantId,
-        /// The requested guarantee.
+        /// Requested guarantee.
         wanted: u32,
-        /// Number of chunks that can be promised now, including those already promised to the VM.
+        /// Number of chunks that can be promised now, including existing promises to the VM.
         now: u32,
         /// Number of card chunks that remain after the guarantees of the other VMs and the mediator's share.
         left: u32,
@@ -118,21 +118,21 @@ pub enum Error {
     /// The guarantee exceeds the quota.
     #[error("VM {vm}: a guarantee of {guarantee} chunks is more than the quota of {quota}")]
     Guarantee {
-        /// The VM.
+        /// VM.
         vm: TenantId,
-        /// The guarantee.
+        /// Guarantee.
         guarantee: u32,
-        /// The quota.
+        /// Quota.
         quota: u32,
     },
     /// The weight is below 1.
     #[error("VM {0}: weight must be at least 1")]
     Weight(TenantId),
-    /// Enough chunks will be free after zeroing. Take scrub work and retry. If no scrub work can be taken, another
-    /// thread is doing it.
+    /// Enough chunks will be free after zeroing. Do scrub work and retry. If there is no scrub work, another thread is
+    /// doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
-        /// The memory.
+        /// Memory.
         tier: Tier,
         /// Number of missing chunks.
         short: u32,
@@ -140,7 +140,7 @@ pub enum Error {
     /// A VM was created without VRAM.
     #[error("a VM needs at least one byte of VRAM")]
     Empty,
-    /// The VM's VRAM exceeds the largest map.
+    /// The VM's VRAM is too large.
     #[error("{0:#x} bytes of VRAM for a VM are more than 0x10000000000")]
     Advertised(u64),
     /// The VM already has VRAM.
@@ -152,36 +152,36 @@ pub enum Error {
     /// The address is outside the guest's VRAM.
     #[error("{address} is outside the VRAM of VM {vm}")]
     OutOfRange {
-        /// The VM.
+        /// VM.
         vm: TenantId,
-        /// The requested address.
+        /// Requested address.
         address: GuestVramAddr,
     },
-    /// The guest chunk is unplaced, so it cannot move, or the VM's guest has no such chunk.
+    /// The guest chunk is unplaced, so it cannot move, or it does not exist.
     #[error("guest chunk {index} of VM {vm} has no place")]
     NotPlaced {
-        /// The VM.
+        /// VM.
         vm: TenantId,
-        /// The guest chunk.
+        /// Index of the guest chunk.
         index: u32,
     },
     /// The guest chunk is already in that memory, or needs no copy.
     #[error("guest chunk {index} of VM {vm} is already there")]
     Settled {
-        /// The VM.
+        /// VM.
         vm: TenantId,
-        /// The guest chunk.
+        /// Index of the guest chunk.
         index: u32,
     },
-    /// The reserve of this many chunks is used up.
+    /// The reserve of this number of chunks is used up.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving. The chunk can move again afterwards.
+    /// The guest chunk is moving, and can be moved again afterwards.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
-        /// The VM.
+        /// VM.
         vm: TenantId,
-        /// The guest chunk.
+        /// Index of the guest chunk.
         index: u32,
     },
 }

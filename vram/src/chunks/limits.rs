@@ -2,20 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Behaviour when a VM needs a chunk and the card has none for the VM.
+/// Behaviour when no card chunk is available for a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OnFull {
     /// Places the chunk in host memory.
     #[default]
     Swap,
-    /// Makes the request wait for as long as the caller permits.
+    /// Makes the request wait as long as the caller permits.
     Queue,
-    /// Refuses the request.
+    /// Rejects the request.
     Refuse,
 }
 
 impl OnFull {
-    /// Returns the name used in configuration files.
+    /// Returns the name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -43,26 +43,26 @@ impl std::str::FromStr for OnFull {
     }
 }
 
-/// Limits of a VM, in chunks. A moving chunk counts for both memories until it has arrived.
+/// Limits of a VM, in chunks. A moving chunk counts towards the limits of both memories until it has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Maximum number of chunks on the card.
     pub quota: u32,
-    /// Number of chunks guaranteed on the card, at most the quota. At most as many chunks are reserved as the guest
-    /// has.
+    /// Number of chunks guaranteed on the card, at most the quota. The number of reserved chunks never exceeds the
+    /// number of guest chunks.
     pub guarantee: u32,
-    /// Maximum number of chunks in host memory, whatever the reason for their eviction.
+    /// Maximum number of chunks in host memory, regardless of the reason for their eviction.
     pub swap_cap: u32,
-    /// The VM's weight in divisions, relative to the weights of other VMs. The weight is at least 1.
+    /// Weight of the VM in divisions, relative to the weights of other VMs; at least 1.
     pub weight: u32,
-    /// Behaviour if the card has no chunk for the VM.
+    /// Behaviour when no card chunk is available for the VM.
     pub on_full: OnFull,
 }
 
 impl Limits {
     /// Keeps all of the guest's VRAM on the card.
     pub const RESERVED: Self = Self { guarantee: u32::MAX, swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
-    /// Permits chunks of the card on a first-come, first-served basis, and no host memory.
+    /// Permits card chunks on a first-come, first-served basis, but no host memory.
     pub const UNRESERVED: Self = Self { swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
 
     const DEFAULT: Self =
@@ -70,7 +70,7 @@ impl Limits {
 }
 
 impl Default for Limits {
-    /// Sets no limits, no guarantee, and weight 100.
+    /// Returns no limits, no guarantee, and a weight of 100.
     fn default() -> Self {
         Self::DEFAULT
     }

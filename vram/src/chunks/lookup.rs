@@ -3,59 +3,59 @@
 use super::{ChunkState, ChunkTable, Place, Spot, Tier, VmMap};
 use crate::{GuestVramAddr, TenantId, VramAddr};
 
-/// A range of memory that backs guest VRAM from an address on.
+/// A contiguous memory range for guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Start of the range.
     pub place: Place,
-    /// Number of bytes from `place` on that belong to the VM and are contiguous both in that memory and for the guest.
+    /// Number of bytes from `place` on that belong to the VM and are contiguous in both that memory and the guest's
+    /// VRAM.
     pub bytes: u64,
 }
 
-/// The memory that backs a range of guest VRAM.
+/// Memory of a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// The whole range is placed, contiguous from this place.
+    /// The whole range is placed and contiguous, starting at this place.
     Placed(Place),
-    /// The range is unplaced and reads as zeros.
+    /// The range is unplaced, and reads return zeros.
     Unplaced,
-    /// The range spans chunks that are not adjacent, are in different memories, or are only partly placed. Each part
-    /// from [`ChunkTable::pieces`] has one of the other results.
+    /// The range spans chunks that are not adjacent, are in different memories, or are partly unplaced. Each part from
+    /// [`ChunkTable::pieces`] has one of the other results.
     Split,
     /// A part of the range does not belong to the guest, or the VM does not exist.
     Outside,
 }
 
 impl ChunkTable {
-    /// Returns the size of the VRAM that the VM's guest sees in bytes, or the largest size if the VM has shrunk.
+    /// Returns the size in bytes of the VRAM that the VM's guest sees, or the largest past size if the VM has shrunk.
     /// Returns `None` if the VM does not exist.
     #[must_use]
     pub fn vm_bytes(&self, vm: TenantId) -> Option<u64> {
         self.vms.get(&vm).map(VmMap::bytes)
     }
 
-    /// Returns the guest chunk that contains `address`, or `None` if the VM's guest has no such address.
+    /// Returns the guest chunk at `address`, or `None` if the VM's guest has no such address.
     #[must_use]
     pub fn index(&self, vm: TenantId, address: GuestVramAddr) -> Option<u32> {
         self.vms.get(&vm)?.index(address)
     }
 
-    /// Returns the guest address at which guest chunk `index` begins.
+    /// Returns the start address of guest chunk `index`.
     #[must_use]
     pub fn guest_address(&self, index: u32) -> GuestVramAddr {
         GuestVramAddr(u64::from(index) << self.shift)
     }
 
-    /// Returns true if the guest chunk that contains `address` is placed, or `None` if the VM's guest has no such
-    /// address.
+    /// Returns true if the guest chunk at `address` is placed, or `None` if the VM's guest has no such address.
     #[must_use]
     pub fn is_placed(&self, vm: TenantId, address: GuestVramAddr) -> Option<bool> {
         let map = self.vms.get(&vm)?;
         Some(map.get(map.index(address)?).is_some())
     }
 
-    /// Returns the place of guest VRAM `address` of `vm`, and the number of contiguous bytes from there on. Returns
-    /// `None` if the guest has no such address or the address is unplaced.
+    /// Returns the place of guest VRAM `address` of `vm`, and the number of contiguous bytes from this place on.
+    /// Returns `None` if the guest has no such address or the address is unplaced.
     #[must_use]
     pub fn translate(&self, vm: TenantId, address: GuestVramAddr) -> Option<Run> {
         let map = self.vms.get(&vm)?;
@@ -66,7 +66,7 @@ impl ChunkTable {
         Some(Run { place: self.within(spot, address), bytes: bytes.min(map.bytes() - address.0) })
     }
 
-    /// Returns the place of the `len` bytes of guest VRAM at `address` of `vm`, if all are placed and contiguous.
+    /// Returns the place of the `len` bytes of guest VRAM at `address` of `vm`, if they are all placed and contiguous.
     #[must_use]
     pub fn translate_range(&self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         match self.lookup(vm, address, len) {
@@ -94,7 +94,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns, in order, the guest chunks of a VM that count in a memory and are not moving.
+    /// Returns the guest chunks of a VM that are counted in a memory and are not moving, in order.
     pub fn resting(&self, vm: TenantId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
         let chunks = self.vms.get(&vm).into_iter().flat_map(move |map| {
             let counts = move |index, spot: Spot| match tier {
@@ -119,7 +119,7 @@ impl ChunkTable {
         })
     }
 
-    /// Returns the owner of a card address and the owner's guest address, for reports about faults.
+    /// Returns the owner of a card address and the owner's guest address, for fault reports.
     #[must_use]
     pub fn owner(&self, address: VramAddr) -> Option<(TenantId, GuestVramAddr)> {
         match self.state(self.chunk_at(address)?) {

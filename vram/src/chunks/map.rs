@@ -1,4 +1,4 @@
-//! One VM's map from guest chunks to their places, and its accounts.
+//! Map of one VM from guest chunks to their places, and its accounts.
 
 mod saved;
 
@@ -10,23 +10,23 @@ use super::state::{Spot, Tier};
 use crate::GuestVramAddr;
 use std::collections::BTreeSet;
 
-/// Location of each chunk of a guest's VRAM, and the totals for each memory.
+/// Location of each chunk of guest VRAM, and the total for each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
-    /// End of the guest's addresses in bytes. The last chunk may extend beyond it. If the VRAM shrinks, the addresses
-    /// stay valid.
+    /// End of the guest's addresses in bytes. The last chunk may extend beyond it. Addresses stay valid if the VRAM
+    /// shrinks.
     bytes: u64,
-    /// log2 of the chunk size in bytes.
+    /// Log2 of the chunk size in bytes.
     shift: u32,
-    /// The place of each guest chunk that has one.
+    /// Place of each placed guest chunk.
     chunks: Vec<Option<Spot>>,
-    /// Chunks in the reserve: they are on the card, but count as in host memory.
+    /// Chunks in the reserve. They are on the card but are counted in host memory.
     parked: BTreeSet<u32>,
-    /// Totals that this map maintains. [`Self::account`] fills in `parked`, `unbacked` and `guarantee`.
+    /// Totals maintained by this map, except `parked`, `unbacked`, and `guarantee`, which [`Self::account`] sets.
     sums: VmSummary,
-    /// Number of moves in flight whose destination is on the card.
+    /// Number of moves in flight to the card.
     arriving: u32,
-    /// Number of moves in flight whose destination is in host memory.
+    /// Number of moves in flight to host memory.
     leaving: u32,
 }
 
@@ -59,7 +59,7 @@ impl VmMap {
 
     pub(super) fn account(&self) -> VmSummary {
         let parked = self.parked.len() as u32;
-        // A VM that has shrunk may have more chunks than its size.
+        // A VM that has shrunk may have more chunks than its current size permits.
         let unbacked = self.sums.advertised.saturating_sub(self.placed());
         VmSummary { parked, unbacked, guarantee: self.guarantee(), ..self.sums }
     }
@@ -69,7 +69,7 @@ impl VmMap {
         self.sums.placed + self.parked.len() as u32 + self.sums.host
     }
 
-    /// Returns true if the VM has as many chunks as its VRAM may have.
+    /// Returns true if the VM has the maximum number of chunks for its VRAM size.
     pub(super) fn is_full(&self) -> bool {
         self.placed() >= self.sums.advertised
     }
@@ -83,12 +83,12 @@ impl VmMap {
         self.sums.limits.guarantee.min(self.sums.advertised)
     }
 
-    /// Returns the number of guaranteed chunks that the VM does not have yet.
+    /// Returns the number of missing guaranteed chunks.
     pub(super) fn owed(&self) -> u32 {
         self.guarantee().saturating_sub(self.used(Tier::Card))
     }
 
-    /// Returns the number of chunks that count towards a memory's limits: chunks in this memory, and chunks that are
+    /// Returns the number of chunks that count towards a memory's limits: chunks in this memory and chunks that are
     /// moving to it.
     pub(super) fn used(&self, tier: Tier) -> u32 {
         match tier {
@@ -107,7 +107,7 @@ impl VmMap {
         self.chunks.get(index as usize).copied().flatten()
     }
 
-    /// Assigns a place to guest chunk `index`, which must exist and be unplaced.
+    /// Sets the place of guest chunk `index`, which must exist and be unplaced.
     pub(super) fn set(&mut self, index: u32, spot: Spot) {
         let old = self.chunks[index as usize].replace(spot);
         assert_eq!(old, None, "guest chunk {index} already has a place");
@@ -116,21 +116,21 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Removes the place of guest chunk `index`. Returns the place, and true if the chunk was in the reserve.
+    /// Removes the place of guest chunk `index`. Returns the place and whether the chunk was in the reserve.
     pub(super) fn take(&mut self, index: u32) -> Option<(Spot, bool)> {
         let spot = self.chunks.get_mut(index as usize)?.take()?;
         let parked = self.uncount(index, spot);
         Some((spot, parked))
     }
 
-    /// Unplaces all chunks. Returns the places of the chunks in the order of guest chunks.
+    /// Unplaces all chunks. Returns their places in the order of guest chunks.
     pub(super) fn take_all(&mut self) -> Vec<Spot> {
         (self.sums.placed, self.sums.host) = (0, 0);
         self.parked.clear();
         self.chunks.iter_mut().filter_map(Option::take).collect()
     }
 
-    /// Returns all placed guest chunks in order.
+    /// Returns all placed guest chunks, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Spot)> + '_ {
         (0u32..).zip(&self.chunks).filter_map(|(index, spot)| Some((index, (*spot)?)))
     }
@@ -143,21 +143,21 @@ impl VmMap {
         self.parked.iter().copied()
     }
 
-    /// Makes guest chunk `index`, which is on the card, count as in host memory.
+    /// Counts guest chunk `index`, which is on the card, in host memory.
     pub(super) fn park(&mut self, index: u32) {
         self.sums.placed -= 1;
         self.parked.insert(index);
         self.note_peaks();
     }
 
-    /// Makes guest chunk `index` count as on the card again.
+    /// Counts guest chunk `index` on the card again.
     pub(super) fn unpark(&mut self, index: u32) {
         self.sums.placed += 1;
         self.parked.remove(&index);
         self.note_peaks();
     }
 
-    /// Begins a move of guest chunk `index` to `tier`.
+    /// Starts a move of guest chunk `index` to `tier`.
     pub(super) fn begin(&mut self, index: u32, tier: Tier) {
         if !self.is_parked(index) {
             *self.on_the_way(tier) += 1;
@@ -166,13 +166,13 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Records that a move has lost its chunk, which is now unplaced. Its destination counts until the move ends.
+    /// Records that the chunk of a move was unplaced. The destination is counted until the move ends.
     pub(super) fn lose(&mut self) {
         self.sums.moving -= 1;
     }
 
-    /// Ends a move to `tier`. `drains` is set if the move was out of the reserve. If `alive` is set, the chunk stays
-    /// where it is; otherwise it no longer exists.
+    /// Ends a move to `tier`. `drains` is true if the chunk was in the reserve. If `alive` is true, the chunk stays at
+    /// its place. Otherwise, the chunk no longer exists.
     pub(super) fn end(&mut self, tier: Tier, drains: bool, alive: bool) {
         if !drains {
             *self.on_the_way(tier) -= 1;
@@ -183,7 +183,7 @@ impl VmMap {
     /// Completes a move: guest chunk `index` is now at `spot`.
     pub(super) fn arrive(&mut self, index: u32, spot: Spot) {
         self.end(spot.tier(), self.is_parked(index), true);
-        let old = self.chunks[index as usize].replace(spot).expect("a moving chunk has a place");
+        let old = self.chunks[index as usize].replace(spot).expect("a moving chunk is placed");
         self.uncount(index, old);
         *self.count(spot) += 1;
         match spot.tier() {
@@ -192,8 +192,8 @@ impl VmMap {
         }
     }
 
-    /// Returns the number of chunks, starting with guest chunk `index` at `spot`, that are also contiguous in memory.
-    /// Examines at most `limit` chunks.
+    /// Returns the number of chunks, starting with guest chunk `index` at `spot`, that are contiguous in memory. Checks
+    /// at most `limit` chunks.
     pub(super) fn neighbours(&self, index: u32, spot: Spot, limit: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         let follows = |&(step, at): &(u64, &Option<Spot>)| at.is_some() && *at == spot.after(step as u32);
@@ -206,7 +206,7 @@ impl VmMap {
         (0u64..count).zip(rest).filter(|(_, at)| at.is_some()).count() as u64
     }
 
-    /// Stops counting guest chunk `index` at `spot`. Returns true if the chunk was in the reserve.
+    /// Removes guest chunk `index` at `spot` from the totals. Returns true if the chunk was in the reserve.
     fn uncount(&mut self, index: u32, spot: Spot) -> bool {
         let parked = self.parked.remove(&index);
         if !parked {

@@ -1,14 +1,14 @@
-//! Chunks of the card that belong to the mediator.
+//! Card chunks that belong to the mediator.
 
 use super::{ChunkId, ChunkState, ChunkTable, Error};
 
 impl ChunkTable {
     /// Sets `chunks` aside for the mediator, including those that it already owns. VMs cannot get these chunks. A lower
-    /// number than before releases the difference, but takes no chunk away.
+    /// number than before releases the difference, but removes no chunk from the mediator.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if more chunks are missing than are spare. If the call fails, it has changed
-    /// nothing.
+    /// Returns [`Error::CardFull`] if the number of missing chunks exceeds the number of spare chunks. A failed call
+    /// changes nothing.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
         if missing > self.for_mediator() {
@@ -18,13 +18,13 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Claims `chunks` for the mediator in addition to those that it has. Claimed chunks beyond its share become its
-    /// own as soon as they are spare, before any VM gets them. A claim of 0 cancels the claim.
+    /// Claims `chunks` for the mediator in addition to its existing chunks. Chunks beyond its share are assigned to it
+    /// as soon as they are spare, before any VM gets them. The value 0 cancels the claim.
     pub fn claim(&mut self, chunks: u32) {
         self.claimed = chunks.saturating_sub(self.left_aside());
     }
 
-    /// Returns borrowed chunks to the reserve, as far as the card has chunks that are not promised.
+    /// Returns borrowed chunks to the reserve, limited by the number of chunks that are not promised.
     pub fn repay(&mut self) {
         self.borrowed -= self.borrowed.min(self.uncommitted());
     }
@@ -35,12 +35,12 @@ impl ChunkTable {
         self.borrowed
     }
 
-    /// Takes `count` contiguous chunks for the mediator. The first chunk is at a multiple of `align` chunks. Missing
-    /// chunks are borrowed from the reserve.
+    /// Allocates `count` contiguous chunks for the mediator, aligned to `align` chunks. Missing chunks are borrowed
+    /// from the reserve.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if no such run is free, or if its chunks are guaranteed to VMs. Returns
-    /// [`Error::NeedsScrub`] if scrubbing could free such a run.
+    /// Returns [`Error::CardFull`] if no such run is available or its chunks are guaranteed to VMs. Returns
+    /// [`Error::NeedsScrub`] if such a run may be available after scrubbing.
     pub fn reserve_mediator(&mut self, count: u32, align: u32) -> Result<ChunkId, Error> {
         if count == 0 {
             return Err(Error::Empty);
@@ -59,8 +59,8 @@ impl ChunkTable {
         Ok(ChunkId(first))
     }
 
-    /// Releases `count` of the mediator's chunks, starting with `first`. The chunks are scrubbed before reuse, because
-    /// they contained addresses of other VMs' memory.
+    /// Releases `count` of the mediator's chunks, starting with `first`. The chunks may contain addresses of other VMs'
+    /// memory, so they are scrubbed before reuse.
     ///
     /// # Panics
     /// Panics if a chunk does not belong to the mediator, which is a bug in the caller.
@@ -72,16 +72,16 @@ impl ChunkTable {
         self.mediator -= count;
     }
 
-    /// Returns the number of chunks without an owner that the mediator can get without borrowing: the rest of its
-    /// share, its claim, and the spare chunks.
+    /// Returns the number of chunks without an owner that are available to the mediator without borrowing: the rest of
+    /// its share, its claim, and the spare chunks.
     #[must_use]
     pub fn for_mediator(&self) -> u32 {
-        // Quarantine may leave fewer chunks than were promised.
+        // Quarantine can make the number of chunks less than the promised number.
         self.card.room().saturating_sub(self.promised + self.left_reserve())
     }
 
-    /// Returns the number of card chunks for VMs: all except the reserve and the mediator's chunks, which include the
-    /// spare part of its claim. A chunk that the mediator has borrowed from the reserve counts only once.
+    /// Returns the number of card chunks for VMs: all except the reserve, the mediator's chunks, and the spare part of
+    /// its claim. A chunk that the mediator has borrowed from the reserve is subtracted only once.
     #[must_use]
     pub fn for_vms(&self) -> u32 {
         let kept = self.mediator + self.kept_for_mediator() + self.parked + self.left_reserve();
@@ -93,14 +93,13 @@ impl ChunkTable {
         self.set_aside.saturating_sub(self.mediator)
     }
 
-    /// Returns the number of free chunks that are withheld from VMs for the mediator: the rest of its share, and its
-    /// claim on other chunks.
+    /// Returns the number of free chunks that only the mediator can get: the rest of its share, and its claim.
     #[must_use]
     pub fn kept_for_mediator(&self) -> u32 {
         self.left_aside() + self.uncommitted().min(self.wanted())
     }
 
-    /// Returns the number of chunks that the mediator claims, plus those that it owes the reserve.
+    /// Returns the number of chunks that the mediator claims, plus the number that it has borrowed from the reserve.
     pub(super) fn wanted(&self) -> u32 {
         self.claimed.saturating_add(self.borrowed)
     }

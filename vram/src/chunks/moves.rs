@@ -7,11 +7,11 @@ use std::ops::RangeInclusive;
 /// Destination of a guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum To {
-    /// A chunk of the card.
+    /// A card chunk.
     Card,
-    /// A slot of host memory.
+    /// A host slot.
     Host,
-    /// The reserve. The chunk stays on the card and counts as in host memory.
+    /// The reserve. The chunk stays on the card and is counted in host memory.
     Reserve,
 }
 
@@ -29,15 +29,15 @@ pub struct Step {
 /// A move of a guest chunk in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Identifies the move when it is committed or aborted.
+    /// Move number, for committing or aborting the move.
     pub id: MoveId,
     /// Owner of the chunk.
     pub vm: TenantId,
     /// Index of the guest chunk.
     pub index: u32,
-    /// Place of the chunk. The place is valid until the move is committed.
+    /// Place of the chunk until the move is committed.
     pub from: Place,
-    /// Destination, which VMs cannot access. The copy must overwrite all of it.
+    /// Destination, which VMs cannot access. The copy must overwrite it completely.
     pub to: Place,
     /// Number of bytes to copy.
     pub bytes: u64,
@@ -46,9 +46,9 @@ pub struct Move {
 /// Result of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The chunk is at the destination, and its old place waits to be scrubbed.
+    /// The chunk is at the destination. Its old place waits to be scrubbed.
     Committed,
-    /// The chunk was unplaced in the meantime, or its VM is gone. The destination waits to be scrubbed.
+    /// The chunk was unplaced or its VM destroyed during the move. The destination waits to be scrubbed.
     Gone,
 }
 
@@ -64,26 +64,26 @@ pub(super) struct Flight {
     pub(super) fate: Fate,
 }
 
-/// State of a moving chunk.
+/// State of the chunk of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// The chunk still has its place.
+    /// The chunk is still placed.
     Alive,
-    /// The chunk was unplaced. The destination still counts for the VM.
+    /// The chunk was unplaced. The destination is still counted for the VM.
     Unplaced,
-    /// The chunk's VM is gone.
+    /// The chunk's VM was destroyed.
     Ownerless,
 }
 
 impl ChunkTable {
-    /// Begins to move a guest chunk: reserves a destination, which counts towards the VM's limits from now on, and
-    /// which may contain another owner's data until the copy has overwritten all of it. The chunk stays at its place
-    /// until [`Self::commit_move`]; no data may be written to it during the copy.
+    /// Starts a move of a guest chunk by reserving a destination. The destination counts towards the VM's limits from
+    /// now on, and may contain another owner's data until the copy has overwritten it completely. The chunk stays at
+    /// its place until [`Self::commit_move`], and must not be modified during the copy.
     ///
     /// # Errors
-    /// Returns [`Error::NeedsScrub`] if all chunks without an owner in that memory are being scrubbed; complete one
-    /// scrub and retry. Also returns [`Error::Full`], [`Error::Moving`], [`Error::Settled`], [`Error::NotPlaced`] or
-    /// [`Error::NoSuchVm`].
+    /// Returns [`Error::NeedsScrub`] if all chunks without an owner in that memory are being scrubbed. In this case,
+    /// complete a scrub and retry. Also returns [`Error::Full`], [`Error::Moving`], [`Error::Settled`],
+    /// [`Error::NotPlaced`] or [`Error::NoSuchVm`].
     pub fn begin_move(&mut self, vm: TenantId, index: u32, to: To) -> Result<Move, Error> {
         let from = self.movable(vm, index)?;
         let tier = match to {
@@ -94,7 +94,7 @@ impl ChunkTable {
         if from.tier() == tier {
             return Err(Error::Settled { vm, index });
         }
-        // A chunk in the reserve already counts as in host memory, and is guaranteed a slot.
+        // A chunk in the reserve already counts as in host memory, and a slot is guaranteed for it.
         let drains = self.is_parked(vm, index);
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let limit = match drains {
@@ -116,8 +116,8 @@ impl ChunkTable {
         Ok(self.describe(id, &flight))
     }
 
-    /// Executes a step. Returns `None` if only the accounts change, as for a step into or out of the reserve: the step
-    /// is then done without a move. Otherwise same as [`Self::begin_move`].
+    /// Executes a step. Returns `None` if only the accounts change. In this case (a step into or out of the reserve),
+    /// the step is already complete. Otherwise, same as [`Self::begin_move`].
     ///
     /// # Errors
     /// Returns the errors of [`Self::begin_move`], or [`Error::ReserveFull`].
@@ -131,12 +131,12 @@ impl ChunkTable {
         }
     }
 
-    /// Assigns a zeroed place in a memory to guest chunk `index`, which arrives from another card. In host memory the
-    /// chunk may exceed the VM's limits, because they do not apply to a VM that has just arrived.
+    /// Places guest chunk `index`, which arrives from another card, in zeroed memory of `tier`. In host memory, the
+    /// chunk may exceed the VM's limits, because they do not apply to a newly arrived VM.
     ///
     /// # Errors
-    /// Returns [`Error::NeedsScrub`] if a chunk in that memory must be scrubbed before the next attempt,
-    /// [`Error::Settled`] if the chunk already has a place, or [`Error::Full`], [`Error::OutOfRange`] or
+    /// Returns [`Error::NeedsScrub`] if the caller must first scrub a chunk in that memory and then retry,
+    /// [`Error::Settled`] if the chunk is already placed, or [`Error::Full`], [`Error::OutOfRange`] or
     /// [`Error::NoSuchVm`].
     pub fn receive(&mut self, vm: TenantId, index: u32, tier: Tier) -> Result<Place, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
@@ -159,7 +159,7 @@ impl ChunkTable {
         Ok(self.place_of(spot))
     }
 
-    /// Prevents moves of a VM's chunks until the VM is destroyed, because its users would not be notified of moves.
+    /// Prevents moves of a VM's chunks until the VM is destroyed, because users of its chunks would not be notified.
     /// Moves in flight end as usual.
     pub fn freeze(&mut self, vm: TenantId) {
         if self.vms.contains_key(&vm) {
@@ -167,13 +167,13 @@ impl ChunkTable {
         }
     }
 
-    /// Returns true if the VM's chunks must not begin to move.
+    /// Returns true if the VM's chunks must not move.
     #[must_use]
     pub fn is_frozen(&self, vm: TenantId) -> bool {
         self.frozen.contains(&vm)
     }
 
-    /// Returns the place of a guest chunk that may move.
+    /// Returns the place of a guest chunk that can move.
     fn movable(&self, vm: TenantId, index: u32) -> Result<Spot, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let from = map.get(index).ok_or(Error::NotPlaced { vm, index })?;
@@ -186,7 +186,7 @@ impl ChunkTable {
         Ok(from)
     }
 
-    /// Ends a move after its copy. The chunk is at the destination from now on, unless the chunk is gone. The caller
+    /// Ends a move after its copy. From now on, the chunk is at the destination, unless it was unplaced. The caller
     /// must update all users of the chunk's place before the chunk is accessed again.
     ///
     /// # Panics
@@ -209,7 +209,7 @@ impl ChunkTable {
         Ended::Committed
     }
 
-    /// Ends a move without its copy. The chunk stays where it is, and the destination waits to be scrubbed.
+    /// Ends a move without its copy. The chunk stays at its place. The destination waits to be scrubbed.
     ///
     /// # Panics
     /// Panics if the move does not exist, which is a bug in the caller.
@@ -222,12 +222,12 @@ impl ChunkTable {
         self.give_up(&flight);
     }
 
-    /// Returns all moves in flight, oldest first, including moves whose chunk is gone.
+    /// Returns all moves in flight, oldest first, including moves of unplaced chunks.
     pub fn moves(&self) -> impl Iterator<Item = Move> + '_ {
         self.flights.iter().map(|(&id, flight)| self.describe(id, flight))
     }
 
-    /// Returns true if a move has lost its chunk, so that no copy is needed, or if the move has ended.
+    /// Returns true if no copy is needed because the move's chunk was unplaced or the move has ended.
     #[must_use]
     pub fn is_gone(&self, id: MoveId) -> bool {
         self.flights.get(&id).is_none_or(|flight| flight.fate != Fate::Alive)
@@ -239,7 +239,7 @@ impl ChunkTable {
         self.moving.contains_key(&(vm, index))
     }
 
-    /// Records that the chunks are unplaced, so that their moves have no effect.
+    /// Records that the chunks are unplaced. Their moves then have no effect.
     pub(super) fn lose_moves(&mut self, vm: TenantId, indices: RangeInclusive<u32>) {
         let of_them = (vm, *indices.start())..=(vm, *indices.end());
         while let Some((&key, &id)) = self.moving.range(of_them.clone()).next() {
@@ -252,14 +252,14 @@ impl ChunkTable {
         }
     }
 
-    /// Records that the VM is gone. The destinations of its moves no longer count for a VM.
+    /// Records that the VM is destroyed. The destinations of its moves are then no longer counted for a VM.
     pub(super) fn disown_moves(&mut self, vm: TenantId) {
         for flight in self.flights.values_mut().filter(|flight| flight.vm == vm) {
             flight.fate = Fate::Ownerless;
         }
     }
 
-    /// Ends a move that has lost its chunk.
+    /// Ends a move whose chunk was unplaced.
     fn give_up(&mut self, flight: &Flight) {
         self.abandon(flight.to);
         if flight.fate != Fate::Ownerless {

@@ -1,7 +1,7 @@
-//! The saved form of the chunk table: the owner of each chunk, by place, without the chunks' contents.
+//! Saved form of the chunk table, with the owner of each chunk but without contents.
 //!
-//! Owners are stored once, in the states of chunks and slots. The VMs' maps, the totals and the promises are derived
-//! from them.
+//! Owners are stored only once, in the states of chunks and slots. The VMs' maps, the totals, and the promises are
+//! derived from them.
 
 use super::moves::{Fate, Flight};
 use super::state::{MoveId, Spot};
@@ -16,18 +16,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use super::map::SavedVm;
 
-/// Maximum number of chunks of a card in a saved table, chosen so that a sum of a few such numbers fits into 32 bits.
+/// Maximum number of chunks of a card in a saved table. The sum of a few such numbers fits into 32 bits.
 const CHUNKS_MAX: u32 = 1 << 29;
-/// Maximum number of guest chunks of all VMs in a saved table. Each has an entry in a map, with or without a place.
+/// Maximum number of guest chunks of all VMs in a saved table. Each placed or unplaced chunk has an entry in a map.
 const GUEST_CHUNKS_MAX: u64 = 1 << 25;
 /// Maximum value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
-/// A chunk table, with or without moves in flight. Chunks and slots that were being scrubbed must be scrubbed again,
-/// because the process that scrubbed them is gone.
+/// A chunk table, with or without moves in flight. Interrupted scrubs of chunks and slots must be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedChunks {
-    /// log2 of the chunk size in bytes.
+    /// Log2 of the chunk size in bytes.
     pub(crate) shift: u32,
     pub(crate) card: SavedStock,
     pub(crate) host: SavedStock,
@@ -35,9 +34,9 @@ pub struct SavedChunks {
     pub(crate) reserve: u32,
     pub(crate) borrowed: u32,
     pub(crate) claimed: u32,
-    /// Sorted by number.
+    /// VMs, sorted by number.
     pub(crate) vms: Vec<SavedVm>,
-    /// Sorted by number.
+    /// Moves in flight, sorted by number.
     pub(crate) flights: Vec<SavedFlight>,
     pub(crate) next_move: u64,
     pub(crate) moved: [u64; 2],
@@ -57,7 +56,7 @@ pub struct SavedFlight {
     pub(crate) fate: SavedFate,
 }
 
-/// State of the chunk that moves.
+/// State of the chunk of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedFate {
     Alive,
@@ -72,7 +71,7 @@ pub(crate) enum SavedSpot {
     Host(u32),
 }
 
-/// Behaviour when a VM needs a chunk and the card has none for the VM.
+/// Behaviour when no card chunk is available for a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedOnFull {
     Swap,
@@ -98,7 +97,7 @@ impl ChunkTable {
             shift,
             card,
             host,
-            // The sums and the maps are derived from the states.
+            // The totals and the maps are derived from the states.
             mediator: _,
             set_aside,
             reserve,
@@ -204,7 +203,7 @@ impl TryFrom<SavedChunks> for ChunkTable {
 }
 
 impl SavedChunks {
-    /// Checks the values that are independent of each other.
+    /// Checks the independent values.
     fn check_numbers(&self) -> Result<(), Invalid> {
         let Self { shift, card, host: _, set_aside, reserve, borrowed, claimed: _, vms, flights, next_move, moved } =
             self;
@@ -239,7 +238,8 @@ impl SavedChunks {
     }
 }
 
-/// Checks that the states of the moves' destinations refer to these moves, and that each move has its own destination.
+/// Checks that the states of the moves' destinations contain these moves, and that no two moves have the same
+/// destination.
 fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Flight>) -> Result<(), Invalid> {
     for (id, flight) in flights {
         let stock = if flight.to.tier() == Tier::Card { card } else { host };
@@ -252,7 +252,7 @@ fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Fli
     Invalid::unless(count == flights.len(), || "a destination waits for a move that does not exist".into())
 }
 
-/// Places of guest chunks, by VM.
+/// Places of guest chunks by VM.
 type Places = BTreeMap<TenantId, BTreeMap<u32, Spot>>;
 
 fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
@@ -267,7 +267,7 @@ fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
     Ok(places)
 }
 
-/// Returns the moves of chunks that are still placed, by chunk.
+/// Returns the moves of placed chunks, by chunk.
 fn moving(
     maps: &BTreeMap<TenantId, VmMap>,
     flights: &BTreeMap<MoveId, Flight>,
@@ -284,7 +284,7 @@ fn moving(
             Fate::Ownerless => true,
         };
         let first = fate != Fate::Alive || moving.insert((vm, index), id).is_none();
-        // A chunk that drains from the reserve is still on the card.
+        // A chunk that is moving from the reserve to host memory is still on the card.
         Invalid::unless(sound && first && (!drains || to.tier() == Tier::Host), || {
             format!("the chunk of move {} does not exist", id.0)
         })?;
@@ -332,12 +332,12 @@ impl From<SavedLimits> for Limits {
     }
 }
 
-/// The mediator's chunks in a restored table that no user has claimed yet. Each chunk has exactly one user.
+/// Chunks of the mediator in a restored table that are not claimed by a user yet. Each chunk has exactly one user.
 #[derive(Debug)]
 pub struct UnclaimedChunks(BTreeSet<u32>);
 
 impl ChunkTable {
-    /// Returns the mediator's chunks, so that their users can claim them while they are restored.
+    /// Returns the mediator's chunks, which their users claim during their restoration.
     #[must_use]
     pub fn unclaimed(&self) -> UnclaimedChunks {
         let own = self.card.states().filter(|(_, state)| *state == ChunkState::Mediator);
@@ -350,7 +350,7 @@ impl UnclaimedChunks {
     ///
     /// # Errors
     /// Returns an error if one of the chunks does not belong to the mediator or already has a user. Other chunks may
-    /// have been claimed by then.
+    /// already have been claimed.
     pub fn claim(&mut self, first: u32, count: u32) -> Result<(), Invalid> {
         let end = first.checked_add(count).ok_or_else(|| Invalid::new("a run of chunks has no end"))?;
         for chunk in first..end {

@@ -1,8 +1,8 @@
-//! The states of a chunk, and its use.
+//! State and use of a chunk.
 
 use crate::{HostAddr, TenantId, VramAddr};
 
-/// A chunk of the card's VRAM, counted from address 0.
+/// Number of a chunk of the card's VRAM, counted from address 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId(pub(super) u32);
 
@@ -16,16 +16,16 @@ impl ChunkId {
     }
 }
 
-/// One of the two memories that contain guests' VRAM.
+/// A memory for guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// The card's VRAM.
+    /// VRAM of the card.
     Card,
-    /// Pinned memory of the host.
+    /// Pinned host memory.
     Host,
 }
 
-/// A byte address in one of the two memories.
+/// A byte address in one of the memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// Address on the card.
@@ -35,7 +35,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Returns the card address if the place is on the card.
+    /// Returns the card address of a place on the card.
     #[must_use]
     pub const fn card(self) -> Option<VramAddr> {
         match self {
@@ -44,7 +44,7 @@ impl Place {
         }
     }
 
-    /// Returns the address in the host pool if the place is in host memory.
+    /// Returns the address in the host pool of a place in host memory.
     #[must_use]
     pub const fn host(self) -> Option<HostAddr> {
         match self {
@@ -97,29 +97,29 @@ impl Spot {
     }
 }
 
-/// A move of a guest chunk, from [`begin_move`](super::ChunkTable::begin_move) to its end. Move numbers are not reused.
+/// Number of a move of a guest chunk, from [`begin_move`](super::ChunkTable::begin_move) to its end. Numbers are not
+/// reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(pub(super) u64);
 
-/// Use of a chunk of the card or a host slot. The owner and the state are one value, so that they cannot disagree.
+/// Use of a chunk of the card or a host slot. The owner and the state are one value so that they are always consistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkState {
     /// Zeroed, and without an owner.
     Free,
     /// Free, but still contains the last owner's data.
     NeedsScrub,
-    /// Without an owner, and currently being zeroed by the caller of
-    /// [`take_scrub_work`](super::ChunkTable::take_scrub_work).
+    /// Without an owner, and being zeroed by the caller of [`take_scrub_work`](super::ChunkTable::take_scrub_work).
     Scrubbing,
-    /// Out of use, because the card may still access the chunk for its last owner.
+    /// Unusable, because the card may still access the chunk for its last owner.
     Quarantined,
-    /// Owned by the mediator, for tables, instance blocks and rings. VMs cannot access it. Only on the card.
+    /// Owned by the mediator, for tables, instance blocks, and rings. VMs cannot access it. Only for card chunks.
     Mediator,
-    /// Destination of a move. The destination is being overwritten, and VMs cannot access it.
+    /// Destination of a move. It is being overwritten, and VMs cannot access it.
     Arriving(MoveId),
     /// Owned by a VM, as its guest chunk `index`.
     Vm {
-        /// The owner.
+        /// Owner.
         vm: TenantId,
         /// Index of the guest chunk.
         index: u32,
@@ -127,8 +127,8 @@ pub enum ChunkState {
 }
 
 impl ChunkState {
-    /// Returns true if a chunk may change from `self` to `to`. A chunk that had an owner can get the next owner only
-    /// through `Scrubbing`, or as the destination of a move, which overwrites it.
+    /// Returns true if a chunk can change from `self` to `to`. A chunk that had an owner can get its next owner only
+    /// after `Scrubbing`, or as the destination of a move that overwrites it.
     #[must_use]
     pub const fn can_go(self, to: Self) -> bool {
         matches!(
@@ -151,11 +151,11 @@ impl ChunkState {
 pub enum Contents {
     /// VRAM contains zeros.
     Zeroed,
-    /// VRAM may contain any data. Every chunk is scrubbed before its first use.
+    /// VRAM may contain arbitrary data. Each chunk is scrubbed before its first use.
     Unknown,
 }
 
-/// A chunk of the card or a host slot that must be filled with zeros.
+/// A chunk of the card or a host slot to fill with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubWork {
     /// Start of the chunk or slot. Pass it to [`scrubbed`](super::ChunkTable::scrubbed).

@@ -1,4 +1,4 @@
-//! The units of the card (chunks) or of the host (slots), each with a chunk's size and in one state.
+//! Units of one memory: chunks of the card or slots of the host. Each has the size of a chunk and one state.
 
 mod saved;
 
@@ -9,19 +9,19 @@ pub(crate) use saved::SavedStock;
 use super::state::ChunkState;
 use std::collections::{BTreeSet, VecDeque};
 
-/// All units of the card's or the host's memory, indexed by number. Invariant: `free`, `to_scrub` and `scrubbing` agree
-/// with `states`.
+/// All units of the card's or the host's memory, indexed by number. Invariant: `free`, `to_scrub`, and `scrubbing` are
+/// consistent with `states`.
 ///
-/// `states` grows with use up to `limit`, so that a large unused limit costs nothing. The limit may fall below the
-/// number of owned units. In this case no unit is allocated until enough units are released, and units beyond the limit
-/// are dropped once they are zeroed.
+/// `states` grows with use up to `limit`, so a large unused limit has no cost. If the limit is lowered below the number
+/// of owned units, no unit is allocated until enough units are released, and units beyond the limit are removed when
+/// they are zeroed.
 #[derive(Debug)]
 pub(super) struct Stock {
     states: Vec<ChunkState>,
     free: BTreeSet<u32>,
     to_scrub: VecDeque<u32>,
     scrubbing: u32,
-    /// Units that become quarantined once they have lost their owner.
+    /// Units that will be quarantined when they lose their owner.
     condemned: BTreeSet<u32>,
     /// Number of quarantined units.
     quarantined: u32,
@@ -30,7 +30,7 @@ pub(super) struct Stock {
 }
 
 impl Stock {
-    /// Creates a stock of up to `limit` units, all zeroed.
+    /// Creates a stock of at most `limit` zeroed units.
     pub(super) fn zeroed(limit: u32) -> Self {
         let (free, to_scrub) = (BTreeSet::new(), VecDeque::new());
         Self {
@@ -45,7 +45,7 @@ impl Stock {
         }
     }
 
-    /// Creates a stock of `count` units, all of which must be scrubbed before their first use.
+    /// Creates a stock of `count` units that must be scrubbed before their first use.
     pub(super) fn dirty(count: u32) -> Self {
         let states = vec![ChunkState::NeedsScrub; count as usize];
         Self { states, to_scrub: (0..count).collect(), ..Self::zeroed(count) }
@@ -60,8 +60,8 @@ impl Stock {
         self.trim();
     }
 
-    /// Returns the number of tracked units. Units within the limit are tracked from their first use on, units beyond it
-    /// until they are zeroed and free.
+    /// Returns the number of tracked units. Units within the limit are tracked after their first use, and units beyond
+    /// the limit until they are zeroed and free.
     pub(super) fn end(&self) -> u32 {
         self.states.len() as u32
     }
@@ -70,7 +70,7 @@ impl Stock {
         self.states.get(number as usize).copied().unwrap_or(ChunkState::Free)
     }
 
-    /// Returns the number of units that have an owner, are the destination of a move, or are quarantined.
+    /// Returns the number of units that have an owner, are destinations of moves, or are quarantined.
     pub(super) fn owned(&self) -> u32 {
         self.end() - self.free.len() as u32 - self.unscrubbed()
     }
@@ -80,7 +80,7 @@ impl Stock {
         self.to_scrub.len() as u32 + self.scrubbing
     }
 
-    /// Returns the number of units that can get an owner, zeroed or not.
+    /// Returns the number of zeroed and dirty units that can get an owner.
     pub(super) fn room(&self) -> u32 {
         self.limit.saturating_sub(self.owned())
     }
@@ -97,7 +97,7 @@ impl Stock {
         self.scrubbed
     }
 
-    /// Gives an owner to the first free unit. Returns `None` if no unit is zeroed and within the limit.
+    /// Assigns the first free unit to an owner. Returns `None` if no unit within the limit is zeroed.
     pub(super) fn take(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -111,9 +111,8 @@ impl Stock {
         Some(number)
     }
 
-    /// Takes a unit as the destination of a copy of a whole chunk. Prefers a unit that waits to be scrubbed, because
-    /// the copy overwrites the unit and saves the scrub. Returns `None` if no units are left, or if all others are
-    /// being scrubbed.
+    /// Allocates a unit as the destination of a copy of a whole chunk. Prefers a unit that waits to be scrubbed,
+    /// because the copy makes the scrub unnecessary. Returns `None` if all remaining units, if any, are being scrubbed.
     pub(super) fn take_for_copy(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -125,8 +124,8 @@ impl Stock {
         Some(number)
     }
 
-    /// Gives an owner to `count` contiguous units, the first of which is a multiple of `align`. Returns `Err(true)` if
-    /// scrubbing could produce such a run, and `Err(false)` if not.
+    /// Assigns `count` contiguous units, aligned to `align`, to an owner. Returns `Err(true)` if such a run may be
+    /// available after scrubbing, otherwise `Err(false)`.
     pub(super) fn take_run(&mut self, count: u32, align: u32, to: ChunkState) -> Result<u32, bool> {
         let fits = |first: u32, usable: &dyn Fn(ChunkState) -> bool| {
             first.checked_add(count).is_some_and(|end| end <= self.limit)
@@ -150,7 +149,7 @@ impl Stock {
         self.quarantined
     }
 
-    /// Takes a unit out of use: immediately if it has no owner, otherwise when it loses its owner.
+    /// Permanently excludes a unit from use: immediately if it has no owner, otherwise when it loses its owner.
     pub(super) fn quarantine(&mut self, number: u32) {
         match self.state(number) {
             ChunkState::Quarantined => {}
@@ -177,7 +176,7 @@ impl Stock {
         self.to_scrub.push_back(number);
     }
 
-    /// Takes the unit that has waited longest to be scrubbed.
+    /// Returns the unit that has waited longest to be scrubbed, and marks it as being scrubbed.
     pub(super) fn take_scrub(&mut self) -> Option<u32> {
         let number = self.to_scrub.pop_front()?;
         self.go(number, ChunkState::Scrubbing);
@@ -216,7 +215,7 @@ impl Stock {
         number
     }
 
-    /// Drops free units beyond the limit.
+    /// Removes free units beyond the limit.
     fn trim(&mut self) {
         while self.end() > self.limit && self.states.last() == Some(&ChunkState::Free) {
             self.states.pop();

@@ -1,4 +1,4 @@
-//! Tests the chunk table: sizes, places, reservations. Random sequences are in `model`.
+//! Tests sizes, places, and reservations of the chunk table. Random sequences are in `model`.
 
 mod model;
 mod places;
@@ -94,7 +94,7 @@ fn vm_that_shrinks_keeps_its_chunks_and_gets_no_more() {
     let full = Err(Error::Full { vm, limit: Limit::Quota(2), host: None });
     let account = table.summary().vms[&vm];
     assert_eq!((account.advertised, account.placed, account.unbacked), (2, 4, 0));
-    assert!(!table.place(vm, GuestVramAddr(3 * CHUNK)).unwrap().new, "what it has it keeps");
+    assert!(!table.place(vm, GuestVramAddr(3 * CHUNK)).unwrap().new, "existing chunks stay");
     assert!(table.unplace(vm, GuestVramAddr(0)).unwrap());
     assert_eq!(table.place(vm, GuestVramAddr(0)), full);
     assert!(table.unplace(vm, GuestVramAddr(3 * CHUNK)).unwrap(), "the address is still valid");
@@ -103,7 +103,7 @@ fn vm_that_shrinks_keeps_its_chunks_and_gets_no_more() {
     scrub_all(&mut table);
     assert!(table.place(vm, GuestVramAddr(0)).unwrap().new);
     assert_eq!(table.place(vm, GuestVramAddr(CHUNK)), full);
-    // A larger size has further addresses.
+    // A larger size adds addresses.
     assert_eq!(table.lookup(vm, GuestVramAddr(4 * CHUNK), CHUNK), Lookup::Outside);
     table.resize_vm(vm, 6 * CHUNK, Limits::UNRESERVED).unwrap();
     assert!(table.place(vm, GuestVramAddr(5 * CHUNK)).unwrap().new);
@@ -172,7 +172,7 @@ fn a_range_over_chunks_that_are_no_neighbours_is_split() {
     let at = |address| table.lookup(TenantId(2), GuestVramAddr(address), 0x1000);
     assert_eq!(at(CHUNK - 0x1000), Lookup::Placed(on_card(CHUNK - 0x1000)));
     assert_eq!(at(CHUNK - 0x800), Lookup::Split, "chunk 0, then chunk 2");
-    assert_eq!(at(2 * CHUNK - 0x800), Lookup::Split, "the second half has no place");
+    assert_eq!(at(2 * CHUNK - 0x800), Lookup::Split, "the second half is unplaced");
     assert_eq!(table.translate_range(TenantId(2), GuestVramAddr(CHUNK - 0x800), 0x1000), None);
     let pieces: Vec<_> = table.pieces(GuestVramAddr(2 * CHUNK - 0x800), 0x1000).collect();
     assert_eq!(pieces, [(GuestVramAddr(2 * CHUNK - 0x800), 0x800), (GuestVramAddr(2 * CHUNK), 0x800)]);
@@ -216,10 +216,10 @@ fn vm_without_reservation_gets_only_unguaranteed_chunks() {
     table.place(TenantId(2), GuestVramAddr(99 * CHUNK)).unwrap();
     let full = refused(2, 3, 3);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), full);
-    assert!(!table.place(TenantId(2), GuestVramAddr(99 * CHUNK)).unwrap().new, "what it has it keeps");
+    assert!(!table.place(TenantId(2), GuestVramAddr(99 * CHUNK)).unwrap().new, "existing chunks stay");
     place_first(&mut table, 1, 3);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), refused(2, 0, 0));
-    // Chunks that the other VM frees are still promised to it, until it is destroyed.
+    // Chunks that the other VM frees stay promised to it until it is destroyed.
     assert_eq!(table.unplace_all(TenantId(1)), 3);
     assert_eq!(scrub_all(&mut table), 3);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), full);
@@ -238,7 +238,7 @@ fn unscrubbed_chunks_back_a_reservation_but_are_not_placed() {
     assert_eq!(
         table.place(TenantId(1), GuestVramAddr(0)),
         Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }),
-        "half scrubbed is not scrubbed"
+        "an incomplete scrub does not count"
     );
     table.scrubbed(work.place);
     assert_eq!(table.place(TenantId(1), GuestVramAddr(0)), Ok(Placed { place: on_card(0), new: true }));
@@ -247,7 +247,7 @@ fn unscrubbed_chunks_back_a_reservation_but_are_not_placed() {
     assert_eq!(
         table.place(TenantId(1), GuestVramAddr(0)),
         Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }),
-        "it is dirty again"
+        "it must be scrubbed again"
     );
     assert_eq!(scrub_all(&mut table), 2);
     place_first(&mut table, 1, 2);
@@ -276,7 +276,7 @@ fn chunks_set_aside_go_to_mediator_only() {
     table.create_vm(TenantId(2), 8 * CHUNK, Limits::UNRESERVED).unwrap();
     place_first(&mut table, 2, 1);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(CHUNK)), refused(2, 7, 7));
-    // The mediator gets exactly its own share, because the other chunks are promised.
+    // The mediator gets exactly its own share because the other chunks are promised.
     table.reserve_mediator(1, 1).unwrap();
     let run = table.reserve_mediator(2, 1).unwrap();
     assert_eq!((table.summary().set_aside, table.summary().mediator), (0, 3));
@@ -306,7 +306,7 @@ fn a_mediator_run_is_aligned_and_refused_without_room() {
     assert!(matches!(table.reserve_mediator(4, 4), Err(Error::CardFull { wanted: 4, .. })));
     assert!(
         matches!(table.reserve_mediator(2, 4), Err(Error::CardFull { wanted: 2, .. })),
-        "enough, but not in one run"
+        "enough chunks, but no contiguous run"
     );
     assert!(matches!(table.reserve_mediator(u32::MAX, 1), Err(Error::CardFull { .. })));
     table.release_mediator(run, 4);
@@ -322,8 +322,8 @@ fn mediator_claim_is_met_from_spare_chunks_after_guarantees() {
     assert_eq!((table.spare(), table.kept_for_mediator()), (0, 3));
     assert!(matches!(table.place(TenantId(1), GuestVramAddr(CHUNK)), Err(Error::Full { .. })));
     let own = table.reserve_mediator(1, 1).unwrap();
-    assert_eq!((table.spare(), table.kept_for_mediator()), (0, 2), "a part of the claim is met");
-    // Claimed chunks are not promised, so a guarantee can take them.
+    assert_eq!((table.spare(), table.kept_for_mediator()), (0, 2), "a part of the claim is satisfied");
+    // Claimed chunks are not promised, so they are available for a guarantee.
     table.create_vm(TenantId(2), CHUNK, Limits::RESERVED).unwrap();
     assert_eq!(table.kept_for_mediator(), 1);
     table.claim(0);
@@ -352,10 +352,10 @@ fn mediator_repays_borrowed_reserve_before_chunks_are_spare() {
     assert_eq!((table.spare(), table.for_mediator(), table.left_reserve()), (0, 0, 2));
     let own = table.reserve_mediator(1, 1).unwrap();
     assert_eq!((table.borrowed(), table.left_reserve(), table.spare()), (1, 1, 0));
-    assert_eq!(table.for_vms(), 2, "what is borrowed counts once");
-    assert!(table.reserve_mediator(2, 1).is_err(), "the reserve is not endless");
+    assert_eq!(table.for_vms(), 2, "a borrowed chunk is subtracted only once");
+    assert!(table.reserve_mediator(2, 1).is_err(), "the reserve is used up");
     table.unplace(TenantId(1), GuestVramAddr(0)).unwrap();
-    assert_eq!((table.spare(), table.left_reserve()), (0, 1), "what is free goes to the reserve");
+    assert_eq!((table.spare(), table.left_reserve()), (0, 1), "free chunks are returned to the reserve");
     table.repay();
     assert_eq!((table.borrowed(), table.left_reserve(), table.spare()), (0, 2, 0));
     table.release_mediator(own, 1);

@@ -1,17 +1,17 @@
-//! The saved form of a page pool: its runs of chunks and its allocations. Free blocks are derived from them.
+//! Saved form of a page pool: its runs of chunks and its allocations. Free blocks are derived from them.
 
 use super::{ORDER_MAX, PAGE_BYTES, PAGE_SHIFT, PagePool, Run};
 use crate::{ChunkTable, chunks::UnclaimedChunks};
 use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 
-/// A page pool.
+/// Saved page pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedPool {
     pub(crate) limit: u64,
-    /// First chunk and length of each run, in order.
+    /// First chunk and length of each run, sorted.
     pub(crate) runs: Vec<(u32, u32)>,
-    /// Address and order of each allocation, in ascending order.
+    /// Address and order of each allocation, sorted by address.
     pub(crate) used: Vec<(u64, u32)>,
 }
 
@@ -21,7 +21,7 @@ impl PagePool {
     /// Saves the pool.
     #[must_use]
     pub fn save(&self) -> SavedPool {
-        // Blocks that are zeroed now will be zeroed once more.
+        // Blocks that are zeroed now will be zeroed again.
         let Self { limit, free: _, used, runs, zeroed: _, held: _, used_bytes: _ } = self;
         SavedPool {
             limit: *limit,
@@ -30,10 +30,10 @@ impl PagePool {
         }
     }
 
-    /// Restores a pool in its chunks of `table`. `unclaimed` contains the chunks that no other pool has claimed.
+    /// Restores a pool in its chunks of `table`. `unclaimed` contains the unclaimed chunks.
     ///
     /// # Errors
-    /// Returns an error if the chunks do not belong to the mediator or belong to another pool, or if allocations are
+    /// Returns an error if chunks do not belong to the mediator or belong to another pool, or if an allocation is
     /// outside them.
     pub fn restored(saved: SavedPool, table: &ChunkTable, unclaimed: &mut UnclaimedChunks) -> Result<Self, Invalid> {
         let SavedPool { limit, runs, used } = saved;
@@ -62,8 +62,8 @@ impl PagePool {
         Ok(pool)
     }
 
-    /// Finds the free blocks in the block of 2^`order` pages at `start`. Returns the number of valid allocations in
-    /// that block.
+    /// Adds the free blocks in the block of 2^`order` pages at `start`. Returns the number of valid allocations in that
+    /// block.
     fn fill(&mut self, start: u64, order: u32) -> usize {
         let end = start + (PAGE_BYTES << order);
         let first = self.used.range(start..end).next().map(|(start, order)| (*start, *order));

@@ -68,11 +68,11 @@ fn never_allocated_pages_are_known_to_be_zeroed() {
     assert!(small.zeroed && large.zeroed);
     pool.free(small.address);
     pool.free(large.address);
-    // The page that was allocated before is part of the new block.
+    // A page of the new block was allocated before.
     assert!(!pool.alloc_block(&mut table, 0x2000).unwrap().zeroed);
-    assert!(pool.alloc_block(&mut table, 0x1000).unwrap().zeroed, "nobody has had it");
+    assert!(pool.alloc_block(&mut table, 0x1000).unwrap().zeroed, "it was never allocated");
     assert!(!pool.alloc_block(&mut table, 2 * CHUNK).unwrap().zeroed);
-    // A chunk that was returned is zeroed before the pool gets it again.
+    // A returned chunk is zeroed before the pool gets it again.
     pool.release_all(&mut table);
     while let Some(work) = table.take_scrub_work() {
         table.scrubbed(work.place);
@@ -89,7 +89,7 @@ fn freeing_twice_is_caught() {
     pool.free(page);
 }
 
-/// Creates the saved form of a pool with an allocation of two chunks and an allocation of one page.
+/// Creates the saved form of a pool with an allocation of two chunks and one of a page.
 fn saved() -> (ChunkTable, SavedPool) {
     let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
     pool.alloc(&mut table, 2 * CHUNK).unwrap();
@@ -104,9 +104,9 @@ fn saved_pools_that_cannot_be_are_refused() {
         let (table, mut saved) = saved();
         edit(&mut saved);
         let mut unclaimed = table.unclaimed();
-        PagePool::restored(saved, &table, &mut unclaimed).expect_err("it was restored").to_string()
+        PagePool::restored(saved, &table, &mut unclaimed).expect_err("restoring succeeded").to_string()
     };
-    // A VM's chunk, or a chunk without an owner, is refused.
+    // Chunks of a VM and chunks without an owner are rejected.
     assert!(
         refused(&|saved| saved.runs[1].0 = 5).contains("chunk 5 is used twice, or does not belong to the mediator")
     );
@@ -120,7 +120,7 @@ fn saved_pools_that_cannot_be_are_refused() {
     let both = |saved: &mut SavedPool| saved.used.insert(1, (saved.used[0].0 + 0x1000, 0));
     let (table, mut pool) = saved();
     both(&mut pool);
-    assert!(PagePool::restored(pool, &table, &mut table.unclaimed()).is_err(), "one allocation lies in another");
+    assert!(PagePool::restored(pool, &table, &mut table.unclaimed()).is_err(), "one allocation is inside another");
 }
 
 #[test]
@@ -140,14 +140,14 @@ fn chunks_of_the_mediator_have_one_user() {
 
 proptest! {
     /// Checks that allocations never overlap, are aligned, and are in the mediator's chunks, and that all chunks are
-    /// returned after all allocations were freed.
+    /// returned after all allocations are freed.
     #[test]
     fn allocations_are_disjoint_and_all_comes_back(
         ops in prop::collection::vec((any::<bool>(), 1u64..3 * CHUNK, any::<usize>()), 1..150)
     ) {
         let (mut table, mut pool) = (table(16), PagePool::new(12 * CHUNK));
         let mut live: Vec<(u64, u64)> = Vec::new();
-        // Pages that were allocated since their chunk was added to the pool.
+        // Pages that were allocated after their chunk was added to the pool.
         let mut had = std::collections::BTreeSet::new();
         for (free, bytes, which) in ops {
             if free && !live.is_empty() {

@@ -1,28 +1,28 @@
-//! Probes: short trial quanta that determine whether quanta help.
+//! Probes are short trial quanta for checking whether quanta help.
 //!
-//! Submissions do not name the host memory that work accesses through pointers, and real cards do not count these
-//! accesses. However, these accesses lengthen the work. Therefore the probe compares the engine time of a VM's
-//! submissions with their engine time during the VM's quantum, while all of the VM's memory is on the card. The probe
-//! assumes nothing about the card, the bus or the work, except that the work does not change.
+//! Submissions do not specify the host memory that work accesses through pointers, and real cards do not count these
+//! accesses. However, these accesses increase the engine time of the work. Therefore, the probe compares the engine
+//! time of a VM's submissions before and during the VM's quantum, in which all of the VM's memory is on the card. The
+//! probe only assumes that the work does not change.
 
 use crate::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Minimum number of submissions for a meaningful mean.
 const MIN_SUBMISSIONS: u64 = 8;
-/// Number of windows for which VMs' work is observed before a probe.
+/// Number of windows for observing the work of VMs before a probe.
 const WINDOWS: u64 = 2;
-/// Length of the pause after a failed probe, as a multiple of the probe's length. Each consecutive failure doubles the
-/// pause.
+/// Length of the pause after a failed probe, as a multiple of the probe's length. Each consecutive failed probe doubles
+/// the pause.
 const PAUSE_FACTOR: u32 = 32;
 /// Maximum length of a pause, in ns.
 const LONGEST_REST_NS: u64 = 3_600_000_000_000;
-/// Number of quanta for which the result of a probe is valid.
+/// Number of quanta after which the result of a probe expires.
 const RESULT_VALID_QUANTA: u32 = 64;
-/// Cap on one VM's speed-up factor, because the VM controls its submissions.
+/// Maximum speed-up factor of one VM. The factor is limited because the VM controls its submissions.
 const MAX_SPEEDUP: f64 = 8.0;
 
-/// Work done for a VM since it was created.
+/// Work completed for a VM since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Engine time, in ns.
@@ -32,13 +32,13 @@ pub struct Done {
 }
 
 impl Done {
-    /// Returns the difference between the two values.
+    /// Returns the difference to an earlier value.
     fn since(self, before: Self) -> Self {
         let used_ns = self.used_ns.saturating_sub(before.used_ns);
         Self { used_ns, ended: self.ended.saturating_sub(before.ended) }
     }
 
-    /// Returns the mean engine time of a submission in ns, if enough submissions have completed.
+    /// Returns the mean engine time of a submission in ns, if there are enough completed submissions.
     fn length(self) -> Option<f64> {
         (self.ended >= MIN_SUBMISSIONS && self.used_ns > 0).then(|| self.used_ns as f64 / self.ended as f64)
     }
@@ -47,35 +47,36 @@ impl Done {
 /// Probe state for VMs whose thrashing cannot be measured.
 #[derive(Clone, Debug, Default)]
 enum State {
-    /// Nothing was observed yet.
+    /// No work has been observed yet.
     #[default]
     Begins,
-    /// No probe may begin before this time.
+    /// No probe may start before this time.
     Resting { until_ns: u64 },
-    /// The work of the VMs is being observed. Contains the start time, and the work done until then.
+    /// The work of the VMs is being observed. Contains the start time and the work completed before it.
     Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
     /// A probe is running.
     Trying(Trial),
-    /// Quanta help. `left` is the number of quanta until the next probe.
+    /// Quanta help. The next probe starts after `left` quanta.
     Found { left: u32 },
 }
 
-/// A probe.
+/// Running probe.
 #[derive(Clone, Debug, Default)]
 struct Trial {
     began_ns: u64,
-    /// Mean lengths of submissions before the probe in ns, for the VMs that decide the result.
+    /// Mean engine times of submissions before the probe in ns, for the VMs that determine the result.
     before: BTreeMap<TenantId, f64>,
-    /// Mean lengths during the VMs' quanta, for the VMs whose length is known.
+    /// Mean engine times of submissions during the VMs' quanta in ns, for the VMs with a known mean.
     within: BTreeMap<TenantId, f64>,
-    /// VMs that have had their quantum.
+    /// VMs whose quantum has ended.
     had: BTreeSet<TenantId>,
-    /// The VM whose quantum is running, and the work that it had done when the quantum began.
+    /// VM of the current quantum, and its completed work at the start of the quantum.
     turn: Option<(TenantId, Done)>,
 }
 
 impl Trial {
-    /// Returns the factor by which submissions are shorter during quanta, if it is known for at least two VMs.
+    /// Returns the factor by which the engine time of submissions is shorter during quanta, if it is known for at least
+    /// two VMs.
     fn gain(&self) -> Option<f64> {
         let of = |(vm, before): (&TenantId, &f64)| {
             Some((before / self.within.get(vm)?).clamp(1.0 / MAX_SPEEDUP, MAX_SPEEDUP).ln())
@@ -90,31 +91,31 @@ impl Trial {
 pub(super) enum Verdict {
     /// Quanta continue.
     GoOn,
-    /// Quanta do not help, or must be probed again.
+    /// Quanta do not help, or a new probe is needed.
     End,
 }
 
-/// The state of the probes.
+/// State of the probes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Probes {
     state: State,
     done: BTreeMap<TenantId, Done>,
-    /// Consecutive failed probes.
+    /// Number of consecutive failed probes.
     failures: u32,
 }
 
 impl Probes {
-    /// Restores a positive result found by the previous daemon.
+    /// Restores a positive result of the previous daemon.
     pub(super) fn found() -> Self {
         Self { state: State::Found { left: RESULT_VALID_QUANTA }, ..Self::default() }
     }
 
-    /// Sets the work done for VMs until now.
+    /// Sets the work completed for VMs until now.
     pub(super) fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.done = done;
     }
 
-    /// Records that quanta have ended, or now have another reason.
+    /// Records that quanta have ended or have another reason now.
     pub(super) fn end(&mut self) {
         if !matches!(self.state, State::Resting { .. }) {
             self.state = State::Begins;
@@ -126,8 +127,8 @@ impl Probes {
         matches!(self.state, State::Trying(_))
     }
 
-    /// Observes the work of VMs whose memory does not fit together. Returns true if a probe is due: the card was busy
-    /// with these VMs for half of the last two windows, and the length of submissions is known for at least two of
+    /// Observes the work of VMs whose memory does not fit together. Returns true if a probe is due: these VMs used the
+    /// card for at least half of the last two windows, and the engine time of submissions is known for at least two of
     /// them.
     pub(super) fn should_probe(&mut self, now_ns: u64, members: &[TenantId], window_ns: u64) -> bool {
         let of_members = || members.iter().map(|vm| (*vm, self.done.get(vm).copied().unwrap_or_default())).collect();
@@ -156,21 +157,21 @@ impl Probes {
         true
     }
 
-    /// Records that a VM's quantum begins, and that its memory is on the card.
+    /// Records that a VM's quantum starts and its memory is on the card.
     pub(super) fn begins(&mut self, holder: TenantId) {
         if let State::Trying(trial) = &mut self.state {
             trial.turn = self.done.get(&holder).map(|done| (holder, *done));
         }
     }
 
-    /// Returns true if enough of the holder's work has completed during its quantum, or if no probe is running.
+    /// Returns true if enough of the holder's work was completed during its quantum, or if no probe is running.
     pub(super) fn has_seen_enough(&self, holder: TenantId) -> bool {
         let State::Trying(Trial { turn: Some((of, then)), .. }) = &self.state else { return true };
         *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= MIN_SUBMISSIONS)
     }
 
-    /// Records that a VM's quantum has ended, among `members`. `on_permille` is the part of the time that work must
-    /// lose without quanta.
+    /// Records that the quantum of a VM in `members` has ended. Quanta help if work without them takes longer by at
+    /// least `on_permille` of the time.
     pub(super) fn ends(&mut self, now_ns: u64, holder: TenantId, members: &[TenantId], on_permille: u32) -> Verdict {
         match &mut self.state {
             State::Found { left } if *left > 0 => {

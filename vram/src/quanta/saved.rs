@@ -1,4 +1,4 @@
-//! The saved form of quanta. Times use the caller's clock.
+//! Saved form of quanta. Times use the caller's clock.
 
 use super::probes::Probes;
 use super::sets::{WorkingSet, WorkingSets};
@@ -8,7 +8,7 @@ use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The detector and the turns of a card.
+/// Saved detector and turns of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedQuanta {
     config: SavedQuantaConfig,
@@ -62,7 +62,7 @@ impl Quanta {
     /// Saves the quanta.
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
-        // Running quanta are assumed to help. Observations start again.
+        // Running quanta are assumed to help. Observations restart.
         let Self { config, traffic, bandwidth, round_bandwidth, sets, idle, turn, fits_since, probes: _ } = self;
         let WorkingSets { capacity, by_vm } = sets;
         let saved = |&WorkingSet { bytes, resident, weight }: &WorkingSet| SavedSet { bytes, resident, weight };

@@ -1,16 +1,16 @@
-//! Working sets of VMs, and the VMs that must take turns because their working sets do not fit together.
+//! Working sets of VMs, and the VMs that must take turns.
 
 use crate::TenantId;
 use std::collections::BTreeMap;
 
-/// Working set of an active VM, and its claim to quanta.
+/// Working set of an active VM, and the VM's weight in quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
     /// Number of bytes that the VM uses and may have on the card; at most its quota.
     pub bytes: u64,
-    /// Number of these bytes that stay on the card during other VMs' quanta, such as its guarantee.
+    /// Number of these bytes that stay on the card during other VMs' quanta, for example the guarantee.
     pub resident: u64,
-    /// Weight of the VM's time. Lengths of quanta are proportional to it.
+    /// Weight of the VM's time. The length of its quanta is proportional to the weight.
     pub weight: u32,
 }
 
@@ -21,7 +21,7 @@ impl WorkingSet {
         Self { bytes, resident: 0, weight: 100 }
     }
 
-    /// Returns the number of bytes that other VMs' quanta may evict.
+    /// Returns the number of bytes that can be evicted for other VMs' quanta.
     fn evictable(self) -> u64 {
         self.bytes.saturating_sub(self.resident)
     }
@@ -36,14 +36,14 @@ pub(super) struct WorkingSets {
 }
 
 impl WorkingSets {
-    /// Returns true if all working sets fit together and leave `margin_permille` of the memory free.
+    /// Returns true if all working sets fit together with `margin_permille` of the memory left.
     pub(super) fn fit(&self, margin_permille: u32) -> bool {
         self.sum() * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
     }
 
-    /// Returns the VMs that must take turns, by number. Two groups of VMs need not take turns: those whose whole
-    /// working set stays on the card, and those with the smallest working sets, if the largest of the others fits next
-    /// to them. If `all` is set, small working sets take turns as well.
+    /// Returns the VMs that must take turns, by number. VMs whose whole working set stays on the card are omitted. The
+    /// VMs with the smallest working sets are also omitted as long as the largest remaining working set fits on the
+    /// card together with them, unless `all` is set.
     pub(super) fn members(&self, all: bool) -> Vec<TenantId> {
         let evictable = self.by_vm.iter().map(|(&vm, set)| (set.evictable(), vm)).filter(|(bytes, _)| *bytes > 0);
         let mut sets: Vec<(u64, TenantId)> = evictable.collect();
@@ -59,17 +59,16 @@ impl WorkingSets {
         members
     }
 
-    /// Returns the number of bytes to copy when the turn changes. At most the part of a working set that does not fit
-    /// is returned, and the same amount is evicted.
+    /// Returns the number of bytes to copy when the turn changes. The limit is the part of a working set that does not
+    /// fit: it is returned to the card, and the same number of bytes is evicted.
     pub(super) fn change_bytes(&self, members: &[TenantId]) -> u128 {
         let largest = members.iter().filter_map(|vm| self.by_vm.get(vm)).map(|set| set.evictable()).max().unwrap_or(0);
         let missing = self.sum().saturating_sub(self.capacity.into());
         2 * u128::from(largest.min(self.for_turns())).min(missing)
     }
 
-    /// Returns the length of a member's quantum. The members' mean is `mean_ns`, and lengths are proportional to
-    /// weights. If a quantum is shorter than `bounds.0` or longer than `bounds.1`, the quanta of all members are
-    /// scaled. If both occur, the longest quantum decides.
+    /// Returns the length of a member's quantum. The mean of the members is `mean_ns`, and lengths are proportional to
+    /// weights. If a quantum is outside `bounds`, the quanta of all members are scaled. The upper bound takes priority.
     pub(super) fn quantum_ns(&self, members: &[TenantId], vm: TenantId, mean_ns: u64, bounds: (u64, u64)) -> u64 {
         let weight = |vm: &TenantId| u128::from(self.by_vm.get(vm).map_or(1, |set| set.weight.max(1)));
         let sum: u128 = members.iter().map(weight).sum();
@@ -86,7 +85,7 @@ impl WorkingSets {
         u64::try_from(time * weight(&vm) / unit).unwrap_or(u64::MAX)
     }
 
-    /// Returns the number of bytes of the card for which VMs take turns.
+    /// Returns the number of card bytes for which VMs take turns.
     fn for_turns(&self) -> u64 {
         let resident = self.by_vm.values().fold(0, |sum: u64, set| sum.saturating_add(set.resident.min(set.bytes)));
         self.capacity.saturating_sub(resident)

@@ -1,4 +1,4 @@
-//! Tests synthetic traffic, on a card of 1000 bytes with copies at 1000 bytes per second.
+//! Tests synthetic traffic on a card of 1000 bytes with copies at 1000 bytes per second.
 
 use super::*;
 use proptest::prelude::*;
@@ -20,8 +20,8 @@ fn quanta(of: &[u64]) -> Quanta {
     quanta
 }
 
-/// Copies at full speed for `permille` of the time, every 10 ms, for a second starting at `from`. Returns the first
-/// change.
+/// Simulates copies at full speed for `permille` of the time, every 10 ms, for a second from `from` on. Returns the
+/// first change.
 fn copy(quanta: &mut Quanta, from: u64, permille: u64) -> Option<(u64, Change)> {
     (0..100).find_map(|step| {
         let now = from + step * 10 * MS;
@@ -64,7 +64,7 @@ fn much_traffic_of_sets_that_do_not_fit_switches_on() {
 fn little_traffic_or_sets_that_fit_change_nothing() {
     assert_eq!(copy(&mut quanta(&[700, 800]), 0, 100), None, "half of the threshold");
     assert_eq!(copy(&mut quanta(&[200, 800]), 0, 900), None, "they fit exactly");
-    assert_eq!(copy(&mut quanta(&[1700]), 0, 900), None, "no one to take turns with");
+    assert_eq!(copy(&mut quanta(&[1700]), 0, 900), None, "there is only one VM");
     let mut off = quanta(&[700, 800]);
     off.set_config(QuantaConfig { mode: Mode::Off, ..config() });
     assert_eq!(copy(&mut off, 0, 900), None);
@@ -99,11 +99,11 @@ fn small_working_set_that_fits_with_any_other_never_waits() {
     assert_eq!(
         on(&mut quanta(&[50, 700, 1800])).members,
         [TenantId(1), TenantId(2), TenantId(3)],
-        "the largest needs it all"
+        "the largest needs all of the memory"
     );
 }
 
-/// Creates working sets from their sizes, resident parts and weights.
+/// Creates working sets from their sizes, resident parts, and weights.
 fn claims(of: &[(u64, u64, u32)]) -> BTreeMap<TenantId, WorkingSet> {
     let set = |&(bytes, resident, weight): &(u64, u64, u32)| WorkingSet { bytes, resident, weight };
     (1..).zip(of).map(|(vm, claim)| (TenantId(vm), set(claim))).collect()
@@ -136,11 +136,11 @@ fn bounds_of_quanta_keep_their_proportion() {
     on(&mut quanta);
     assert_eq!(lengths(&quanta), [2_000, 18_000]);
     quanta.set_config(QuantaConfig { max_ns: 9 * SECOND, ..config() });
-    assert_eq!(lengths(&quanta), [1_000, 9_000], "the longest is bounded");
+    assert_eq!(lengths(&quanta), [1_000, 9_000], "the longest quantum is bounded");
     quanta.set_config(QuantaConfig { factor: 1, ..config() });
-    assert_eq!(lengths(&quanta), [1_000, 9_000], "so is the shortest");
+    assert_eq!(lengths(&quanta), [1_000, 9_000], "the shortest quantum is bounded");
     quanta.set_config(QuantaConfig { max_ns: 3 * SECOND, ..config() });
-    assert_eq!(lengths(&quanta), [333, 3_000], "the longest counts");
+    assert_eq!(lengths(&quanta), [333, 3_000], "the upper bound takes priority");
 }
 
 #[test]
@@ -149,12 +149,12 @@ fn tenant_whose_memory_stays_takes_no_quantum() {
     quanta.set_working_sets(1000, claims(&[(300, 300, 100), (500, 100, 100), (500, 0, 100)]));
     let turn = on(&mut quanta);
     assert_eq!(turn.members, [TenantId(2), TenantId(3)]);
-    assert_eq!(turn.quantum_ns, 6 * SECOND, "300 bytes do not fit, and are copied each way");
+    assert_eq!(turn.quantum_ns, 6 * SECOND, "300 bytes do not fit and are copied in both directions");
     let mut alone = Quanta::new(config());
     alone.set_working_sets(1000, claims(&[(800, 800, 100), (500, 0, 100)]));
-    assert_eq!(copy(&mut alone, 0, 900), None, "no one to take turns with");
+    assert_eq!(copy(&mut alone, 0, 900), None, "there is only one VM");
     assert!(!alone.detects());
-    // 200 bytes remain, so the small working set no longer fits next to the largest one.
+    // 200 bytes remain, so the small working set no longer fits together with the largest one.
     let mut tight = Quanta::new(config());
     tight.set_working_sets(1000, claims(&[(50, 0, 100), (900, 800, 100), (180, 0, 100)]));
     assert_eq!(on(&mut tight).members, [1, 2, 3].map(TenantId));
@@ -166,7 +166,7 @@ fn quantum_grows_with_memory_allocated_in_it() {
     assert_eq!(on(&mut quanta).quantum_ns, 4 * SECOND);
     let since = quanta.turn.as_ref().and_then(|turn| turn.1).unwrap();
     quanta.set_working_sets(1000, sets(&[900, 600]));
-    assert_eq!(quanta.tick(since + 10 * SECOND - 1), None, "500 bytes are to be copied each way, not 200");
+    assert_eq!(quanta.tick(since + 10 * SECOND - 1), None, "500 bytes are copied in each direction, not 200");
     assert!(matches!(quanta.tick(since + 10 * SECOND), Some(Change::Next(_))));
 }
 
@@ -180,18 +180,18 @@ fn quanta_rotate_and_skip_idle_tenants() {
         now += quantum;
         let turn = Turn { members: [1, 2, 3].map(TenantId).to_vec(), holder: TenantId(holder), quantum_ns: quantum };
         assert_eq!(quanta.tick(now), Some(Change::Next(turn)));
-        // The duration of the copies, however long, is not part of the quantum.
+        // The copy time is not part of the quantum, however long it is.
         now += 2 * quantum;
         assert_eq!(quanta.tick(now), None);
         quanta.copies_done(now);
         assert_eq!(quanta.tick(now + quantum - 1), None);
     }
-    // The holder has no more work, so the next VM need not wait for the end of the quantum.
+    // The holder has no more work, so the next VM does not wait for the end of the quantum.
     quanta.set_working_sets(1000, [1, 3].map(|vm| (TenantId(vm), WorkingSet::movable(700))).into());
     let Some(Change::On(turn)) = quanta.tick(now + 1) else { panic!("no change") };
     assert_eq!((turn.holder, turn.members), (TenantId(3), vec![TenantId(1), TenantId(3)]));
     quanta.set_working_sets(1000, [(TenantId(3), WorkingSet::movable(700))].into());
-    assert_eq!(quanta.tick(now + 2), Some(Change::Off), "one is left");
+    assert_eq!(quanta.tick(now + 2), Some(Change::Off), "only one VM is left");
 }
 
 #[test]
@@ -199,11 +199,11 @@ fn it_goes_off_when_sets_have_fitted_for_a_window() {
     let mut quanta = quanta(&[900, 900]);
     on(&mut quanta);
     quanta.set_working_sets(1000, sets(&[500, 480]));
-    assert_eq!((quanta.tick(SECOND), quanta.tick(9 * SECOND)), (None, None), "they fit, but for the margin");
+    assert_eq!((quanta.tick(SECOND), quanta.tick(9 * SECOND)), (None, None), "they fit without the margin");
     quanta.set_working_sets(1000, sets(&[400, 400]));
     assert_eq!((quanta.tick(10 * SECOND), quanta.tick(11 * SECOND - 1)), (None, None));
     quanta.set_working_sets(1000, sets(&[400, 580]));
-    assert_eq!(quanta.tick(11 * SECOND), None, "and not any more");
+    assert_eq!(quanta.tick(11 * SECOND), None, "they no longer fit");
     quanta.set_working_sets(1000, sets(&[400, 400]));
     assert_eq!((quanta.tick(12 * SECOND), quanta.tick(13 * SECOND)), (None, Some(Change::Off)));
     // The copies of the last change of turns do not count as thrashing.
@@ -216,8 +216,8 @@ fn it_goes_off_when_sets_have_fitted_for_a_window() {
 fn forced_mode_takes_turns_without_pressure() {
     let mut quanta = quanta(&[10, 20]);
     quanta.set_config(QuantaConfig { mode: Mode::Forced, ..config() });
-    let Some(Change::On(turn)) = quanta.tick(0) else { panic!("it is forced") };
-    assert_eq!((turn.members, turn.quantum_ns), (vec![TenantId(1), TenantId(2)], SECOND), "nothing has to be copied");
+    let Some(Change::On(turn)) = quanta.tick(0) else { panic!("quanta are forced") };
+    assert_eq!((turn.members, turn.quantum_ns), (vec![TenantId(1), TenantId(2)], SECOND), "no copies are needed");
     quanta.copies_done(0);
     assert!(matches!(quanta.tick(SECOND), Some(Change::Next(turn)) if turn.quantum_ns == SECOND));
     quanta.set_config(QuantaConfig { mode: Mode::Off, ..config() });
@@ -258,7 +258,7 @@ fn idle_tenant_yields_quantum_only_to_a_tenant_with_work() {
     quanta.set_idle(idle(&[(1, change - 1)]));
     assert_eq!(quanta.tick(SECOND), None);
     quanta.set_idle(idle(&[(1, change), (2, 1), (3, 1)]));
-    assert_eq!(quanta.tick(SECOND), None, "nobody else has work");
+    assert_eq!(quanta.tick(SECOND), None, "no other VM has work");
     assert_eq!(quanta.tick(40 * SECOND), None, "however long");
     quanta.set_idle(idle(&[(1, change), (2, 1)]));
     assert!(matches!(quanta.tick(40 * SECOND), Some(Change::Next(turn)) if turn.holder == TenantId(3)));
@@ -266,7 +266,7 @@ fn idle_tenant_yields_quantum_only_to_a_tenant_with_work() {
 
 proptest! {
     /// Checks that at any time the members are two or more active VMs, and the holder is one of them. Also checks that
-    /// no VM waits needlessly, each member gets its quantum, and no change is reported twice.
+    /// no VM waits unnecessarily, each member gets its quantum, and no change is reported twice.
     #[test]
     fn turns_are_fair_and_end(
         events in prop::collection::vec((0u64..3000, prop::collection::btree_map(1u32..6, 0u64..1500, 0..5), 0u64..400), 1..60),
@@ -301,12 +301,12 @@ proptest! {
             }
             quanta.copies_done(now);
         }
-        // While nothing changes, each member gets its quantum within as many quanta as there are members.
+        // Without other changes, each member gets one of the next N quanta, where N is the number of members.
         if let Some(turn) = turn_of(&quanta).filter(|_| !quanta.sets.fit(0) || mode == Mode::Forced) {
             let mut holders = vec![turn.holder];
             for _ in 1..turn.members.len() {
                 now += 30 * SECOND;
-                let Some(Change::Next(turn)) = quanta.tick(now) else { panic!("no one comes next") };
+                let Some(Change::Next(turn)) = quanta.tick(now) else { panic!("there is no next VM") };
                 quanta.copies_done(now);
                 holders.push(turn.holder);
             }
@@ -320,7 +320,7 @@ fn turn_of(quanta: &Quanta) -> Option<Turn> {
     quanta.turn().cloned()
 }
 
-/// An event that the detector may receive.
+/// Possible input of the detector.
 #[derive(Clone, Debug)]
 enum Told {
     Relocated(u64, u64),
@@ -352,7 +352,7 @@ fn tell(quanta: &mut Quanta, now: u64, told: &Told) -> Option<Change> {
 }
 
 proptest! {
-    /// Checks that a saved and restored detector makes the same decisions as one that was not saved.
+    /// Checks that a saved and restored detector makes the same decisions as the original one.
     #[test]
     fn restored_quanta_decide_the_same(steps in prop::collection::vec((told(), 1..700u64, any::<bool>()), 1..60)) {
         let (mut kept, mut moved, mut now) = (Quanta::new(config()), Quanta::new(config()), 0);
@@ -368,7 +368,7 @@ proptest! {
         }
     }
 
-    /// Checks that modified quanta are either refused or harmless.
+    /// Checks that modified quanta are either rejected or harmless.
     #[test]
     fn edited_turns_never_panic(
         steps in prop::collection::vec((told(), 1..700u64), 1..20),

@@ -1,9 +1,8 @@
-//! The second-chance algorithm, based on the uses that the mediator observes: submissions that refer to buffers, and
-//! copies.
+//! Second-chance algorithm, based on uses that the mediator observes: copies, and submissions that refer to buffers.
 
 use super::{Choose, Hints, keep_least};
 
-/// Chooses chunks that were not used since the hand last passed.
+/// Selects chunks that were not used since the clock hand last passed.
 #[derive(Debug)]
 pub(super) struct Clock;
 
@@ -11,7 +10,7 @@ impl Choose for Clock {
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
         let start = candidates.partition_point(|&index| index < hints.hand);
         candidates.rotate_left(start);
-        // The first round passes all used chunks. In the second round no chunk is referenced.
+        // The first round passes all used chunks, so no chunk is referenced in the second round.
         let mut chosen: Vec<u32> = Vec::with_capacity(count.min(candidates.len()));
         let mut spared = Vec::new();
         for &index in &*candidates {

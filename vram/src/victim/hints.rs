@@ -11,17 +11,17 @@ use std::ops::RangeInclusive;
 /// Priority of a chunk without a hint.
 pub const PRIORITY_DEFAULT: u8 = 128;
 
-/// Hints about the chunks of a VM, by guest chunk. Each kind of hint has at most one entry per guest chunk, and no
-/// entries before the first hint is set.
+/// Hints about the chunks of a VM by guest chunk. Each kind of hint has one entry per guest chunk, or no entries before
+/// the first hint is set.
 #[derive(Debug)]
 pub struct Hints {
-    /// Number of chunks that the guest has.
+    /// Number of guest chunks.
     chunks: u32,
     priorities: Vec<u8>,
     accesses: Vec<u32>,
-    /// One bit for each chunk, set if the chunk was used since the hand last passed.
+    /// One bit per chunk, set if the chunk was used since the clock hand last passed.
     referenced: Vec<u64>,
-    /// The guest chunk that the clock's hand points to.
+    /// Guest chunk at the clock hand.
     pub(super) hand: u32,
     pub(super) residency_history: ResidencyHistory,
 }
@@ -40,7 +40,7 @@ impl Hints {
         }
     }
 
-    /// Sets the priority of chunks. The lowest priorities are evicted first.
+    /// Sets the priority of `chunks`. The lowest priorities are evicted first.
     pub fn set_priority(&mut self, chunks: RangeInclusive<u32>, priority: u8) {
         let range = self.within(&chunks);
         self.priorities.resize(self.chunks as usize, PRIORITY_DEFAULT);
@@ -53,20 +53,20 @@ impl Hints {
         self.priorities.get(index as usize).copied().unwrap_or(PRIORITY_DEFAULT)
     }
 
-    /// Sets how often each of `chunks` is accessed, in the unit that the VM's profile uses.
+    /// Sets the access frequency of each of `chunks`, in the unit of the VM's profile.
     pub fn set_accesses(&mut self, chunks: RangeInclusive<u32>, count: u32) {
         let range = self.within(&chunks);
         self.accesses.resize(self.chunks as usize, 0);
         self.accesses[range].fill(count);
     }
 
-    /// Returns how often a chunk is accessed, or 0 if there is no hint.
+    /// Returns the access frequency of a chunk, or 0 if there is no hint.
     #[must_use]
     pub fn accesses(&self, index: u32) -> u32 {
         self.accesses.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// Records that the chunks have just been used.
+    /// Records that the chunks were used.
     pub fn touch(&mut self, chunks: RangeInclusive<u32>) {
         let range = self.within(&chunks);
         if range.is_empty() {
@@ -81,7 +81,7 @@ impl Hints {
         }
     }
 
-    /// Records that the chunks arrived on the card together and are in use.
+    /// Records that the chunks arrived on the card at the same time and are in use.
     pub fn arrived(&mut self, chunks: RangeInclusive<u32>) {
         let range = self.within(&chunks);
         self.residency_history.arrived(range, self.chunks);
@@ -92,20 +92,20 @@ impl Hints {
         self.residency_history.wants(index);
     }
 
-    /// Returns true if a chunk was used since the clock's hand last passed.
+    /// Returns true if a chunk was used since the clock hand last passed.
     #[must_use]
     pub fn is_referenced(&self, index: u32) -> bool {
         self.referenced.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
     }
 
-    /// Records that the clock's hand has passed a chunk.
+    /// Records that the clock hand has passed a chunk.
     pub(super) fn pass(&mut self, index: u32) {
         if let Some(word) = self.referenced.get_mut(index as usize / 64) {
             *word &= !(1 << (index % 64));
         }
     }
 
-    /// Returns the part of `chunks` that the guest has.
+    /// Returns the part of `chunks` that exists.
     fn within(&self, chunks: &RangeInclusive<u32>) -> std::ops::Range<usize> {
         let end = chunks.end().saturating_add(1).min(self.chunks) as usize;
         (*chunks.start() as usize).min(end)..end

@@ -1,16 +1,15 @@
-//! A policy for programs that repeatedly loop over more memory than the card has. In a loop, the most recently used
-//! chunk is needed last, so LRU is the worst policy.
+//! Policy for programs that loop over more memory than the card has. In a loop, the most recently used chunk is needed
+//! last, so LRU is the worst policy.
 //!
-//! The policy uses only the times at which a chunk arrived on the card and was evicted, because a card without
-//! reference bits provides nothing else. The first victim is the chunk before one that is needed now, because loops
-//! usually use buffers in the order of addresses. The next victim is the latest arrival. A chunk that is needed again
-//! immediately is not part of a loop, but always in use. Such a chunk is spared for a number of evictions, which
-//! doubles each time.
+//! The policy uses only the order of arrivals and evictions, because a card without reference bits provides no other
+//! information. The first victim is the chunk before one that is needed now, because loops usually access buffers in
+//! address order. The next victim is the latest arrival. A chunk that is needed again soon after its eviction is not
+//! part of a loop, but is always in use. Such a chunk is spared for a number of evictions, which doubles each time.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
 
-/// Chooses the most recently used chunk, except chunks that are always in use.
+/// Selects the most recently used chunk, except chunks that are always in use.
 #[derive(Debug)]
 pub(super) struct Loops;
 
@@ -29,8 +28,8 @@ impl Choose for Loops {
     }
 
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
-        // Return chunks that are needed again immediately first, and then the chunks evicted longest ago, because a
-        // loop needs them next.
+        // First return chunks that are needed again immediately, then the chunks evicted longest ago, because a loop
+        // needs them next.
         keep_least(candidates, count, |index| {
             (Reverse(hints.residency_history.allowance(index)), hints.residency_history.went(index))
         });

@@ -1,9 +1,9 @@
-//! Chooses victims by the owner's buffer priorities: the policy of GPUswap's dissertation.
+//! Victim selection by the owner's buffer priorities, as in GPUswap's dissertation.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
 
-/// Chooses by priority, lowest first.
+/// Selects chunks by priority, lowest first.
 #[derive(Debug)]
 pub(super) struct Priority;
 

@@ -1,9 +1,9 @@
-//! Chooses victims by accesses to chunks, from an earlier profile or from the card's counters.
+//! Victim selection by accesses to chunks, from an earlier profile or from the card's counters.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
 
-/// Chooses by accesses, fewest first.
+/// Selects chunks by accesses, fewest first.
 #[derive(Debug)]
 pub(super) struct Profiled;
 

@@ -1,8 +1,9 @@
-//! Random victims.
+//! Random victim selection.
 
 use super::{Choose, Hints};
 
-/// Chooses at random from a seed. Its state is saved, so its numbers must not depend on the version of a crate.
+/// Selects chunks with a seeded random generator. Its state is saved, so its sequence must not depend on the version of
+/// a crate.
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
@@ -12,7 +13,7 @@ impl Random {
     }
 
     /// Returns the next number below `bound`, which must not be 0. Uses SplitMix64 (Steele, Lea and Flood, OOPSLA
-    /// 2014), reduced to the range by its upper bits.
+    /// 2014), reduced to the range with its upper bits.
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

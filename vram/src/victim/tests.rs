@@ -51,14 +51,14 @@ fn clock_gives_used_chunks_a_second_chance() {
     hints.touch(0..=1);
     hints.touch(3..=3);
     assert_eq!(victims(policy, &mut hints, &all, 2), [2, 4], "0, 1 and 3 were used");
-    assert!(!hints.is_referenced(0) && !hints.is_referenced(3), "the hand has passed them");
+    assert!(!hints.is_referenced(0) && !hints.is_referenced(3), "the hand has passed both");
     hints.touch(5..=5);
-    assert_eq!(victims(policy, &mut hints, &[0, 1, 3, 5], 2), [0, 1], "it goes on behind 4, and spares 5");
+    assert_eq!(victims(policy, &mut hints, &[0, 1, 3, 5], 2), [0, 1], "it continues after 4, and spares 5");
     hints.touch(0..=5);
-    assert_eq!(victims(policy, &mut hints, &[3, 5], 2), [3, 5], "all were used: the first that was passed");
+    assert_eq!(victims(policy, &mut hints, &[3, 5], 2), [3, 5], "all were used: the first that the hand passed");
     let mut hints = Hints::new(CHUNKS);
     hints.touch(1..=1);
-    assert_eq!(returns(policy, &mut hints, &[0, 1, 2], 2), [1, 0], "what was used comes back first");
+    assert_eq!(returns(policy, &mut hints, &[0, 1, 2], 2), [1, 0], "used chunks are returned first");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn loops_keep_a_part_of_a_loop_that_is_too_large() {
         on_card.insert(wanted);
         hints.arrived(wanted..=wanted);
     }
-    // With LRU, each access would need a return, 108 in total. The minimum is 29.
+    // With LRU, each of the 108 accesses would need a return. The minimum is 29.
     assert!((27..=30).contains(&copies), "{copies}");
 }
 
@@ -91,17 +91,17 @@ fn loops_policy_spares_chunks_wanted_again_at_once() {
         hints.arrived(chunk..=chunk);
     }
     let give = |hints: &mut Hints, candidates: &[u32]| victims(policy, hints, candidates, 1)[0];
-    assert_eq!(give(&mut hints, &[0, 1, 2, 3]), 3, "it came last");
+    assert_eq!(give(&mut hints, &[0, 1, 2, 3]), 3, "it arrived last");
     hints.arrived(9..=9);
     hints.arrived(3..=3);
     for _ in 0..15 {
-        assert_eq!(give(&mut hints, &[2, 3]), 2, "3 was wanted at once");
+        assert_eq!(give(&mut hints, &[2, 3]), 2, "chunk 3 was needed immediately");
     }
     assert_eq!(give(&mut hints, &[2, 3]), 2);
-    assert_eq!(give(&mut hints, &[2, 3]), 3, "it was spared often enough");
+    assert_eq!(give(&mut hints, &[2, 3]), 3, "it was spared for its allowance");
     hints.wants(2);
-    assert_eq!(give(&mut hints, &[0, 1, 9]), 1, "it is behind what is wanted");
-    assert_eq!(returns(policy, &mut hints, &[1, 2, 3], 1), [3], "what was in use comes back before others");
+    assert_eq!(give(&mut hints, &[0, 1, 9]), 1, "it precedes a needed chunk");
+    assert_eq!(returns(policy, &mut hints, &[1, 2, 3], 1), [3], "chunks that were in use are returned first");
 }
 
 #[test]
@@ -129,8 +129,8 @@ fn hints_beyond_guest_chunks_are_ignored() {
 }
 
 proptest! {
-    /// Checks that each policy chooses the requested number of different candidates, and makes the same choice for the
-    /// same seed, with any hints.
+    /// Checks that each policy selects the requested number of different candidates, and makes the same selection for
+    /// the same seed with any hints.
     #[test]
     fn each_policy_chooses_among_the_candidates(
         mut candidates in prop::collection::btree_set(0..CHUNKS, 0..60).prop_map(|set| set.into_iter().collect::<Vec<_>>()),
@@ -168,11 +168,11 @@ proptest! {
             };
             let spared: Vec<u32> = candidates.iter().copied().filter(|index| !chosen.contains(index)).collect();
             let (worst, best) = (chosen.iter().map(|&at| key(at)).max(), spared.iter().map(|&at| key(at)).min());
-            prop_assert!(worst.zip(best).is_none_or(|(worst, best)| worst <= best), "{} gave up the wrong ones", policy);
+            prop_assert!(worst.zip(best).is_none_or(|(worst, best)| worst <= best), "{}: wrong chunks", policy);
             chosen.extend(spared);
             chosen.sort_unstable();
             candidates.sort_unstable();
-            prop_assert_eq!(&chosen, &candidates, "one chosen twice, or from elsewhere");
+            prop_assert_eq!(&chosen, &candidates, "duplicate or invalid candidates");
         }
     }
 }

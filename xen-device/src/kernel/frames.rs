@@ -1,8 +1,8 @@
 //! Calls that add memory to a domain and remove it. The kernel passes them to Xen unchanged.
 //!
-//! `memory_op` is the same in every version of Xen. The toolstack limits a domain's memory. The limit is raised with a
-//! call of `domctl`, whose layout Xen may change with each version of that interface. The call used here is the same in
-//! all of [`DOMCTL_VERSIONS`]. Xen checks the version first, and rejects all versions except its own.
+//! `memory_op` is identical in all Xen versions. The toolstack limits a domain's memory. This limit is raised with a
+//! `domctl` call, whose layout Xen may change with each version of that interface. The call used here is identical in
+//! all [`DOMCTL_VERSIONS`]. Xen checks the version first, and rejects all versions but its own.
 //!
 //! Sources: Xen's public headers `memory.h`, `domctl.h`, `xen.h`; Linux's `uapi/xen/privcmd.h` (both devices).
 
@@ -18,7 +18,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::{PAGE, ioctl_number};
 use crate::hypervisor::DomainId;
 
-/// The kernel's device for memory that the hypervisor may read during a call.
+/// The kernel's device for memory that the hypervisor may access during a call.
 pub(super) const BUFFERS: &str = "/dev/xen/hypercall";
 const HYPERCALL: libc::c_ulong = ioctl_number(b'P', 0, size_of::<Hypercall>());
 
@@ -41,12 +41,12 @@ mod memory {
 }
 
 const DOMCTL_MAX_MEM: u32 = 11;
-/// Versions of the interface from Xen 4.11 to 4.22.
+/// Interface versions from Xen 4.11 to 4.22.
 const DOMCTL_VERSIONS: RangeInclusive<u32> = 0x10..=0x18;
-/// Additional memory that `libxl` allows each domain beyond its limit, in KiB.
+/// Memory that `libxl` allows each domain beyond its limit, in KiB.
 const SLACK_KIB: u64 = 1024;
 
-/// Maximum number of frames per call: as many as fit into a page. A large page has the same number of frames.
+/// Maximum number of frames per call: as many as fit in a page, which is also the number of frames in a large page.
 const MAX_FRAMES: u64 = 512;
 const LIST: usize = 512;
 const LARGE_ORDER: u32 = 9;
@@ -62,7 +62,7 @@ struct Reservation {
     domain: u16,
 }
 
-/// `struct xen_domctl`, with a union as large as the largest union of any version.
+/// `struct xen_domctl`, with a union as large as the largest of any version.
 #[repr(C)]
 struct Domctl {
     command: u32,
@@ -72,7 +72,7 @@ struct Domctl {
     rest: [u64; 31],
 }
 
-/// Two pages that the hypervisor may read and write, allocated at the first call: the argument, and a list of frames.
+/// Two pages that the hypervisor may read and write, allocated on the first call: the argument, and a list of frames.
 #[derive(Debug)]
 pub(super) struct Buffer {
     base: *mut u8,
@@ -106,7 +106,7 @@ impl Buffer {
         Ok(Self { base: base.cast() })
     }
 
-    /// Writes a call's argument into the first page. Returns its address.
+    /// Writes a call's argument to the first page. Returns its address.
     fn argument<T>(&mut self, value: T) -> u64 {
         const { assert!(size_of::<T>() <= PAGE && align_of::<T>() <= PAGE) };
         // SAFETY: this buffer owns the page, which is aligned and large enough.
@@ -114,7 +114,7 @@ impl Buffer {
         self.base.addr() as u64
     }
 
-    /// Writes frames into the second page. Returns its address.
+    /// Writes frames to the second page. Returns their address.
     fn frames(&mut self, frames: impl Iterator<Item = u64>) -> u64 {
         let list = self.base.wrapping_add(PAGE);
         for (at, frame) in (0..LIST).zip(frames) {
@@ -125,7 +125,7 @@ impl Buffer {
     }
 }
 
-/// Calls about the memory of one domain.
+/// Calls that concern one domain's memory.
 #[derive(Debug)]
 pub(super) struct Frames<'a> {
     pub privcmd: &'a File,
@@ -134,7 +134,7 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// Adds `count` frames, starting at `first`, to the domain. Adds either all of the frames or none of them.
+    /// Adds `count` frames from `first` to the domain: either all of them or none.
     pub fn add(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.checked_add(count).ok_or(io::ErrorKind::InvalidInput)?;
         self.make_room(count)?;
@@ -143,7 +143,7 @@ impl Frames<'_> {
             let there = self.populate(at..end.min(at.saturating_add(MAX_FRAMES)))?;
             at = at.saturating_add(there);
             if there == 0 {
-                // Remove the added frames. If the removal fails, the domain keeps them until its end.
+                // Remove the added frames. If this fails, the domain keeps them until it is destroyed.
                 let taken = self.take(first, at.saturating_sub(first));
                 let out = io::Error::from(io::ErrorKind::OutOfMemory);
                 return Err(taken.err().unwrap_or(out));
@@ -152,7 +152,7 @@ impl Frames<'_> {
         Ok(())
     }
 
-    /// Removes `count` frames, starting at `first`, from the domain.
+    /// Removes `count` frames from `first` from the domain.
     pub fn take(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.saturating_add(count);
         let mut at = first;
@@ -183,8 +183,7 @@ impl Frames<'_> {
         self.reserve(memory::POPULATE_PHYSMAP, frames, 0)
     }
 
-    /// Makes a call with a list of runs of frames; each run has two to the power of `order` frames. Returns the number
-    /// of runs that Xen has processed.
+    /// Makes a call with a list of runs of 2^`order` frames each. Returns the number of runs that Xen has processed.
     fn reserve(&self, command: u64, frames: Range<u64>, order: u32) -> io::Result<u64> {
         let count = frames.end.saturating_sub(frames.start).min(MAX_FRAMES);
         self.with(|buffer, privcmd| {
@@ -194,7 +193,7 @@ impl Frames<'_> {
         })
     }
 
-    /// Raises the domain's limit by `count` frames, if necessary.
+    /// Raises the domain's limit by `count` frames if necessary.
     fn make_room(&self, count: u64) -> io::Result<()> {
         let ask = |command| {
             self.with(|buffer, privcmd| {
@@ -237,7 +236,7 @@ impl Frames<'_> {
     }
 }
 
-/// Makes a call. The memory for its arguments belongs to the buffer, which is locked.
+/// Makes a call. Its arguments are in the buffer, which is locked.
 fn call(privcmd: &File, number: u64, [first, second]: [u64; 2]) -> io::Result<u64> {
     let call = Hypercall { number, arguments: [first, second, 0, 0, 0] };
     // SAFETY: the structure matches this number; these calls write at most to their arguments.
@@ -254,7 +253,7 @@ mod tests {
         assert_eq!((size_of::<Hypercall>(), HYPERCALL), (48, 0x0030_5000));
         assert_eq!(size_of::<Reservation>(), 32);
         assert_eq!((std::mem::offset_of!(Reservation, order), std::mem::offset_of!(Reservation, domain)), (16, 24));
-        // The union begins at byte 16, and has at most 128 bytes in every version.
+        // The union starts at byte 16, and has at most 128 bytes in all versions.
         assert_eq!(std::mem::offset_of!(Domctl, max_kib), 16);
         assert!(size_of::<Domctl>() >= 16 + 128);
     }

@@ -1,9 +1,9 @@
-//! Tests the pages that the domain has under its BARs: a guest finds the device's data with pages, without pages, and
-//! after a move.
+//! Tests the domain's pages under its BARs: a guest finds the device's data with pages, without pages, and after a
+//! move.
 
 use super::*;
 
-/// First addresses of the areas of both BARs.
+/// Start addresses of the areas of both BARs.
 const AREA_STARTS: [u64; 2] = [PLACE0 + AREA.offset, PLACE1 + AREA.offset];
 const HIGH_OFFSET: u64 = 0x10_0000_0000;
 
@@ -16,7 +16,7 @@ fn frames(places: &[u64]) -> Vec<u64> {
     places.iter().map(|place| place / PAGE).collect()
 }
 
-/// Reads with a request, as the guest does at addresses without a page.
+/// Reads with a request, like the guest at addresses without a page.
 fn ask(domain: &FakeDomain, address: u64) -> u64 {
     let request = Request { kind: kind::MEMORY, address, size: 8, count: 1, read: true, ..Request::default() };
     domain.request(0, &request).unwrap()
@@ -30,8 +30,8 @@ fn pages_come_when_a_bar_answers_and_follow_it() {
     rig.take_accesses();
     domain.write(0, AREA_STARTS[1] + 8, 8, 0x1234);
     assert_eq!(domain.read(0, AREA_STARTS[1] + 8, 8), 0x1234);
-    assert!(rig.take_accesses().is_empty(), "they are no requests");
-    assert_eq!(ask(&domain, AREA_STARTS[1] + 8), 0x1234, "and a request finds the same");
+    assert!(rig.take_accesses().is_empty(), "page accesses are not requests");
+    assert_eq!(ask(&domain, AREA_STARTS[1] + 8), 0x1234, "a request returns the same data");
     // The part before the area is still trapped.
     domain.write(0, PLACE1 + 8, 8, 7);
     assert_eq!(rig.take_accesses().len(), 2);
@@ -42,7 +42,7 @@ fn pages_come_when_a_bar_answers_and_follow_it() {
     assert_eq!(domain.read(0, AREA_STARTS[1] + 8, 8), u64::MAX);
     domain.config_write(0x04, 0);
     domain.config_write(0x18, 0);
-    assert_eq!(domain.all_given(), frames(&[AREA_STARTS[0], HIGH_OFFSET + AREA_STARTS[1]]), "it answers nowhere");
+    assert_eq!(domain.all_given(), frames(&[AREA_STARTS[0], HIGH_OFFSET + AREA_STARTS[1]]), "no address responds");
     domain.config_write(0x04, 6);
     assert_eq!(domain.all_given(), frames(&AREA_STARTS));
     assert_eq!(domain.read(0, AREA_STARTS[1] + 8, 8), 0x1234);
@@ -78,7 +78,7 @@ fn host_without_memory_and_device_that_wants_none_have_requests() {
             domain.write(0, place, 8, place);
             assert_eq!(domain.read(0, place, 8), place);
         }
-        // The addition of pages is not retried.
+        // Adding pages is not retried.
         domain.config_write(0x04, 0);
         domain.config_write(0x04, 6);
         assert_eq!(domain.all_given().len(), given);
@@ -112,7 +112,7 @@ fn domain_that_is_no_longer_served_keeps_none() {
     domain.wait_left();
     assert!(domain.all_given().is_empty());
     domain.destroy();
-    // The next domain with this name starts with a new attempt.
+    // A new attempt is made for the next domain with this name.
     let next = rig.domain(FakeSpec { spare: 2, ..FakeSpec::new(2, "guest") });
     assert_eq!(next.all_given(), frames(&AREA_STARTS));
     next.destroy();
@@ -126,7 +126,7 @@ fn bar_that_a_guest_puts_over_its_own_memory_takes_none_of_it() {
     let domain = rig.xen.create(FakeSpec { spare: 2, ..FakeSpec::new(1, "guest") });
     domain.wait_served();
     write_memory(&domain, RAM + AREA.offset, b"still here");
-    // One BAR is at that address from the start, and the other BAR moves to it.
+    // One BAR is initially at that address, and the other one is moved to it.
     domain.config_write(0x10, RAM as u32);
     domain.config_write(0x14, PLACE1 as u32);
     domain.config_write(0x04, 6);

@@ -15,11 +15,11 @@ use xen_device::model::{AREA, BAR0, BAR1, MSI, Model, Seen, register};
 use xen_device::requests::{Request, kind};
 use xen_device::{XenOptions, XenServer, fuzz};
 
-/// Addresses of the BARs in the tests; the BARs are adjacent.
+/// Addresses of the BARs in the tests, which are adjacent.
 const PLACE0: u64 = 0xf100_2000;
 const PLACE1: u64 = PLACE0 + BAR0;
 const PAGE: u64 = 4096;
-/// TIMEOUT: far longer than the duration of any test.
+/// TIMEOUT: far longer than any test.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Rig {
@@ -111,7 +111,7 @@ fn bars_answer_where_the_guest_puts_them() {
     assert_eq!(domain.ranges(), [range(PLACE0, BAR0), range(PLACE1, BAR1)]);
     domain.write(0, PLACE1 + 8, 4, 0x1234_5678);
     assert_eq!(domain.read(0, PLACE1 + 8, 4), 0x1234_5678);
-    // Move one BAR above 4 GiB, as firmware does with BARs that do not fit below 4 GiB.
+    // Move one BAR above 4 GiB, like firmware with BARs that do not fit below.
     domain.config_write(0x18, 0x10);
     assert_eq!(domain.ranges(), [range(PLACE0, BAR0), range(0x10_0000_0000 + PLACE1, BAR1)]);
     assert_eq!(domain.read(0, 0x10_0000_0000 + PLACE1 + 8, 4), 0x1234_5678, "the contents move with it");
@@ -132,7 +132,7 @@ fn bars_that_lie_on_each_other_are_claimed_once() {
     assert_eq!(domain.ranges().len(), 1);
     domain.config_write(0x14, PLACE1 as u32);
     assert_eq!(domain.ranges().len(), 2);
-    // Accesses at the end of the address space do not wrap.
+    // Accesses at the end of the address space do not wrap around.
     domain.config_write(0x14, 0xffff_f000);
     domain.config_write(0x18, u32::MAX);
     assert!(domain.ranges().len() <= 2);
@@ -164,15 +164,15 @@ fn repeated_accesses_go_both_ways_and_through_memory() {
     let read = Request { address: PLACE1, data: 0x3000, read: true, ..base };
     domain.memory(0, read);
     assert_eq!(read_memory(&domain, 0x3000, 64), data);
-    // With the direction flag set, the first item is the last in memory.
+    // With the direction flag set, the first item is the last one in memory.
     domain.memory(0, Request { address: PLACE1 + 60, data: 0x4000 + 60, backwards: true, ..read });
     assert_eq!(read_memory(&domain, 0x4000, 64), data);
     domain.memory(0, Request { address: PLACE1 + 0x1060, data: from + 60, backwards: true, read: false, ..read });
     assert_eq!(domain.read(0, PLACE1 + 0x1060 - 60, 4), 0x0302_0100);
-    // Without an address for the data, the same value is stored each time.
+    // Without a data address, the same value is stored each time.
     domain.memory(0, Request { address: PLACE1 + 0x100, data: 0x55, count: 3, size: 1, ..Request::default() });
     assert_eq!(domain.read(0, PLACE1 + 0x100, 4), 0x0055_5555);
-    // Missing memory reads as ones, and ignores writes.
+    // Missing memory reads as all ones, and ignores writes.
     domain.memory(0, Request { address: PLACE1, data: 1 << 40, count: 1, ..base });
     assert_eq!(domain.read(0, PLACE1, 4), 0xffff_ffff);
     domain.memory(0, Request { address: PLACE1, data: 1 << 40, count: 1, read: true, ..base });
@@ -188,11 +188,11 @@ fn access_that_straddles_bars_reaches_both() {
     let expected = [(RegionIndex::Bar0, BAR0 - 4, 4, true), (RegionIndex::Bar1, 0, 4, true)];
     assert_eq!(rig.take_accesses(), expected);
     assert_eq!(domain.read(0, PLACE1 - 2, 4), 0x6655_4433);
-    // Xen passes on accesses that span adjacent ranges, but a server must not rely on this.
+    // Xen forwards accesses that span adjacent ranges, but a server must not rely on this.
     let beyond = Request { address: PLACE1 + BAR1 - 2, size: 8, count: 1, kind: kind::MEMORY, ..Request::default() };
     let read = Request { read: true, ..beyond };
     domain.request(0, &Request { data: 0x2211, ..beyond }).unwrap();
-    assert_eq!(domain.request(0, &read), Some(0xffff_ffff_ffff_2211), "bytes that belong to nothing read as ones");
+    assert_eq!(domain.request(0, &read), Some(0xffff_ffff_ffff_2211), "bytes without a target read as ones");
     rig.end();
 }
 
@@ -235,7 +235,7 @@ fn malformed_requests_are_answered_and_go_nowhere() {
     }
     domain.request(0, &Request { kind: kind::TIME_OFFSET, ..good }).unwrap();
     assert!(rig.take_accesses().is_empty());
-    assert_eq!(domain.read(0, PLACE1, 4), 0, "the server goes on");
+    assert_eq!(domain.read(0, PLACE1, 4), 0, "the server continues");
     rig.end();
 }
 
@@ -244,22 +244,22 @@ fn junk_in_shared_pages_is_harmless() {
     let rig = Rig::new();
     let domain = rig.guest();
     for state in 0..=255u8 {
-        // Fill a slot without a processor, with any state.
+        // Fill a slot without a virtual CPU, with any state.
         domain.junk(false, 5 * 32 + 30, &[state, state]);
-        // Set the slot of an existing processor to a state that is not a request.
+        // Set the slot of an existing virtual CPU to a state that is not a request.
         if state & 0xf != 1 {
             domain.junk(false, 30, &[state, 1]);
         }
         assert_eq!(rig.link.client().unwrap().domain, Some(1));
     }
     domain.junk(false, 30, &[0, 0]);
-    // Write a ring that claims to hold more than its size, and then a ring with half of a long entry.
+    // Write a ring that claims to hold more than its size, and then one with half of a long entry.
     domain.junk(true, 0, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
     until("the ring to be dropped", || rig.counter("errors") == 1);
     domain.junk(true, 0, &[0; 8]);
     domain.junk(true, 8, &[1, 0b1100, 0, 0]);
     domain.junk(true, 0, &[0, 0, 0, 0, 1, 0, 0, 0]);
-    until("half of an entry to be dropped", || rig.counter("errors") == 2);
+    until("half an entry to be dropped", || rig.counter("errors") == 2);
     assert_eq!(domain.read(0, PLACE1, 4), 0);
     rig.end();
 }
@@ -273,7 +273,7 @@ fn buffered_writes_come_before_the_access_that_follows() {
     for number in 0..1500u64 {
         let request = Request { address: 0x8_0000, size: 8, count: 1, data: number << 32 | 7, ..Request::default() };
         let request = Request { kind: kind::MEMORY, ..request };
-        until("room in the ring", || domain.buffer(&request));
+        until("space in the ring", || domain.buffer(&request));
         assert_eq!(domain.read(0, 0x8_0000, 8), number << 32 | 7);
     }
     assert_eq!(rig.counter("posted"), 1500);
@@ -298,7 +298,7 @@ fn several_processors_at_once_are_each_answered() {
         }
     });
     for (cpu, before) in (0..8).zip(before) {
-        assert_eq!(domain.notified(cpu) - before, 400, "one answer for each access of processor {cpu}");
+        assert_eq!(domain.notified(cpu) - before, 400, "one answer for each access of virtual CPU {cpu}");
     }
     rig.end();
 }
@@ -316,24 +316,24 @@ fn interrupts_are_the_message_or_the_pin() {
     domain.write(0, pin, 8, 0);
     assert!(!domain.pin().0);
     domain.write(0, pin, 8, 1);
-    // The guest turns the pin off.
+    // The guest disables the pin.
     domain.config_write(0x04, 0x406);
     assert!(!domain.pin().0);
     domain.config_write(0x04, 6);
-    assert!(domain.pin().0, "the level still stands");
+    assert!(domain.pin().0, "the level is still asserted");
     domain.write(0, pin, 8, 0);
 
     domain.write(0, message, 8, 1);
-    assert!(domain.messages().is_empty(), "messages are off");
+    assert!(domain.messages().is_empty(), "messages are disabled");
     domain.config_write(MSI + 4, 0xfee0_1000);
     domain.config_write(MSI + 8, 1);
     domain.config_write(MSI + 12, 0x4041);
     domain.config_write(MSI, 1 << 16);
-    assert_eq!(domain.messages(), [(0x1_fee0_1000, 0x4041)], "what was pending comes when it can");
+    assert_eq!(domain.messages(), [(0x1_fee0_1000, 0x4041)], "pending messages are delivered once enabled");
     domain.write(0, pin, 8, 1);
-    assert!(!domain.pin().0, "with messages on, the pin is quiet");
+    assert!(!domain.pin().0, "with messages enabled, the pin is deasserted");
     domain.write(0, pin, 8, 0);
-    // The guest changes the address of the message.
+    // The guest changes the message address.
     domain.config_write(MSI + 4, 0xfee0_2000);
     domain.write(0, message, 8, 1);
     assert_eq!(domain.messages().last(), Some(&(0x1_fee0_2000, 0x4041)));
@@ -343,16 +343,16 @@ fn interrupts_are_the_message_or_the_pin() {
     rig.end();
 }
 
-/// Bytes below 1 MiB that are not memory.
+/// Number of bytes below 1 MiB that are not memory.
 const VGA: u64 = 0x20 * PAGE;
 
-/// Makes the device read 8 bytes of the guest's memory.
+/// Makes the device read 8 bytes of guest memory.
 fn fetch(domain: &FakeDomain, cpu: usize, at: u64) -> u64 {
     domain.write(cpu, PLACE0 + register::FETCH, 8, at);
     domain.read(cpu, PLACE0 + register::DATA, 8)
 }
 
-/// Ends a load when dropped.
+/// Stops a load on drop.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -367,16 +367,16 @@ fn device_releases_memory_before_give_back_even_under_load() {
     let domain = rig.domain(FakeSpec { cpus: 2, ..FakeSpec::new(1, "guest") });
     let frames = (16 << 20) / PAGE;
     let asked = domain.asked();
-    // The server queries the BARs' addresses only to check that no memory is there.
+    // The server queries the BARs' addresses only to check that there is no memory.
     let bars = [PLACE0, PLACE1].map(|place| (place + AREA.offset) / PAGE);
     assert!(
         asked.iter().all(|first| *first >= (4 << 30) / PAGE || bars.contains(first)),
-        "memory without holes is looked at again: {asked:x?}"
+        "memory without holes is rechecked: {asked:x?}"
     );
     (0..frames).for_each(|frame| write_memory(&domain, frame * PAGE, &(frame + 1).to_le_bytes()));
     let whole = (16 << 20) - VGA;
     assert_eq!(rig.counter("dma_bytes"), whole);
-    assert_eq!(fetch(&domain, 0, 0xa0 * PAGE), u64::MAX, "a PC has its VGA there");
+    assert_eq!(fetch(&domain, 0, 0xa0 * PAGE), u64::MAX, "a PC has its VGA memory there");
     assert_eq!(fetch(&domain, 0, 700 * PAGE), 701);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -388,24 +388,24 @@ fn device_releases_memory_before_give_back_even_under_load() {
                 assert!(fetched == frame + 1 || fetched == u64::MAX, "{fetched:#x} at frame {frame}");
             }
         });
-        // End the load even after a failure, so that it does not outlive the test.
+        // Stop the load even after a failure, so that it does not outlive the test.
         let _ended = Ends(&done);
         for first in [0, 600, 511, 1024, 3000, 4090] {
             let gone = first..first + 5;
             domain.give_back(gone.clone());
             let table = rig.link.memory().snapshot();
             for frame in gone {
-                assert!(table.find(frame * PAGE).is_none(), "frame {frame} is still lent");
+                assert!(table.find(frame * PAGE).is_none(), "frame {frame} is still mapped");
             }
         }
     });
     assert_eq!(fetch(&domain, 0, 602 * PAGE), u64::MAX);
-    assert_eq!(fetch(&domain, 0, 605 * PAGE), 606, "what is beside it stays");
+    assert_eq!(fetch(&domain, 0, 605 * PAGE), 606, "adjacent frames stay");
     let left = rig.counter("dma_bytes");
     assert_eq!(left, whole - 30 * PAGE);
     // The guest takes back part of the hole, without a notification.
     domain.populate(600..605);
-    until("the memory to come back", || rig.counter("dma_bytes") == left + 5 * PAGE);
+    until("the memory to return", || rig.counter("dma_bytes") == left + 5 * PAGE);
     assert_eq!(fetch(&domain, 0, 602 * PAGE), 603);
     rig.end();
 }
@@ -418,7 +418,7 @@ fn memory_full_of_holes_is_lent_up_to_region_limit() {
         domain.take(frame..frame + 1);
     }
     domain.give_back(0..1);
-    assert_eq!(rig.counter("dma_bytes"), (8 << 20) - VGA / 2, "each second page is there");
+    assert_eq!(rig.counter("dma_bytes"), (8 << 20) - VGA / 2, "every second page is present");
     assert_eq!(domain.read(0, PLACE1, 4), 0);
     rig.end();
 }
@@ -432,9 +432,9 @@ fn processor_that_dies_in_flight_leaves_a_clean_device() {
     domain.put(0, &Request { address: PLACE1, size: 4, count: 1, kind: kind::MEMORY, ..Request::default() }).unwrap();
     domain.destroy();
     domain.wait_left();
-    // Reboot the domain, with another number and the same name.
+    // Reboot the domain, with another ID and the same name.
     let domain = rig.domain(FakeSpec::new(2, "guest"));
-    assert_eq!(domain.read(0, PLACE1, 4), 0, "nothing of the one before");
+    assert_eq!(domain.read(0, PLACE1, 4), 0, "no data from the previous domain");
     assert_eq!(rig.link.client().unwrap().domain, Some(2));
     rig.end();
 }
@@ -443,7 +443,7 @@ fn processor_that_dies_in_flight_leaves_a_clean_device() {
 fn old_domain_that_lingers_while_the_new_one_is_there_is_left() {
     let rig = Rig::new();
     let old = rig.guest();
-    // Both domains exist for a moment, as when a toolstack reboots a domain.
+    // Both domains exist briefly, as when a toolstack reboots a domain.
     let new = rig.xen.create(FakeSpec::new(9, "guest"));
     assert_eq!(old.read(0, PLACE1, 4), 0);
     old.destroy();
@@ -492,7 +492,7 @@ fn domain_is_not_saved_while_it_is_served() {
     let domain = rig.guest();
     until("saves to be refused", || domain.saves_refused());
     rig.link.disconnect();
-    until("saves to be allowed", || !domain.saves_refused());
+    until("saves to be permitted", || !domain.saves_refused());
     rig.end();
 }
 

@@ -1,8 +1,7 @@
-//! Initial inputs for the fuzz target: bytes that decode to hand-written operations. A test runs all inputs of the
-//! corpus.
+//! Seed inputs for the fuzz target: bytes that decode to hand-written operations. A test runs all inputs of the corpus.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p channels seeds` regenerates them. Files called `found_*` are inputs that failed
-//! before.
+//! `UPDATE_SEEDS=1 cargo test -p channels seeds` rewrites them. Files named `found_*` are inputs that failed in the
+//! past.
 
 use super::*;
 use crate::tests::fake::World;
@@ -109,7 +108,7 @@ fn encode_one(op: &Op, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the header of an operation with its VM and channel, in the short form if possible.
+/// Appends an operation's header with its VM and channel, in the short form if possible.
 fn head(out: &mut Vec<u8>, what: u8, second: bool, channel: u8) {
     let vm = u8::from(second) << 7;
     match (0..6).map(|low| vm | low).find(|who| who % 6 == channel) {
@@ -144,7 +143,7 @@ fn bound(second: bool, channel: u8, log2: u8) -> [Op; 2] {
     [Op::Bind(second, channel, log2, 0, 0), Op::Enable(second, channel, true)]
 }
 
-/// Returns an instance block as a driver writes it, with the given additional words.
+/// Returns an instance block as written by a driver, with the given additional dwords.
 fn block(words: &[(u64, u32)]) -> Vec<u8> {
     let mut world = World::new();
     let at = World::instance_of(1);
@@ -170,7 +169,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
     };
     BTreeMap::from([
         ("submit", [&listed[..], &fill(false, 1, 8), &work(false, 1, 3, 4), &work(false, 1, 8, 6)].concat()),
-        // The guest's ring wraps, and so does the host's larger ring.
+        // The guest's ring wraps around, and so does the host's larger ring.
         (
             "wrap",
             [
@@ -182,7 +181,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Doorbells of two VMs are stored, and are pulled in another order. One of them is pulled after its channel was
+        // Doorbells of two VMs are stored, and pulled in a different order. One of them is pulled after its channel was
         // bound again.
         (
             "two_vms",
@@ -237,7 +236,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Blocks that are rejected, a ring at the end of all addresses, and unusual saved words.
+        // Rejected blocks, a ring at the end of all addresses, and unusual saved dwords.
         ("blocks", {
             let blocks = [
                 block(&[]),
@@ -285,7 +284,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // A channel is unbound while its ring contains work, and is bound again at its position.
+        // A channel is unbound while its ring contains work, and bound again at its position.
         (
             "rebind",
             [
@@ -310,7 +309,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Channels that do not leave their engines are freed; then the card is reset.
+        // Channels that do not leave their engines are freed. Then the card is reset.
         (
             "stuck",
             [
@@ -351,13 +350,13 @@ fn seeds_in_the_repository_are_up_to_date() {
     assert_eq!(corpus.keys().collect::<Vec<_>>(), seeds.keys().collect::<Vec<_>>());
     for (name, ops) in &seeds {
         let bytes = encode(ops);
-        assert!(ops.len() <= OPS, "the end of {name} is not looked at");
+        assert!(ops.len() <= OPS, "the end of {name} is unused");
         assert_eq!(decode(&bytes), *ops, "{name}");
-        assert!(corpus[*name] == bytes, "{name}; UPDATE_SEEDS=1 writes it anew");
+        assert!(corpus[*name] == bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
     }
     let kinds: BTreeSet<_> =
         seeds.values().flatten().map(|op| format!("{op:?}").split('(').next().unwrap().to_owned()).collect();
-    assert_eq!(kinds.len(), 26, "some operation is in no seed: {kinds:?}");
+    assert_eq!(kinds.len(), 26, "the seeds lack an operation: {kinds:?}");
 }
 
 #[test]

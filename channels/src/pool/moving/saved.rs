@@ -1,6 +1,6 @@
-//! Saved form of migrating channels. This form contains only the card data that a channel's own work has written. All
-//! other data is generated again, so that a file cannot change it: constants, addresses, records and their push
-//! buffers, completion words.
+//! Saved form of migrating channels. It contains only the card data written by a channel's own work. All other data is
+//! regenerated, so that a file cannot change it: constants, addresses, records and their push buffers, completion
+//! words.
 
 use super::{Channel, Moving};
 use crate::block::{BLOCK, CONTEXTS};
@@ -18,7 +18,7 @@ use nvspec::instance::{graph_image, ramfc, userd};
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// Offsets of the words of RAMFC in which the card keeps a channel's state.
+/// Offsets of the RAMFC dwords in which the card keeps a channel's state.
 const STATE: [u64; 18] = [
     ramfc::GP_GET,
     ramfc::GP_FETCH,
@@ -41,11 +41,11 @@ const STATE: [u64; 18] = [
 ];
 /// Number of subchannels, each with an object.
 const SUBCHANNELS: u64 = 8;
-/// Offsets of the words of USERD in which the card reports its progress.
+/// Offsets of the USERD dwords in which the card reports its progress.
 const PROGRESS: [u64; 6] =
     [userd::GET, userd::REF, userd::TOP_LEVEL_GET, userd::TOP_LEVEL_GET_HI, userd::GET_HI, userd::GP_GET];
 
-/// The channels of a VM in migration.
+/// Saved form of a migrating VM's channels.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedMoving {
     vm: SavedVm,
@@ -54,19 +54,19 @@ pub struct SavedMoving {
 
 first_version!(SavedMoving, "channels.moving");
 
-/// A channel.
+/// Saved form of a channel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedChannel {
     bound: SavedBound,
-    /// Values of the words in [`STATE`], followed by the objects.
+    /// Values of the dwords in [`STATE`], followed by the objects.
     state: Vec<u32>,
-    /// Values of the words in [`PROGRESS`].
+    /// Values of the dwords in [`PROGRESS`].
     progress: Vec<u32>,
     /// Guest entries in flight, oldest first.
     entries: Vec<u64>,
-    /// Contents of the semaphore of each submission in flight.
+    /// Semaphore contents of each submission in flight.
     released: Vec<[u32; SEMAPHORE_BYTES / 4]>,
-    /// Images of PGRAPH, CE0 and CE1.
+    /// Images for PGRAPH, CE0 and CE1.
     images: [Vec<u8>; 3],
 }
 
@@ -185,7 +185,7 @@ fn work_area(
         let bytes: Vec<u8> = semaphore.iter().flat_map(|word| word.to_le_bytes()).collect();
         write(&mut work, semaphore_offset(record.slot), &bytes);
     }
-    // The card may have released the semaphore of the last ended record already.
+    // The card may have already released the semaphore of the last ended record.
     if let Some(slot) = ring.last_ended() {
         write(&mut work, push_offset(slot), &record_push(span, slot, ring.completed));
     }

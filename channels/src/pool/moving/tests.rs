@@ -10,7 +10,7 @@ const CH: VirtualChannelId = VirtualChannelId(0);
 /// A's shadow directory on the other card.
 const THERE: VramAddr = VramAddr(0x77_0000);
 
-/// Creates two channels of A, one of them with fetched and unfetched work, and a third channel whose bind was refused.
+/// Creates two channels of A, one of them with fetched and unfetched work, and a third channel whose bind was rejected.
 fn here() -> World {
     let mut world = World::new();
     for channel in [0, 1] {
@@ -50,18 +50,22 @@ fn migrated_channels_keep_addresses_and_get_new_numbers() {
     let [first, second] = &all[..] else { panic!("two channels: {all:?}") };
     assert_eq!((first.channel, first.physical, second.physical), (CH, ChannelId(3), ChannelId(4)));
     assert_eq!(there.channels.span(first.physical), Some(Span::from(before)));
-    // The submissions get the next numbers of this card, and the card may have begun the first submission.
+    // The submissions get this card's next numbers, and the card may have started the first one.
     assert_eq!(
         first.flights.iter().map(|(number, began)| (number.0, *began)).collect::<Vec<_>>(),
         [(0, true), (1, false)]
     );
     assert_eq!(second.flights, []);
     let word = |offset| there.card.block_word(first.physical, offset);
-    assert_eq!(word(ramfc::GP_BASE_LO), work_va(before).0 as u32, "its ring is where it was for itself");
+    assert_eq!(
+        word(ramfc::GP_BASE_LO),
+        work_va(before).0 as u32,
+        "its ring has the same address from its point of view"
+    );
     let userd = there.channels.layout().userd(first.physical);
     assert_eq!((word(ramfc::USERD_LO), word(vm::PDB_LO)), (userd.0 as u32, THERE.0 as u32));
     assert_eq!(there.channels.refused(A, VirtualChannelId(5)), Some(Place::Vram(GuestVramAddr(0x1000))));
-    // Nothing runs before the VM is resumed, and begun work does not continue before its slice.
+    // Nothing runs before the VM is resumed, and started work does not continue before its slice.
     assert_eq!(there.channels.run_state(first.physical), RunState::Stopped);
     there.channels.pause(&mut there.card, A, Pause::Standstill, false);
     let states = [first, second].map(|one| there.channels.run_state(one.physical));
@@ -81,7 +85,7 @@ fn channel_bound_after_migration_gets_unused_addresses() {
     for channel in [0, 1, 2] {
         there.channels.unbind(&mut there.card, B, VirtualChannelId(channel)).unwrap();
     }
-    // All channel numbers are in use, including the numbers of the spans.
+    // All channel numbers are in use, including those of the spans.
     let mut numbers = std::collections::BTreeSet::new();
     for _ in 0..130 {
         let physical = there.bind(A, 3);
@@ -130,8 +134,8 @@ fn channels_that_cannot_come_change_nothing() {
     assert!(here.channels.moving(&mut here.card, A).is_none());
 }
 
-/// Returns the words that a card stores for a channel. Omits GP_PUT in the instance block, which differs from the value
-/// in USERD.
+/// Returns the dwords that a card stores for a channel. Omits GP_PUT in the instance block, which differs from the
+/// value in USERD.
 fn held(world: &World, channel: ChannelId) -> Vec<u32> {
     let layout = world.channels.layout();
     let areas =
@@ -165,7 +169,7 @@ fn channels_that_were_saved_come_as_those_that_were_not() {
 fn flipped_bits_in_saved_channels_are_rejected_or_harmless() {
     let bytes = postcard::to_allocvec(&saved(&mut here())).unwrap();
     let mut refused = 0;
-    // This does not edit all of the images.
+    // Do not edit the images completely.
     let counts =
         |at: &usize| bytes.get(at.saturating_sub(8)..at + 8).is_none_or(|near| near.iter().any(|one| *one != near[0]));
     for at in (0..bytes.len()).filter(counts) {
@@ -197,5 +201,5 @@ fn flipped_bits_in_saved_channels_are_rejected_or_harmless() {
             assert!(again.is_ok(), "{:?}", again.err());
         }
     }
-    assert!(refused > 100, "only {refused} were refused");
+    assert!(refused > 100, "only {refused} were rejected");
 }

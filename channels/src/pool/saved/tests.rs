@@ -6,7 +6,7 @@ use crate::tests::fake::{A, B, LAYOUT, World};
 use nvspec::instance::userd;
 use proptest::prelude::*;
 
-/// Creates channels of two VMs: work in flight, some of it not started, a refused bind, an unbound channel and a hung
+/// Creates channels of two VMs: work in flight, some of it not started, a rejected bind, an unbound channel and a hung
 /// channel.
 fn world() -> World {
     let mut world = World::new();
@@ -142,7 +142,7 @@ fn other_cards_and_numbers_are_refused() {
 }
 
 proptest! {
-    /// Corrupted saved channels are rejected, or result in harmless channels.
+    /// Corrupt saved channels are rejected, or restored as harmless channels.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -33,7 +33,7 @@ impl Rig {
             }
             let running = world.channels.run_state(physical) == RunState::Running;
             assert_eq!(world.card.enabled(physical), running);
-            assert_eq!(world.card.userd(physical, userd::GP_PUT), track.index(track.started), "what was started");
+            assert_eq!(world.card.userd(physical, userd::GP_PUT), track.index(track.started), "started submissions");
             // The card received the contents of the guest's ring in order, and the guest sees its progress.
             let given = &world.card.units[&physical.0].given;
             assert_eq!(given[..], track.taken[..given.len()]);
@@ -42,7 +42,7 @@ impl Rig {
             assert_eq!(world.userd(vm, channel.0, userd::GP_PUT), track.gp_put);
             let range = u64::from(world.userd(vm, channel.0, userd::GET_HI)) << 32
                 | u64::from(world.userd(vm, channel.0, userd::GET));
-            assert!(range <= 0xff_f800_0000, "no address of the host's is shown");
+            assert!(range <= 0xff_f800_0000, "no host address is shown");
             for index in world.card.unfetched(physical) {
                 let raw = world.card.ring_entry(physical, index);
                 let own = raw >> 42 == 6 && raw & 0xff_ffff_fffc >= ring && raw & 0xff_ffff_fffc < ring + 0x3000;
@@ -57,7 +57,7 @@ impl Rig {
                 RunState::Stopped | RunState::Running => owned,
                 RunState::Stuck => self.stuck.contains(&physical),
             };
-            assert!(expected, "channel {index} leaks or is nobody's");
+            assert!(expected, "channel {index} is leaked or has no owner");
             if !owned {
                 assert_eq!(self.world.card.bound(physical), 0);
             }
@@ -79,7 +79,7 @@ impl Rig {
             }
             self.world.list(vm, &list);
         }
-        // The largest ring has 1024 entries unless a block names another size; the host's ring has 512 entries.
+        // The largest ring has 1024 entries unless a block specifies another size; the host's ring has 512 entries.
         self.gated = false;
         for _ in 0..16 {
             while !self.waiting.is_empty() {

@@ -1,4 +1,4 @@
-//! Tests saved vGPUs that were modified or belong to a different vGPU.
+//! Tests saved vGPUs that were modified, or that belong to a different vGPU.
 
 use super::*;
 use crate::tests::mock::Rig;

@@ -1,17 +1,17 @@
-//! Seed inputs for the fuzz target, by name: hand-written life cycles of tables. The first number of a step selects its
-//! kind. The other numbers are its operands, as `Machine::step` reads them.
+//! Seed inputs for the fuzz target, by name: hand-written life cycles of tables. The first number of a step is its
+//! kind, and the others are its operands, in the format of `Machine::step`.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
 
-/// Steps. Operands that are not given are zero.
+/// Steps. Omitted operands are zero.
 type Steps<'a> = &'a [&'a [u8]];
 
 const SEND: &[u8] = &[23];
 /// Creates directory 1, small tables 2 and 3, and large tables 4 and 5. These numbers are handles; each operand is the
 /// handle minus one.
 const TABLES: Steps<'_> = &[&[0, 0, 0], &[1, 1, 1], &[2, 2, 1], &[0, 3, 2], &[0, 4, 2], SEND];
-/// Makes the first entries of the directory refer to a small table, to a large table, and to both.
+/// Points the first entries of the directory to a small table, to a large table, and to both.
 const NAMED: Steps<'_> = &[&[4, 0, 0, 1, 0x80], &[5, 0, 1, 0x80, 3], &[6, 0, 2, 2, 4], &[21]];
 
 fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
@@ -24,11 +24,11 @@ fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each seed begins with a directory that refers to tables.
+/// Returns the inputs. Each seed starts with a directory that refers to tables.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Steps<'_>| encode(&[TABLES, NAMED, rest]);
     BTreeMap::from([
-        // Write entries in each way, at the edges of pages and tables, and beyond the end.
+        // Write entries in all ways, at the edges of pages and tables, and beyond the end.
         (
             "entries",
             seed(&[
@@ -48,7 +48,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Free tables that are referenced, and reuse their slots.
+        // Free tables that are still referenced, and reuse their slots.
         (
             "names",
             seed(&[
@@ -130,7 +130,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Reset the interface, and use the same handles again.
+        // Reset the interface, and reuse the same handles.
         ("reset", encode(&[TABLES, NAMED, &[&[12, 0, 1, 1], SEND, &[19]], TABLES, NAMED, &[&[19], &[19]]])),
     ])
 }

@@ -1,4 +1,4 @@
-//! Contents of a table in their saved form.
+//! Saved form of a table's contents.
 
 use super::{Contents, PAGE_ENTRIES, Page};
 use crate::operation::Kind;
@@ -27,7 +27,9 @@ impl Contents {
             let slot = contents.pages.get_mut(usize::from(number)).filter(|_| full);
             let page = <Box<Page>>::try_from(entries.into_boxed_slice()).ok();
             let (Some(slot), Some(page)) = (slot, page) else {
-                return Err(Invalid::new(format_args!("page {number} of a table is empty, cut, or not there")));
+                return Err(Invalid::new(format_args!(
+                    "page {number} of a table is empty, truncated, or out of range"
+                )));
             };
             *slot = Some(page);
         }

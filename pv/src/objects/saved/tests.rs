@@ -1,4 +1,4 @@
-//! Tests of saved tables that were edited.
+//! Tests of edited saved tables.
 
 use super::*;
 use crate::abi::Status;
@@ -47,7 +47,7 @@ fn tables_live_while_referenced() {
     assert_eq!(tables.counts(), super::tests::tables().counts());
     assert_eq!((tables.counts().directories, tables.counts().small, tables.counts().large), (2, 1, 1));
     tables.set(id(1), 3, None, None).unwrap();
-    assert_eq!(tables.counts().small, 1, "the other directory names it");
+    assert_eq!(tables.counts().small, 1, "the other directory refers to it");
     tables.set(id(4), 0, None, None).unwrap();
     assert_eq!(tables.counts().small, 0);
 }
@@ -67,22 +67,24 @@ fn tables_that_cannot_be_are_refused() {
     assert!(refused(|saved| saved.handles.reverse()).contains("not in their order"));
     assert!(refused(|saved| saved.handles[0].1 = 77).contains("place 77 has no table"));
     assert!(refused(|saved| saved.handles[0].1 = saved.free[0]).contains("has no table"));
-    // The directory of an instance block must be a directory, and a directory entry must refer to a table of its kind.
+    // An instance block's directory must be a directory, and a directory entry must refer to a table of its kind.
     assert!(refused(|saved| saved.bindings[0].1 = saved.handles[1].1).contains("has no table of the kind"));
     assert!(refused(|saved| saved.bindings[0].0 = BASE.0).contains("in table space"));
     assert!(refused(|saved| saved.free.clear()).contains("others than those that are listed"));
     assert!(refused(|saved| saved.free.push(0)).contains("others than those that are listed"));
     assert!(refused(|saved| saved.handles.truncate(0)).contains("nothing names the table"));
-    assert!(refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[0].1.truncate(9)).contains("empty, cut"));
+    assert!(
+        refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[0].1.truncate(9)).contains("empty, truncated")
+    );
     assert!(refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[0].0 = 99).contains("not in their order"));
-    assert!(refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[1].0 = 99).contains("not there"));
+    assert!(refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[1].0 = 99).contains("out of range"));
 }
 
 #[test]
 fn entries_of_directories_name_only_tables_here() {
     let small = |frame: u32| u64::from(Pde::new().with_small_target(TableTarget::Vram).with_small_frame(frame));
     let frame = |slot: u64| u32::try_from((BASE.0 + slot * SLOT_BYTES) / SMALL_PAGE).unwrap();
-    // Invalid targets are the directory itself, a large table in place of a small table, guest VRAM, the middle of a
+    // Invalid targets are the directory itself, a large table instead of a small one, guest VRAM, the middle of a
     // table, and guest RAM.
     assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(0))).contains("of the kind that it is named as"));
     assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(2))).contains("of the kind that it is named as"));
@@ -94,7 +96,7 @@ fn entries_of_directories_name_only_tables_here() {
 }
 
 proptest! {
-    /// Edits the bytes of saved tables. The edited tables must be rejected, or restored without harm.
+    /// Edits the bytes of saved tables. They must be rejected, or restored without harm.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -10,7 +10,7 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A slot for a table.
+/// Saved state of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSlot {
     pub(crate) table: Option<SavedTable>,
@@ -24,12 +24,12 @@ impl Slots {
             base,
             slots,
             free,
-            // This value follows from the written pages of each slot.
+            // Follows from the written pages of each slot.
             written: _,
         } = self;
         let saved = |slot: &Slot| {
             let Slot { object, written } = slot;
-            // After the restoration, counting yields the number of references.
+            // The number of references is counted after the restore.
             let table =
                 object.as_ref().map(|Object { kind, names: _, contents }| SavedTable::from_contents(*kind, contents));
             SavedSlot { table, written: *written }
@@ -37,7 +37,7 @@ impl Slots {
         (*base, slots.iter().map(saved).collect(), free.iter().map(|slot| slot.0).collect())
     }
 
-    /// Restores table space, which starts at `base`, without references. Call [`Self::set_names`] afterwards.
+    /// Restores table space, which starts at `base`, without references. Must be followed by [`Self::set_names`].
     pub(in crate::objects) fn restored(
         base: GuestVramAddr,
         saved: Vec<SavedSlot>,
@@ -45,7 +45,7 @@ impl Slots {
     ) -> Result<Self, Invalid> {
         let bytes = (saved.len() as u64).saturating_mul(SLOT_BYTES);
         let end = base.checked_add(bytes).filter(|end| end.0 <= 1 << BUS_BITS);
-        Invalid::unless(end.is_some(), || format!("{} tables do not fit into table space", saved.len()))?;
+        Invalid::unless(end.is_some(), || format!("{} tables do not fit in table space", saved.len()))?;
         let mut slots = Self::new(base);
         for (number, SavedSlot { table, written }) in (0u32..).zip(saved) {
             let object = table.map(SavedTable::restored).transpose()?;
@@ -65,7 +65,7 @@ impl Slots {
         Ok(slots)
     }
 
-    /// Sets the number of references to the table in each slot. Removes tables without references.
+    /// Sets the number of references to the table in each slot. Removes unreferenced tables.
     pub(in crate::objects) fn set_names(&mut self, names: &BTreeMap<u32, u64>) -> Result<(), Invalid> {
         for (number, slot) in (0u32..).zip(&mut self.slots) {
             let Some(object) = &mut slot.object else { continue };

@@ -1,4 +1,4 @@
-//! Tests of messages that a gang's home or its cards would never send.
+//! Tests messages that homes and cards never send.
 
 use super::super::*;
 use proptest::prelude::*;
@@ -6,14 +6,14 @@ use sched::VgpuParams;
 use sched::groups::{GroupConfig, Sharing};
 use sched::turns::{TurnsConfig, scheduler_defaults};
 
-/// Maximum number of messages and orders per gang that an event may cause.
+/// Maximum number of messages and orders per gang as a result of one event.
 const MAX_RESULTS: usize = 16;
 const CARD: CardId = CardId(1);
 
-/// Creates card 1 with two gangs. The home of the first gang is card 0, and the home of the second gang is card 1.
+/// Creates card 1 with two gangs. The homes of the gangs are cards 0 and 1.
 fn card() -> GangTurns {
     let turns = GroupTurns::new(scheduler_defaults(), TurnsConfig::default(), GroupConfig::default(), Nanos(0));
-    let mut card = GangTurns::new(CARD, turns.expect("the defaults are in bounds"), GangConfig::default());
+    let mut card = GangTurns::new(CARD, turns.expect("the defaults are valid"), GangConfig::default());
     for (number, cards) in [(0, [0, 1]), (1, [1, 2])] {
         let (tenant, cards) = (TenantId(number), cards.map(CardId).into());
         card.with_turns(Nanos(0), |turns| turns.add(tenant, VgpuParams::default(), Nanos(0)));
@@ -34,7 +34,7 @@ fn gang_joins_with_a_single_tenant_of_its_cards() {
     }
     card.with_turns(Nanos(0), |turns| turns.set_group(TenantId(3), Some(("group", Sharing::Turns)), Nanos(0)));
     assert!(!card.join(GangId(2), TenantId(3), &here, Nanos(0)), "the tenant is in a group");
-    assert!(!card.join(GangId(2), TenantId(2), &elsewhere, Nanos(0)), "the cards are others");
+    assert!(!card.join(GangId(2), TenantId(2), &elsewhere, Nanos(0)), "the set of cards does not include this card");
     assert!(!card.join(GangId(1), TenantId(2), &here, Nanos(0)), "the gang is a member");
     assert!(card.join(GangId(2), TenantId(2), &here, Nanos(0)));
     assert_eq!(card.gang_of(TenantId(2)), Some(GangId(2)));
@@ -65,7 +65,7 @@ fn gates_stay_closed_without_a_gather() {
     assert_eq!(card.take_orders(), []);
     card.receive(CardId(0), command(0, 1, Command::Gather { age: 1 }), Nanos(1));
     card.receive(CardId(0), command(0, 2, Command::Run), Nanos(1));
-    assert_eq!(card.take_orders(), [], "the command is for another gather");
+    assert_eq!(card.take_orders(), [], "the command belongs to another gather");
     card.receive(CardId(0), command(0, 1, Command::Run), Nanos(1));
     assert_eq!(card.take_orders(), [GangOrder::Turn(Order::Grant(TenantId(0)))]);
 }

@@ -1,45 +1,44 @@
-//! Checks gangs with random sets of cards under random schedules. Cards share no memory, so a schedule is an order of
-//! messages, submissions, ends of kernels, ticks and failures. Half of the schedules choose the next step at random.
-//! The other half uses priorities that change at a few points (PCT), so that a message can be delayed by any number of
-//! steps.
+//! Checks gangs with random sets of cards for random schedules. Cards share no memory, so a schedule is an order of
+//! messages, submissions, ends of kernels, ticks, and failures. Half of the schedules select the next step at random.
+//! The other half uses priorities that change at a few points (PCT), which can delay a message by any number of steps.
 
 use super::super::*;
 use super::world::{Gate, MS, Tenant, World, gang};
 use sched::sim::Random;
 
-/// Number of schedules in each run. A full-scale run has more.
+/// Number of schedules per run. Full-scale runs use a larger number.
 const SCHEDULES: u64 = 2_000;
 const ALL_SCHEDULES: u64 = 100_000;
-/// Number of steps after which a schedule counts as endless. The longest schedule takes a tenth of this number.
+/// Number of steps after which a schedule is considered endless. The longest schedule has a tenth of this number.
 const MAX_STEPS: u64 = 50_000;
-/// Number of points at which priorities change, and the number of steps from which these points are drawn.
+/// Number of points at which priorities change, and number of steps from which these points are selected.
 const CHANGES: usize = 5;
 const CHANGES_AMONG: u64 = 2_000;
 /// Number of failures in a schedule.
 const MAX_FAILURES: u32 = 3;
 
-/// A step of a schedule.
+/// Step of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Action {
     /// The first message on a link arrives.
     Deliver(u32, u32),
-    /// A rank submits, asks for a turn or ends it.
+    /// A rank submits, requests a turn, or ends it.
     Advance(TenantId, u32),
-    /// The kernel of a tenant ends.
+    /// A tenant's kernel ends.
     Finish(TenantId),
     /// A card's timer expires.
     Tick(u32),
-    /// Time passes until the next timer expires.
+    /// Time advances until the next timer expires.
     Wait,
-    /// The connection between two cards ends, or is established again.
+    /// The connection between two cards ends, or is re-established.
     Cut(u32, u32),
     Connect(u32, u32),
-    /// A card's process is stopped, or continues.
+    /// A card's process is stopped or continued.
     Stop(u32),
     Continue(u32),
 }
 
-/// Strategy for choosing the next step.
+/// Strategy for selecting the next step.
 enum Choice {
     Random,
     Priorities { of: BTreeMap<Action, u64>, changes: Vec<u64> },
@@ -51,7 +50,7 @@ struct Checker {
     choice: Choice,
     cut: BTreeSet<(u32, u32)>,
     failures: u32,
-    /// True if timers can expire before other possible steps.
+    /// True if timers can expire although other steps are possible.
     is_hasty: bool,
     steps: u64,
 }
@@ -74,7 +73,7 @@ impl Checker {
         Self { world, random, choice, cut: BTreeSet::new(), failures, is_hasty, steps: 0 }
     }
 
-    /// Returns the steps that may be possible.
+    /// Returns all steps that may be possible.
     fn actions(&self) -> Vec<Action> {
         let world = &self.world;
         let mut actions = Vec::new();
@@ -93,7 +92,7 @@ impl Checker {
         actions
     }
 
-    /// Rarely returns a failure as the next action.
+    /// Rarely returns a failure as the next step.
     fn failure(&mut self) -> Option<Action> {
         if self.failures == 0 || self.random.below(60) > 0 {
             return None;
@@ -109,7 +108,7 @@ impl Checker {
         (!self.cut.contains(&pair)).then_some(Action::Cut(pair.0, pair.1))
     }
 
-    /// Removes one of the actions from the list and returns it.
+    /// Selects an action and removes it from the list.
     fn choose(&mut self, actions: &mut Vec<Action>) -> Option<Action> {
         let at = match &mut self.choice {
             Choice::Random => self.random.below(actions.len() as u64) as usize,
@@ -137,7 +136,7 @@ impl Checker {
             Action::Wait => {
                 let running = world.cards.iter().filter(|(card, _)| !world.stopped.contains(card));
                 let Some(next) = running.filter_map(|(_, turns)| turns.next_wakeup()).min() else { return false };
-                // If a timer did not advance, the card's owner would loop forever.
+                // If a timer did not advance, this loop would be infinite.
                 world.now = next.0.max(world.now + 1);
             }
             Action::Cut(one, two) => {
@@ -154,7 +153,7 @@ impl Checker {
         if let Choice::Priorities { of, changes } = &mut self.choice
             && changes.contains(&self.steps)
         {
-            // The action that has run gets the lowest priority so far.
+            // Assign the lowest priority to the executed action.
             let least = of.values().min().copied().unwrap_or(1);
             of.insert(action, least.saturating_sub(1));
         }
@@ -186,13 +185,13 @@ impl Checker {
         })
     }
 
-    /// Runs the schedule to its end. Returns the number of steps, and the number of turns that gangs had.
+    /// Runs the whole schedule. Returns the number of steps and the number of gang turns.
     fn run(mut self, seed: u64) -> (u64, u64) {
         while !self.has_ended() {
             assert!(self.steps < MAX_STEPS, "schedule {seed} does not end: {}", self.state());
             assert!(self.step(), "schedule {seed} is a deadlock: {}", self.state());
         }
-        // If timers expire early, work that waits for a message exceeds any limit.
+        // With early timers, waiting for a message may exceed any limit.
         let in_time = self.is_hasty || self.world.overdue.is_empty();
         assert!(in_time, "schedule {seed}: work exceeded its limit, {} us", self.world.now / 1000);
         let views = self.world.cards.values().flat_map(|turns| turns.members.values());
@@ -214,7 +213,7 @@ impl Checker {
     }
 }
 
-/// Returns a tenant with a random set of cards.
+/// Returns a tenant on a random set of cards.
 fn any_tenant(cards: u32, random: &mut Random) -> Tenant {
     let set: Vec<u32> = loop {
         let bits = random.below(1 << cards);
@@ -228,7 +227,7 @@ fn any_tenant(cards: u32, random: &mut Random) -> Tenant {
     Tenant { kernels: 2 + random.below(6), ahead: 1 + random.below(3), ..flood }
 }
 
-/// Runs schedules. Returns the total number of steps, and the number of turns that gangs had.
+/// Runs schedules. Returns the total number of steps and the number of gang turns.
 fn check(seeds: std::ops::Range<u64>) -> (u64, u64) {
     let outcomes = seeds.map(|seed| Checker::new(seed).run(seed));
     outcomes.fold((0, 0), |(steps, turns), (more_steps, more_turns)| (steps + more_steps, turns + more_turns))
@@ -237,8 +236,8 @@ fn check(seeds: std::ops::Range<u64>) -> (u64, u64) {
 #[test]
 fn random_card_sets_end_under_every_schedule_tried() {
     let (steps, turns) = check(0..SCHEDULES);
-    println!("{SCHEDULES} schedules: {steps} steps, {turns} turns of gangs");
-    assert!(turns > 4 * SCHEDULES, "{turns} turns of gangs");
+    println!("{SCHEDULES} schedules: {steps} steps, {turns} gang turns");
+    assert!(turns > 4 * SCHEDULES, "{turns} gang turns");
 }
 
 mod full {
@@ -247,6 +246,6 @@ mod full {
     #[test]
     fn random_card_sets_end_under_a_hundred_thousand_schedules() {
         let (steps, turns) = check(0..ALL_SCHEDULES);
-        println!("{ALL_SCHEDULES} schedules: {steps} steps, {turns} turns of gangs");
+        println!("{ALL_SCHEDULES} schedules: {steps} steps, {turns} gang turns");
     }
 }

@@ -1,8 +1,8 @@
-//! Cards with their turns, messages between them, and programs whose kernels wait for their peers on other cards.
+//! Simulated cards with turns, messages between them, and programs whose kernels wait for their peers on other cards.
 //!
 //! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel runs when
-//! all ranks have submitted it. Until then, it spins on the cards where it was submitted, and the turns of these cards
-//! cannot end.
+//! all ranks have submitted it. Until then, it spins on the cards to which it was submitted, and the turns on these
+//! cards cannot end.
 
 use super::super::*;
 use sched::groups::GroupConfig;
@@ -12,7 +12,7 @@ use sched::{Engine, VgpuParams};
 
 pub(super) const MS: u64 = 1_000_000;
 
-/// A tenant and its program.
+/// Tenant and its program.
 #[derive(Clone, Debug)]
 pub(super) struct Tenant {
     pub(super) cards: Vec<u32>,
@@ -23,7 +23,7 @@ pub(super) struct Tenant {
     pub(super) ahead: u64,
     /// Number of kernels after which the program ends.
     pub(super) kernels: u64,
-    /// Number of kernels in a burst, and the pause after the burst, in ns.
+    /// Number of kernels in a burst, and the subsequent pause in ns.
     pub(super) burst: Option<(u64, u64)>,
 }
 
@@ -39,19 +39,19 @@ impl Tenant {
 pub(super) enum Gate {
     Closed,
     Open,
-    /// The gate closes after this number of further submissions.
+    /// The gate will close after this number of further submissions.
     Closing(u64),
 }
 
-/// A tenant's program on one card.
+/// Program of a tenant on one card.
 #[derive(Clone, Debug)]
 pub(super) struct Rank {
     pub(super) gate: Gate,
-    /// Number of kernels that this rank has submitted.
+    /// Number of kernels submitted by this rank.
     pub(super) submitted: u64,
-    /// True if the owner knows that the rank has work.
+    /// True if the card's owner knows that the rank has work.
     asked: bool,
-    /// Last time at which the gate was open, and the longest time for which it was closed while the rank had work, in
+    /// Last time at which the gate was open, and the longest time in which it was closed while the rank had work, in
     /// ns.
     last_ran: u64,
     pub(super) longest_gap: u64,
@@ -64,12 +64,12 @@ pub(super) struct Program {
     pub(super) done: u64,
     /// Remaining time of the running kernel, in ns.
     left: u64,
-    /// Time at which the program has work again, in ns.
+    /// Time at which the program will have work again, in ns.
     wakes: u64,
 }
 
 impl Program {
-    /// Returns the number of kernels that the program should have submitted at `now`.
+    /// Returns the number of kernels that the program should have submitted by `now`.
     fn goal(&self, now: u64) -> u64 {
         match self.tenant.burst {
             _ if now < self.wakes => self.done,
@@ -78,7 +78,7 @@ impl Program {
         }
     }
 
-    /// Returns true if the next kernel runs, because all ranks have submitted it.
+    /// Returns true if the next kernel runs: all ranks have submitted it.
     pub(super) fn runs(&self) -> bool {
         self.ranks.values().all(|rank| rank.submitted > self.done)
     }
@@ -93,9 +93,9 @@ pub(super) struct World {
     pub(super) random: Random,
     /// Cards whose owners are stopped.
     pub(super) stopped: BTreeSet<u32>,
-    /// Bounds of the latency of a message, in ns.
+    /// Minimum and maximum latency of a message, in ns.
     pub(super) transit_ns: (u64, u64),
-    /// Tenants that were reported to exceed their limit.
+    /// Tenants that were reported because they exceeded their limit.
     pub(super) overdue: BTreeSet<TenantId>,
 }
 
@@ -115,7 +115,7 @@ impl World {
     pub(super) fn new(cards: u32, tenants: &[Tenant], seed: u64) -> Self {
         let turns = || {
             let turns = GroupTurns::new(scheduler_defaults(), TurnsConfig::default(), GroupConfig::default(), Nanos(0));
-            turns.expect("the defaults are in bounds")
+            turns.expect("the defaults are valid")
         };
         let made = |card: u32| (card, GangTurns::new(CardId(card), turns(), GangConfig::default()));
         let mut world = Self {
@@ -154,7 +154,7 @@ impl World {
         self.cards.get_mut(&card).expect("known")
     }
 
-    /// Carries out the orders of a card, and sends its messages.
+    /// Executes the orders of a card and sends its messages.
     pub(super) fn follow(&mut self, card: u32) {
         let now = self.now;
         for (to, message) in self.card(card).take_messages() {
@@ -177,22 +177,22 @@ impl World {
             match order {
                 GangOrder::Turn(Order::Grant(_)) => (rank.gate, rank.asked) = (Gate::Open, true),
                 GangOrder::Turn(Order::Recall(_)) => {
-                    assert_eq!(rank.gate, Gate::Open, "{of:?} on card {card} is recalled");
+                    assert_eq!(rank.gate, Gate::Open, "{of:?} on card {card} is recalled, but has no open gate");
                     rank.gate = Gate::Closing(0);
                 }
                 GangOrder::Step(_) => {
-                    assert_eq!(rank.gate, Gate::Closed, "{of:?} on card {card} makes a step");
+                    assert_eq!(rank.gate, Gate::Closed, "{of:?} on card {card} gets a step, but has an open gate");
                     (rank.gate, rank.asked) = (Gate::Closing(1), true);
                 }
                 GangOrder::Turn(Order::Yield(_)) => {}
                 GangOrder::Turn(Order::Overdue { .. }) => drop(self.overdue.insert(of)),
-                GangOrder::Turn(Order::Quarantined(_)) => panic!("nothing is struck here"),
+                GangOrder::Turn(Order::Quarantined(_)) => panic!("no tenant is quarantined here"),
             }
         }
         self.check(card);
     }
 
-    /// Checks that at most one tenant has an open gate on a card, except tenants for whose end no other tenant waits.
+    /// Checks that at most one tenant has an open gate on a card, except tenants whose turns overrun.
     fn check(&self, card: u32) {
         let turns = &self.cards[&card];
         let open = self.programs.iter().filter(|(tenant, program)| {
@@ -203,7 +203,7 @@ impl World {
         assert!(open.len() <= 1, "{open:?} use card {card} at once");
     }
 
-    /// Lets a rank submit, end its turn, or ask for a turn. Returns false if it has nothing to do.
+    /// Makes a rank submit, end its turn, or request a turn. Returns false if no such action is possible.
     pub(super) fn advance(&mut self, tenant: TenantId, card: u32) -> bool {
         let is_stopped = self.stopped.contains(&card);
         let now = self.now;
@@ -215,7 +215,7 @@ impl World {
         match &mut rank.gate {
             Gate::Open if may => rank.submitted += 1,
             Gate::Closing(left @ 1..) if may => (*left, rank.submitted) = (*left - 1, rank.submitted + 1),
-            // The program runs, but its messages to the card's owner wait.
+            // The program is running, but its messages to the card's owner are not processed.
             _ if is_stopped => return false,
             Gate::Open if is_idle && !has_work => {
                 (rank.gate, rank.asked) = (Gate::Closed, false);
@@ -263,14 +263,14 @@ impl World {
         self.follow(card);
     }
 
-    /// Ends the connection between two cards. Messages in transit are lost.
+    /// Closes the connection between two cards. Messages in transit are lost.
     pub(super) fn cut(&mut self, one: u32, two: u32) {
         for (from, to) in [(one, two), (two, one)] {
             self.links.get_mut(&(from, to)).expect("known").clear();
             let now = Nanos(self.now);
             self.card(to).lost(CardId(from), now);
         }
-        // Messages that the two cards send to each other in the meantime are also lost.
+        // Messages that the cards send to each other in the meantime are also lost.
         for card in [one, two] {
             self.follow(card);
         }
@@ -286,7 +286,7 @@ impl World {
         }
     }
 
-    /// Runs for `ns`, in steps of `step` ns.
+    /// Runs the simulation for `ns`, in steps of `step` ns.
     pub(super) fn run(&mut self, ns: u64, step: u64) {
         let until = self.now + ns;
         while self.now < until {
@@ -320,7 +320,7 @@ impl World {
     fn run_program(&mut self, tenant: TenantId, step: u64) {
         let cards = self.programs[&tenant].tenant.cards.clone();
         for &card in &cards {
-            // Randomly delay ranks, which are not equally fast.
+            // Delay ranks at random, because their speeds differ.
             if self.random.below(4) > 0 {
                 while self.advance(tenant, card) {}
             }

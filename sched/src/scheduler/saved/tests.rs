@@ -48,14 +48,14 @@ fn schedulers_that_cannot_be_are_refused() {
     let refused = |edit: &dyn Fn(&mut SavedScheduler)| {
         let mut saved = scheduler(PolicyKind::Band).save();
         edit(&mut saved);
-        Scheduler::restored(saved, Nanos(1 << 40)).expect_err("it was restored").to_string()
+        Scheduler::restored(saved, Nanos(1 << 40)).expect_err("restoring succeeded").to_string()
     };
     assert!(refused(&|saved| saved.accounts.truncate(1)).contains("accounts are of other vGPUs"));
-    assert!(refused(&|saved| saved.scheduler.now = Nanos(u64::MAX)).contains("and now is"));
+    assert!(refused(&|saved| saved.scheduler.now = Nanos(u64::MAX)).contains("after the current time"));
     assert!(refused(&|saved| saved.scheduler.lanes.truncate(1)).contains("1 lanes"));
-    assert!(refused(&|saved| saved.scheduler.order = u64::MAX).contains("too many events"));
-    assert!(refused(&|saved| saved.scheduler.order = 0).contains("arrived later"));
-    assert!(refused(&|saved| saved.scheduler.config.policy = PolicyKind::Credit).contains("another policy"));
+    assert!(refused(&|saved| saved.scheduler.order = u64::MAX).contains("counts of events"));
+    assert!(refused(&|saved| saved.scheduler.order = 0).contains("is not in order"));
+    assert!(refused(&|saved| saved.scheduler.config.policy = PolicyKind::Credit).contains("policy of a lane differs"));
     assert!(refused(&|saved| saved.scheduler.config.band.period_ns = 0).contains("band.period_ns"));
     assert!(
         refused(&|saved| {
@@ -63,7 +63,7 @@ fn schedulers_that_cannot_be_are_refused() {
             saved.scheduler.vgpus.remove(&gone);
             saved.accounts.retain(|(vgpu, ..)| *vgpu != gone);
         })
-        .contains("vGPU that is not there")
+        .contains("nonexistent vGPU")
     );
     assert!(
         refused(&|saved| {
@@ -77,16 +77,16 @@ fn schedulers_that_cannot_be_are_refused() {
             let known = saved.scheduler.vgpus.get_mut(&TenantId(3)).unwrap();
             known.quarantine = Quarantine::Free;
         })
-        .contains("not as the scheduler has it")
+        .contains("differs from that of the scheduler")
     );
-    // Each of these changes would make an engine appear idle, or busy forever.
+    // After each of these changes, an engine would be considered idle or busy forever.
     assert!(refused(&|saved| saved.scheduler.engines[0] = Default::default()).contains("in flight"));
     assert!(
         refused(&|saved| {
             let [compute, copy, _] = &mut saved.scheduler.engines;
             *copy = compute.clone();
         })
-        .contains("at two places")
+        .contains("has two states")
     );
     assert!(refused(&|saved| saved.accounts[0].1[0].edit()).contains("account"));
 }

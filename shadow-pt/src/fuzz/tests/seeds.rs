@@ -1,5 +1,5 @@
 //! Seed inputs for the fuzz target, by name: hand-written life cycles of address spaces. The first number of an
-//! operation selects its kind, and the others are its operands, in the format that `Machine::step` reads.
+//! operation is its kind, and the others are its operands, in the format of `Machine::step`.
 
 use crate::model::machine::OP_BYTES;
 use std::collections::BTreeMap;
@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 /// Operations. Omitted operands are zero.
 type Ops<'a> = &'a [&'a [u8]];
 
-/// Mode byte of all seeds. This byte selects the default mode with a high limit on tables. The test also runs the seeds
-/// in the other modes.
+/// Mode byte of all seeds, which selects the default mode with a high table limit. The test also runs the seeds in the
+/// other modes.
 const MODE: u8 = 3;
 
-/// Makes the first entry of the first directory refer to a large and a small table, each an eighth of the full size.
+/// Points the first entry of the first directory to a large and a small table, each an eighth of full size.
 const TABLES: &[u8] = &[0, 0, 0, 0x13, 0, 1];
 /// Sets entries 0 to 7 of the small table to VRAM pages 0x40 to 0x47, and entry 8 to a granted page of RAM.
 const SMALL: Ops<'_> = &[&[7, 1, 0, 6, 0x40], &[7, 1, 1, 7, 0x41], &[7, 1, 7, 8, 0x47], &[7, 1, 8, 11, 0x14]];
-/// Sets entries of the large table: VRAM, the page of a table, and contiguous RAM.
+/// Sets entries of the large table: VRAM, a page that contains a table, and contiguous RAM.
 const LARGE: Ops<'_> = &[&[8, 0, 1, 9, 3], &[8, 0, 2, 10, 1], &[8, 0, 3, 13, 2], &[8, 0, 4, 13, 4]];
 const FLUSH_IDLE: &[u8] = &[16, 0, 0, 0];
 const FLUSH_BUSY: &[u8] = &[17, 0, 1, 0];
@@ -31,7 +31,7 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each seed begins by creating tables, entries of both sizes, and their shadow.
+/// Returns the inputs. Each seed first creates tables, entries of both sizes, and their shadow.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
@@ -55,8 +55,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 FLUSH_IDLE,
             ]),
         ),
-        // Use entries for pages beyond the guest's VRAM, for RAM that is read-only or not granted, for another card,
-        // and with an invalid kind.
+        // Use entries for pages beyond the guest's VRAM, for RAM that is read-only or not granted, for peer memory, and
+        // with an invalid kind.
         (
             "denied",
             seed(&[
@@ -71,7 +71,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // Let the GPU map the table and the directory that map these pages, and write to both, also through stale TLB
+        // The GPU maps the table and the directory that map these pages, and writes to both, also through stale TLB
         // entries.
         (
             "gpu_writes",
@@ -114,7 +114,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[&[25, 0], &[16, 1], &[25, 0], &[7, 6, 0, 9, 2], &[20, 1], &[23, 0x10, 0], &[29, 1]],
             ]),
         ),
-        // Move chunks of VRAM, withdraw them, and grant them again. Do the same to ranges that the guest keeps.
+        // Move, withdraw and grant chunks of VRAM. Do the same to ranges that the guest keeps.
         (
             "chunks",
             seed(&[
@@ -131,7 +131,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[31, 0x20, 63, 0],
             ]),
         ),
-        // Let two directories share tables, use one directory also as a table, and close both.
+        // Let two directories share tables, use one directory as a table as well, and close both.
         (
             "spaces",
             seed(&[
@@ -150,7 +150,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[29, 0],
             ]),
         ),
-        // Put the mediator's own pages at a directory entry that the guest also writes.
+        // Map the mediator's own pages through a directory entry that the guest also writes.
         (
             "host_pages",
             seed(&[

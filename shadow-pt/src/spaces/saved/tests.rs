@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { table_bytes: 1 << 20 };
 
-/// Creates two spaces; one of them has mediator pages of both kinds.
+/// Creates two spaces, one of which has mediator pages of both kinds.
 fn spaces(card: &mut Card) -> AddressSpaces {
     let mut spaces = AddressSpaces::new(Mode::Incremental, LIMITS);
     for directory in [Place::Vram(GuestVramAddr(0x1_0000)), Place::Ram(Gpa(0x5000))] {
@@ -66,7 +66,7 @@ fn moved_spaces_get_directories_on_new_card_and_map_nothing() {
         assert_eq!(
             (moved, after.guest_directory(moved)),
             (id, before.guest_directory(id)),
-            "the guest's address of the space is unchanged"
+            "the guest directory address is unchanged"
         );
         assert!(places.contains(&(old, new)) && new != occupied);
         assert!(there.entries(new.0, 8192).all(|entry| entry == 0), "no page is mapped before the space is prepared");

@@ -1,5 +1,4 @@
-//! Tests disabling and enabling bus mastering: tables that map RAM are unlinked and linked again, and keep their
-//! entries.
+//! Tests disabling and enabling bus mastering: tables that map RAM are unlinked and relinked, and keep their entries.
 
 use super::*;
 
@@ -15,8 +14,7 @@ impl World {
         report
     }
 
-    /// Takes a directory entry whose table is full of RAM, and adds a second directory entry whose table maps only
-    /// VRAM.
+    /// Uses a directory entry whose table is full of RAM, and adds a second one whose table maps only VRAM.
     fn both() -> Self {
         let mut world = Self::mapped();
         world.write(vram(DIRECTORY + 8), pde(None, Some(SPT + 0x8000), EIGHTH));
@@ -58,16 +56,16 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     world.sync();
     world.prepare();
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Removing the last entry for RAM links the table again.
+    // Removing the last RAM entry relinks the table.
     for page in 0..=65 {
         if page != 64 {
             world.write(vram(SPT + page * 8), 0);
         }
     }
     world.sync();
-    assert!(world.at(64 * PAGE).is_some(), "a table that no longer maps RAM stays unlinked");
+    assert!(world.at(64 * PAGE).is_some(), "a table that no longer maps RAM remains unlinked");
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Entries that were denied in the meantime are mapped once they are granted.
+    // Entries denied in the meantime are mapped once they are granted.
     world.grants.ram = ram;
     world.bar(false);
     world.spaces.granted();

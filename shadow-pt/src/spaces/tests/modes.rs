@@ -32,7 +32,7 @@ fn flush_reads_one_page_after_one_change_and_none_without() {
         assert_eq!(report, wanted, "{mode}");
         assert_eq!(world.guest.reads, reads + 1);
 
-        // A changed directory entry causes one page of the directory to be read.
+        // A changed directory entry causes one directory page to be read.
         world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
         let report = world.flush(false);
         assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));
@@ -80,7 +80,7 @@ fn permission_gains_are_deferred_and_losses_are_not() {
     world.prepare();
     assert!(world.at(0).is_some());
 
-    // A page without entries gains an entry, which can wait. A page with entries loses an entry, which cannot wait.
+    // A page without entries gains an entry, which can wait. A page with entries loses an entry, which cannot.
     world.write(vram(SPT + 512 * 8), pte(0, PAGE));
     world.write(vram(SPT), 0);
     let report = world.flush(false);
@@ -117,10 +117,10 @@ fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
         world.guest.write64(vram(SPT + 8), pte(0, PAGE));
         assert!(world.flush(false).lost_permission);
         assert_eq!(world.at(PAGE), Some((0, 40 * LARGE + PAGE)));
-        // The page is now mapped read-only. The page is read once more, because earlier writes are possible.
+        // The page is now mapped read-only. It is read once more, because earlier writes are possible.
         world.write(vram(SPT), pte(0, SPT) | 4);
         assert_eq!(world.flush_only(false).pages, 1);
-        // The GPU writes through stale entries of the card's TLBs.
+        // The GPU writes through stale TLB entries.
         world.guest.write64(vram(SPT + 8), 0);
         world.spaces.flushed(world.id, &mut world.card);
         assert_eq!((world.flush(false).pages, world.at(PAGE)), (1, None));
@@ -133,7 +133,7 @@ fn a_large_page_exposes_all_tables_in_it() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(0, LPT));
     world.sync();
-    // The 128 KiB from 0x2_0000 on contain the large table, and eight pages of the small table.
+    // The 128 KiB from 0x2_0000 contain the large table and eight pages of the small table.
     assert_eq!(world.sync().pages, 9);
     world.guest.write64(vram(SPT + 4095 * 8), pte(0, 0));
     world.sync();

@@ -30,13 +30,13 @@ fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
         let mut world = World::with(Mode::LazyAdd, 4 << 20);
         world.write(vram(DIRECTORY), pde(Some(LPT), small, EIGHTH));
         world.write(vram(LPT + 8), pte(0, 2 * LARGE));
-        // Write a small entry that the large page hides, and a small entry next to the large page.
+        // Write a small entry hidden by the large page, and a small entry next to the large page.
         world.write(vram(SPT + 37 * 8), pte(0, 3 * LARGE));
         world.write(vram(SPT + 5 * 8), pte(0, 3 * LARGE));
         world.prepare();
         let (tables, bytes) = (world.spaces.tables(), world.spaces.card_bytes());
         let report = world.host(64 + 5, 1, Some(HOST));
-        assert!(report.lost_permission, "the card's TLBs know the large page");
+        assert!(report.lost_permission, "the card's TLBs cache the large page");
         assert_eq!(world.at(LARGE + 4 * PAGE), Some((0, 7 * LARGE + 4 * PAGE)));
         assert_eq!(world.at(LARGE + 5 * PAGE), Some((2, HOST * PAGE)));
         assert_eq!(world.at(LARGE + 6 * PAGE), Some((0, 7 * LARGE + 6 * PAGE)));
@@ -45,7 +45,7 @@ fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
         assert_eq!((found.place, found.writable), (vram(2 * LARGE + 5 * PAGE + 8), true));
         // The replacement table is as long as the guest's table, and is counted.
         assert_eq!((world.spaces.tables(), world.spaces.card_bytes()), (tables, bytes + 0x8000));
-        // Change the small entry next to the large page, and the hidden entry.
+        // Change the small entry next to the large page, and the hidden one.
         world.write(vram(SPT + 5 * 8), pte(0, 4 * LARGE));
         world.write(vram(SPT + 37 * 8), pte(0, 4 * LARGE));
         world.prepare();
@@ -71,7 +71,7 @@ fn a_large_page_that_is_all_in_the_host_is_one_entry_there() {
     }
     world.host(64 + 31, 1, Some(HOST + 31));
     assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture, page.address)), Some((true, 2, HOST * PAGE)));
-    // The pages are in host memory but not aligned, so small entries are used again.
+    // The pages are in host memory but misaligned, so small entries are used again.
     world.host(64, 32, Some(HOST + 33));
     assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture)), Some((false, 2)));
     assert_eq!(world.at(LARGE + 31 * PAGE), Some((2, (HOST + 64) * PAGE)));
@@ -99,7 +99,7 @@ fn each_pair_of_tables_has_its_own() {
     ] {
         assert_eq!((world.at(base), world.at(base + 40 * PAGE)), (head, rest), "{base:#x}");
     }
-    // When the guest removes the directory entry, the replacement table is dropped as well.
+    // When the guest removes the directory entry, the replacement table is also dropped.
     world.write(vram(DIRECTORY + 8), 0);
     assert!(world.sync().lost_permission);
     assert_eq!(world.spaces.card_bytes(), before + 0x8000);
@@ -216,7 +216,7 @@ fn table_page_with_untrapped_cpu_writes_is_read_at_each_flush() {
     world.guest.write64(vram(SPT), pte(0, 2 * LARGE));
     assert!(world.flush(false).lost_permission);
     assert_eq!(world.at(0), Some((0, 7 * LARGE)));
-    // Writes made just before trapping resumes must be noticed.
+    // Writes made just before trapping resumes must be detected.
     world.guest.write64(vram(SPT), pte(0, LARGE));
     world.spaces.unseen(GuestVramAddr(SPT), false);
     world.flush(false);

@@ -58,7 +58,8 @@ const fn format(kind: FloatType) -> Format {
     }
 }
 
-/// Fetches a float operand and applies its modifiers. A half is in the low bits, also in immediates and constants.
+/// Fetches a float operand and applies its modifiers. A half is always in the low bits, even in immediates and
+/// constants.
 fn float(
     warp: &Warp,
     b: FloatOperand,
@@ -84,7 +85,7 @@ fn float(
     }))
 }
 
-/// Fetches an integer operand and applies its modifiers.
+/// Fetches an integer operand, with modifiers applied.
 fn integer(
     warp: &Warp,
     b: FloatOperand,
@@ -111,7 +112,7 @@ fn integer(
     }))
 }
 
-/// Truncates a number to its low bits and interprets these as an integer of type `kind`.
+/// Truncates a number to its low bits and interprets them as an integer of type `kind`.
 const fn cut(value: i128, kind: IntType) -> i128 {
     let drop = 128 - kind.bits();
     if kind.signed() { value << drop >> drop } else { ((value.cast_unsigned() << drop) >> drop).cast_signed() }
@@ -132,7 +133,7 @@ fn finish_float(warp: &mut Warp, dst: Register, values: &Pairs, format: Format, 
     }
 }
 
-/// Stores integer results. Narrow results are zero- or sign-extended to a register, according to their type.
+/// Stores integer results. Narrow results are zero- or sign-extended to register width, depending on their type.
 fn finish_integer(warp: &mut Warp, dst: Register, values: &Pairs, kind: IntType, mask: u32, write_cc: bool) {
     if kind.bits() == 64 {
         warp.set_pair(dst, values, mask);

@@ -1,4 +1,4 @@
-//! Double-precision arithmetic on pairs of registers.
+//! Double-precision arithmetic on register pairs.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F64};

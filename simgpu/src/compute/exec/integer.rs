@@ -1,9 +1,9 @@
 //! Integer arithmetic.
 //!
-//! The minimum or maximum of multi-word numbers is computed from the highest word down with IMNMX.XHI and then XMED and
-//! XLO, all except the last with `.CC`. GUESS: between these instructions, the condition code contains the result of
-//! comparing the upper words, in the same form as after a subtraction: zero means equal, and sign means less. No known
-//! compiler uses these instructions.
+//! The minimum or maximum of multi-word numbers is computed from the highest word down, with IMNMX.XHI, then XMED and
+//! XLO, all but the last with `.CC`. GUESS: between these instructions, the condition code contains the comparison of
+//! the upper words as after a subtraction: zero means equal, and sign means less. No known compiler uses these
+//! instructions.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::warp::{Flags, LANES, Lanes, Warp, mask_of};
@@ -78,7 +78,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             let flip = if signed { 1 << 31 } else { 0 };
             let own_less = mask_of(|lane| (a[lane] ^ flip) < (b[lane] ^ flip));
             let own_equal = mask_of(|lane| a[lane] == b[lane]);
-            // A lower word decides only in lanes where all upper words were equal.
+            // A lower word matters only in lanes where all upper words were equal.
             let Flags { zero, sign, .. } = warp.flags;
             let (less, equal) = match extended {
                 Extended::Whole | Extended::High => (own_less, own_equal),
@@ -129,8 +129,8 @@ struct Sum {
     flags: Flags,
 }
 
-/// Sets the condition code. With `carry_in`, the result is the upper word of a wide number, so the zero flag is set
-/// only if the lower words were also zero.
+/// Sets the condition code. With `carry_in`, the result is the upper word of a multi-word number, and the zero flag
+/// requires that the lower words were also zero.
 pub(super) fn set_flags(warp: &mut Warp, mut flags: Flags, carry_in: bool, mask: u32) {
     if carry_in {
         flags.zero &= warp.flags.zero;
@@ -147,7 +147,7 @@ fn plain_sum(a: &Lanes, b: &Lanes, mode: AddMode) -> Lanes {
     }
 }
 
-/// Adds with flags. A subtraction adds the complement plus one, so its carry is an inverted borrow.
+/// Adds with flags. A subtraction adds the one's complement plus one, so its carry is an inverted borrow.
 fn add(a: &Lanes, b: &Lanes, mode: AddMode, carry: Option<u32>, saturate: bool) -> Sum {
     let (mut values, mut flags) = ([0; LANES], Flags::default());
     for lane in 0..LANES {
@@ -176,11 +176,11 @@ fn product(a: &Lanes, b: &Lanes, a_signed: bool, b_signed: bool, high: bool) -> 
         return map(|lane| a[lane].wrapping_mul(b[lane]));
     }
     let wide = |value: u32, signed: bool| if signed { i64::from(value.cast_signed()) } else { i64::from(value) };
-    // The upper word is correct even if the 64-bit product of two unsigned numbers wraps.
+    // The upper word is correct even if the 64-bit product of two unsigned words wraps.
     map(|lane| (wide(a[lane], a_signed).wrapping_mul(wide(b[lane], b_signed)).cast_unsigned() >> 32) as u32)
 }
 
-/// Returns the lanes in which the comparison holds. With `flags`, it continues the comparison of the lower words.
+/// Returns the lanes in which the comparison is true. With `flags`, continues the comparison of the lower words.
 fn compared(a: &Lanes, b: &Lanes, compare: Compare, signed: bool, flags: Option<Flags>) -> u32 {
     let wide = |value: u32| if signed { i64::from(value.cast_signed()) } else { i64::from(value) };
     match flags {
@@ -191,7 +191,7 @@ fn compared(a: &Lanes, b: &Lanes, compare: Compare, signed: bool, flags: Option<
             relation(compare, less, equal)
         }
         Some(Flags { zero, carry, .. }) => {
-            // The lower words borrowed if their subtraction did not set the carry.
+            // The subtraction of the lower words borrowed if it did not set the carry.
             let difference = |lane: usize| wide(a[lane]) - wide(b[lane]) - i64::from(!carry >> lane & 1);
             let less = mask_of(|lane| difference(lane) < 0);
             relation(compare, less, mask_of(|lane| difference(lane) == 0) & zero)
@@ -199,7 +199,7 @@ fn compared(a: &Lanes, b: &Lanes, compare: Compare, signed: bool, flags: Option<
     }
 }
 
-/// Returns the lanes in which a comparison of ordered numbers holds.
+/// Returns the lanes in which a comparison of ordered numbers is true.
 fn relation(compare: Compare, less: u32, equal: u32) -> u32 {
     let pick = |condition: Compare, lanes: u32| if compare.bits() & condition.bits() != 0 { lanes } else { 0 };
     pick(Compare::LT, less) | pick(Compare::EQ, equal) | pick(Compare::GT, !less & !equal)

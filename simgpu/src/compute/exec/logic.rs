@@ -99,7 +99,7 @@ fn ones(count: u32) -> u32 {
     1u32.checked_shl(count).map_or(u32::MAX, |bit| bit - 1)
 }
 
-/// Extracts a bit field. Bits that the field has above bit 31 are zero or, if it is signed, copies of the sign.
+/// Extracts a bit field. Field bits above bit 31 read as zero or, if the field is signed, as the sign.
 fn extract(value: u32, position: u32, length: u32, signed: bool) -> u32 {
     if length == 0 {
         return 0;

@@ -53,7 +53,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
         Op::Red { address, a, operation, kind } => {
             atomic(warp, None, address, Atomic { operation, kind, a, c: Register::ZERO }, mask, machine)
         }
-        // The model executes accesses in order and does not cache data, so barriers and cache control do nothing.
+        // The model executes accesses in order and does not cache data, so barriers and cache control are no-ops.
         Op::Membar { .. } => Ok(()),
         Op::Cctl { dst, .. } | Op::Cctll { dst, .. } => {
             warp.set(dst, &[0; LANES], mask);
@@ -88,7 +88,7 @@ const fn bytes(width: Width) -> u64 {
     }
 }
 
-/// Returns the number of registers that a value of this width needs.
+/// Returns the number of registers for a value of this width.
 const fn registers(width: Width) -> u8 {
     match width {
         Width::U8 | Width::S8 | Width::U16 | Width::S16 | Width::B32 => 1,
@@ -103,7 +103,7 @@ fn aligned(addresses: &Pairs, mask: u32, width: Width) -> Result<(), Failure> {
     if bad & mask != 0 { Err(Failure::Warp(warp_error::MISALIGNED_ADDRESS)) } else { Ok(()) }
 }
 
-/// Returns a value of one or two bytes, extended to a register.
+/// Returns a value of one or two bytes, extended to register width.
 fn extended(bytes: [u8; 2], width: Width) -> u32 {
     match width {
         Width::U8 => u32::from(bytes[0]),
@@ -117,7 +117,7 @@ const fn is_narrow(width: Width) -> bool {
     bytes(width) < 4
 }
 
-/// Lanes of a generic access, grouped by the memory that they address.
+/// Lanes of a generic access, grouped by target memory.
 struct Places {
     global: (u32, Pairs),
     shared: (u32, Lanes),
@@ -127,7 +127,7 @@ struct Places {
 fn places(addresses: &Pairs, mask: u32, write: bool, machine: &Machine<'_, '_>) -> Result<Places, Failure> {
     let launch = machine.launch;
     let mut places = Places { global: (0, *addresses), shared: (0, [0; LANES]), local: (0, [0; LANES]) };
-    // In most accesses, all addresses are global: they are below both windows, and the table does not map them.
+    // In most accesses, all addresses are global: below both windows, and not mapped by the table.
     let lowest_window = launch.shared_window.min(launch.local_window);
     if launch.global_map.is_none() && addresses.iter().fold(true, |all, address| all & (*address < lowest_window)) {
         places.global.0 = mask;
@@ -164,7 +164,7 @@ fn generic_load(
     let addresses = wide(warp, address);
     aligned(&addresses, mask, width)?;
     let Places { global, shared, local } = places(&addresses, mask, false, machine)?;
-    // A load may overwrite the register that contains the address, so all lanes' addresses were resolved before.
+    // A load may overwrite the register that contains the address, so all addresses are resolved first.
     if global.0 != 0 {
         global_load(warp, dst, &global.1, width, global.0, machine)?;
     }
@@ -205,7 +205,7 @@ fn global_load(
     Ok(())
 }
 
-/// Counts a transaction if the address just accessed is in a different line than the previous address.
+/// Counts a transaction if the address just accessed is in a different line from the previous one.
 fn count(last: &mut Option<u64>, va: u64, write: bool, machine: &mut Machine<'_, '_>) {
     let line = Some(va / memory::TRANSACTION_BYTES);
     if *last != line {
@@ -274,7 +274,7 @@ fn global_store(
     Ok(())
 }
 
-/// Returns the virtual addresses of a word of local memory for the lanes of `mask`.
+/// Returns the virtual addresses of a local memory word for the lanes in `mask`.
 fn local_addresses(
     warp: &Warp,
     addresses: &Lanes,
@@ -405,8 +405,8 @@ fn only_global(
     if shared.0 | local.0 != 0 { Err(Failure::Warp(warp_error::ADDRESS_SPACE)) } else { Ok(global.1) }
 }
 
-/// Executes LDLK, which is LDSLK for words that any block of the grid can lock. The load follows the acquisition of the
-/// lock, so that it sees the previous holder's stores.
+/// Executes LDLK: LDSLK for words that any block of the grid can lock. The load follows the lock acquisition, so it
+/// sees the previous holder's stores.
 fn locked_global_load(
     warp: &mut Warp,
     p: Predicate,
@@ -565,7 +565,7 @@ fn result(operation: AtomicOp, kind: AtomicType, memory: u32, a: u32, c: u32) ->
     }
 }
 
-/// Same as [`result`], for 64 bits. Operations that the hardware does not support at that width leave memory unchanged.
+/// Same as [`result`], but 64-bit. Operations that the hardware does not support at this width leave memory unchanged.
 fn wide_result(operation: AtomicOp, memory: u64, a: u64, c: u64) -> u64 {
     match operation {
         AtomicOp::Add => memory.wrapping_add(a),

@@ -69,12 +69,12 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Returns predicate `index`, which must be below 7.
+/// Returns predicate `index`, which must be less than 7.
 fn numbered(index: usize) -> PredicateOperand {
     PredicateOperand { predicate: Predicate::new(index as u8).unwrap_or(Predicate::TRUE), negate: false }
 }
 
-/// Selects four of the eight bytes, as PRMT does.
+/// Selects four of eight bytes, as PRMT does.
 fn permute(bytes: u64, select: u32, mode: PermuteMode) -> u32 {
     let bytes = bytes.to_le_bytes();
     let base = select as usize;

@@ -1,7 +1,7 @@
 //! Single-precision arithmetic.
 //!
-//! The host's arithmetic computes results that are rounded to nearest. [`soft`] computes results with other roundings,
-//! and the results of the few lanes in which a sum in double precision would be rounded twice.
+//! Round-to-nearest results use host arithmetic. [`soft`] handles other rounding modes, and the few lanes in which a
+//! double-precision sum would be rounded twice.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F32};
@@ -168,7 +168,7 @@ fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: b
     }
 }
 
-/// Returns the bits of a number, with the hardware's NaN for every NaN.
+/// Returns the bits of a number; NaNs are replaced with the hardware's canonical NaN.
 #[inline]
 fn canonical(value: f32) -> u32 {
     if value.is_nan() { NAN } else { value.to_bits() }
@@ -213,12 +213,12 @@ const fn power(scale: Scale) -> i32 {
 
 /// Computes a * b + c with a single rounding to nearest.
 ///
-/// The product is exact in double precision. The sum is rounded twice, to double and then to single precision. The
-/// result is wrong only if the first rounding ends halfway between two singles, or if the result is a single with fewer
-/// bits (a denormal).
+/// The product is exact in double precision. The sum is rounded twice, to double and then to single precision. This is
+/// wrong only if the first rounding yields a midpoint between two singles, or if the result is a denormal, which has
+/// fewer bits.
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
-    /// Bits of a double below the last bit of a single, and half of that bit.
+    /// Bits of a double below the last bit of a single, and the bit of half that weight.
     const ROUNDED_BITS: u64 = (1 << 29) - 1;
     const MIDDLE: u64 = 1 << 28;
     const MIN_NORMAL_BITS: u64 = (1023 - 126) << 52;
@@ -243,7 +243,8 @@ fn fused_slowly(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     each(|lane| soft::fma(a[lane].into(), b[lane].into(), c[lane].into(), F32, Rounding::Nearest))
 }
 
-/// Returns the minimum or maximum of two numbers; if one is a NaN, returns the other. Minus zero is less than zero.
+/// Returns the minimum or maximum of two numbers; if one is a NaN, returns the other. Negative zero is less than
+/// positive zero.
 fn least_or_greatest(a: u32, b: u32, least: bool) -> u32 {
     let is_nan = |value: u32| value & !SIGN > INFINITY;
     match (is_nan(a), is_nan(b)) {
@@ -251,14 +252,14 @@ fn least_or_greatest(a: u32, b: u32, least: bool) -> u32 {
         (true, false) => b,
         (false, true) => a,
         (false, false) => {
-            // In this encoding, integer comparison orders the floats.
+            // In this encoding, integer comparison orders floats.
             let ordered = |value: u32| if value & SIGN != 0 { !value } else { value | SIGN };
             if (ordered(a) < ordered(b)) == least { a } else { b }
         }
     }
 }
 
-/// Returns the lanes in which the comparison holds.
+/// Returns the lanes in which the comparison is true.
 fn compared(a: &Lanes, b: &Lanes, compare: Compare) -> u32 {
     let number = |bits: u32| f32::from_bits(bits);
     let less = mask_of(|lane| number(a[lane]) < number(b[lane]));
@@ -267,7 +268,7 @@ fn compared(a: &Lanes, b: &Lanes, compare: Compare) -> u32 {
     relation(compare, less, equal, greater)
 }
 
-/// Returns the lanes in which a comparison of possibly unordered numbers holds.
+/// Returns the lanes in which a comparison of possibly unordered numbers is true.
 pub(super) fn relation(compare: Compare, less: u32, equal: u32, greater: u32) -> u32 {
     let pick = |condition: Compare, lanes: u32| if compare.bits() & condition.bits() != 0 { lanes } else { 0 };
     pick(Compare::LT, less)

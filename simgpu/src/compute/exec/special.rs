@@ -26,7 +26,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             let values = special_register(warp, special, machine);
             warp.set(dst, &values, mask);
         }
-        // GUESS: drivers do not read this value. No thread waits while another thread executes.
+        // GUESS: drivers do not read this value. No thread waits while another thread runs.
         Op::B2R { dst, barrier: _ } => warp.set(dst, &[0; LANES], mask),
         Op::Lepc { dst } => {
             let pc = warp.pc;
@@ -78,7 +78,7 @@ fn special_register(warp: &Warp, special: SpecialRegister, machine: &Machine<'_,
     let [x, y, z] = launch.block;
     let tid = |lane: usize| {
         let linear = thread(lane);
-        // Lanes beyond the end of the block continue the numbering.
+        // Lanes beyond the end of the block have the subsequent thread numbers.
         [linear % x, linear / x % y, linear / x / y]
     };
     let bit = |lane: usize| 1u32 << lane;

@@ -1,10 +1,9 @@
 //! Compares every operation with an independent reference: random instructions with all their modifiers, on registers,
-//! predicates and condition codes that hold edge values and random values. The test compares the complete state of a
-//! warp.
+//! predicates and condition codes with edge-case and random values. Compares the complete state of a warp.
 //!
-//! To cover every encoding, the test assembles a template and changes random bits as long as the operation stays the
-//! same. The references in `integer`, `float` (with `exact`) and `memory` compute one thread at a time. `control`
-//! generates programs, and compares their control flow with a direct evaluation of their source.
+//! To cover every encoding, the test assembles a template and flips random bits that leave the operation unchanged. The
+//! references in `integer`, `float` (with `exact`) and `memory` compute one thread at a time. `control` generates
+//! programs, and compares their execution with a direct evaluation of their source.
 
 mod bench;
 mod control;
@@ -21,7 +20,7 @@ use nvspec::class::compute90c0::warp_error;
 use sm20::{Instruction, Op, PredicateOperand, SpecialRegister};
 use std::collections::{HashMap, HashSet};
 
-/// Assembly templates of all operations that are executed lane by lane. Some operations have a second template, with a
+/// Assembly templates of all operations that lanes execute independently. Some operations have a second template with a
 /// long immediate.
 const OPERATIONS: [&str; 54] = [
     "IADD R0, R1, R2",
@@ -80,7 +79,7 @@ const OPERATIONS: [&str; 54] = [
     "CSETP.LT.AND P0, P1, CC",
 ];
 
-/// Operations whose result depends on more than the registers.
+/// Operations whose result also depends on other state than registers.
 const OTHERS: [&str; 6] = ["B2R R0, 0x0", "LEPC R0", "VOTE.ALL R0, P0, P1", "NOP", "PMTRIG 0x1", "MEMBAR.CTA"];
 
 /// Number of random instructions for each template.
@@ -155,7 +154,7 @@ fn reference(op: &Op, thread: &mut Thread, env: &Env<'_>, launch: &Launch) -> Re
     }
 }
 
-/// Changes combinations of flags that no program can produce.
+/// Replaces combinations of flags that no program can produce.
 fn made_possible(op: &Op, threads: &mut [Thread]) {
     if let Op::ISet { carry_in: true, .. } | Op::ISetP { carry_in: true, .. } = op {
         // A subtraction whose result is zero does not borrow.
@@ -221,7 +220,7 @@ fn compare(bench: &mut Bench, instruction: &Instruction) {
     assert_eq!(outcome, Ok(Flow::Next), "{instruction}");
 }
 
-/// Modifiers that must occur, as the disassembler prints them.
+/// Modifiers that must occur, as printed by the disassembler.
 const MODIFIERS: [(&str, &[&str]); 20] = [
     ("IADD", &["SAT", "X", "CC", "PO", "-R", "c["]),
     ("IMUL", &["HI", "U32", "CC", "c["]),
@@ -264,7 +263,7 @@ fn every_operation_and_modifier_matches_its_definition() {
     }
 }
 
-/// Control instructions in assembly, with nearby targets.
+/// Control instructions in assembly, with near targets.
 const CONTROL: [&str; 16] = [
     "BRA pc+0x8",
     "BRA pc-0x20",
@@ -284,8 +283,8 @@ const CONTROL: [&str; 16] = [
     "BAR.SYNC 0x0",
 ];
 
-/// Returns random instruction words for each operation, in two sets: the first contains no memory accesses and only
-/// nearby targets, and the second contains everything.
+/// Returns random instruction words for each operation, in two sets: the first without memory accesses and with near
+/// targets only, the second unrestricted.
 pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
     let mut bench = Bench::new(0x5eed_0005);
     let mut of = |lists: &[&[&'static str]], each: usize| -> Vec<u64> {
@@ -338,7 +337,7 @@ fn unmodelled_instructions_are_illegal_encodings() {
             }
         }
     }
-    // Try every kind of instruction, including those of which the tables list only the name.
+    // Try every instruction, including those for which the tables list only the name.
     for _ in 0..200_000 {
         let word = bench.random.next() & !8;
         for word in [word, word & 0xffff_ffff | 8] {

@@ -1,4 +1,4 @@
-//! Tests errors of programs and of drivers.
+//! Tests program errors and driver errors.
 
 use super::rig::{CODE, DATA, END, Rig};
 use crate::engines::{EngineError, Progress};
@@ -86,7 +86,7 @@ fn faults_name_the_first_lanes_address_of_the_lowest_block() {
     for workers in [0, 1, 4] {
         let mut rig = Rig::new(workers);
         rig.params(&[END as u32]);
-        // Block 3 and all higher blocks store past the end of the mapping, except in lane 0.
+        // Block 3 and all higher blocks store past the end of the mapping, except for lane 0.
         let source = ".kernel k
              S2R R0, SR_TID.X
              S2R R1, SR_CTAID.X

@@ -1,5 +1,5 @@
-//! Floating-point instructions. For rounding to nearest, the reference is the host's arithmetic; for other roundings,
-//! it is the exact result, as a sum of two doubles.
+//! Floating-point instructions. The reference for round-to-nearest is host arithmetic; for other rounding modes, it is
+//! the exact result as a sum of two doubles.
 
 use super::rig::{Input, Output, Random, check, inputs};
 use crate::compute::soft::{self, F16, F32, F64};
@@ -7,7 +7,7 @@ use sm20::Rounding;
 
 const NAN: u32 = 0x7fff_ffff;
 
-/// Edge values: zeros, denormals, both ends of the range, ones and their neighbours, infinities, and NaNs.
+/// Edge values: zeros, denormals, the limits of the range, ones and their neighbours, infinities, and NaNs.
 const EDGES: [u64; 16] = [
     0x0000_0000,
     0x8000_0000,
@@ -35,7 +35,7 @@ fn bits(value: f32) -> u32 {
     if value.is_nan() { NAN } else { value.to_bits() }
 }
 
-/// Returns a number of any magnitude; half of the numbers have similar magnitudes.
+/// Returns a number of arbitrary magnitude. Half of the numbers have similar magnitudes.
 fn number(random: &mut Random) -> u64 {
     let bits = random.next();
     if bits & 1 << 40 != 0 { bits & 0x80ff_ffff | 0x3f00_0000 } else { bits & 0xffff_ffff }
@@ -124,7 +124,7 @@ fn directed(sum: f64, error: f64, rounding: Rounding, zero: f32) -> f32 {
     }
 }
 
-/// Computes a + b without loss, as the rounded sum and its error.
+/// Computes a + b exactly, as the rounded sum and its error.
 fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     let other = sum - a;
@@ -282,7 +282,7 @@ fn doubles() {
         let unequal = number(a) < -number(b).abs() || number(a) > -number(b).abs();
         if unequal || number(b) > number(c) { u32::MAX } else { 0 }
     });
-    // The inputs are integers, so that the exact result is a 128-bit integer.
+    // The inputs are integers, so the exact result fits a 128-bit integer.
     let integers = inputs(&[0], false, 2000, |random| (random.next() >> 11) as f64 as u64);
     let cases: Vec<Input> = integers.iter().map(|numbers| numbers.map(|n| ((n as f64) - 1e15).to_bits())).collect();
     for (name, rounding) in [("RM", Rounding::Down), ("RP", Rounding::Up), ("RZ", Rounding::Zero)] {
@@ -374,7 +374,7 @@ fn halves_both_ways() {
     }
 }
 
-/// Tests the multi-function unit. The results are correctly rounded, so they may differ by one unit from the host's
+/// Tests the multi-function unit. The results are correctly rounded, so they may differ by one ULP from the host's
 /// single-precision functions.
 #[test]
 fn multi_function_unit() {
@@ -393,7 +393,7 @@ fn multi_function_unit() {
     let angles: Vec<Input> = (0..2000).map(|step| [(step as f32 * 0.01 - 10.0).to_bits().into(), 0, 0]).collect();
     check("RRO.SINCOS R12, R4\nMUFU.SIN R12, R12", &angles, low, |[a, ..]| bits(f64::from(single(a)).sin() as f32));
     check("RRO.SINCOS R12, R4\nMUFU.COS R12, R12", &angles, low, |[a, ..]| bits(f64::from(single(a)).cos() as f32));
-    // One Newton step improves the approximation of the reciprocal to within a few units.
+    // A Newton step improves the reciprocal approximation to within a few ULPs.
     let doubles: Vec<Input> = (1..500).map(|step| [(f64::from(step) * 0.37).to_bits(), 0, 0]).collect();
     let newton = "MUFU.RCP64H R13, R5\nMOV R12, RZ\nMOV R8, RZ\nMOV32I R9, 0x3ff00000\n\
                   DFMA R16, -R4, R12, R8\nDFMA R12, R12, R16, R12\nDFMA R16, -R4, R12, R8\nDFMA R12, R12, R16, R12";

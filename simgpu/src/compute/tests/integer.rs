@@ -77,7 +77,7 @@ fn condition_code_of_sums() {
 
 #[test]
 fn condition_code_of_difference_matches_comparison() {
-    /// Name of a comparison, its result for two numbers, and the conversion from words to numbers.
+    /// Name of a comparison, its predicate, and the conversion from words to numbers.
     type Case = (&'static str, fn(i128, i128) -> bool, fn(u64) -> i128);
     let tests: [Case; 10] = [
         ("LT", |a, b| a < b, signed),
@@ -123,8 +123,7 @@ fn lesser_and_greater_of_numbers_of_three_words() {
         let bits = random.next();
         if bits & 1 != 0 { bits } else { bits & 0x8000_0001_8000_0001 }
     });
-    // The lowest word of the first result is one word of c, and the lowest word of the second result is the other word
-    // of c.
+    // The lowest word of the first result is one word of c; that of the second result is the other.
     let code = |types: &str, select: &str| {
         format!(
             "IMNMX{types}.XHI RZ.CC, R5, R7, {select}

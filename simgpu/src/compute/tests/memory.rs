@@ -138,10 +138,9 @@ fn local_memory_is_each_threads_own_on_many_workers() {
     let expected: Vec<u32> =
         (0..3840).map(|index| 16 * index + (0..16).map(|i| 4 * i).sum::<u32>() + index + 12).collect();
     assert_eq!(rig.read(DATA, 3840), expected);
-    // Each multiprocessor has a separate part of local memory, and the host's scheduler decides which multiprocessor
-    // runs a block.
+    // Each multiprocessor has its own part of local memory, and the host's scheduler determines which one runs a block.
     let local = rig.read(LOCAL, (LOCAL_BYTES / 4) as usize);
-    assert!(local.iter().any(|word| *word != 0), "it lies where the driver said");
+    assert!(local.iter().any(|word| *word != 0), "local memory is at the address that the driver set");
     // Test negative addresses: a thread's local memory ends at 2^24.
     rig.method(methods::LOCAL_HIGH_SIZE, 16).expect("good");
     let source = ".kernel k
@@ -264,8 +263,8 @@ fn locks_on_global_memory_serialize_threads_of_all_blocks() {
 
 #[test]
 fn races_in_shared_memory_end_the_same_in_each_run() {
-    // Each thread adds to one word and swaps two others, without ordering between warps. Only the turns of 256
-    // instructions determine the result, and these turns do not depend on the host.
+    // Each thread adds to one word and swaps two others, without ordering between warps. The result depends only on the
+    // turns of 256 instructions, which do not depend on the host.
     let source = ".kernel k
          .shared 1024
          S2R R0, SR_TID.X
@@ -373,13 +372,13 @@ fn relocated_page_is_seen_mid_grid_after_flush() {
     for _ in 0..5 {
         assert_eq!(rig.step(), Ok(Progress::More));
     }
-    // Map the virtual page to another frame. The old translation stays in use until the flush.
+    // Remap the virtual page to another frame. The old translation remains in use until the flush.
     rig.page(DATA, 1 | (0x40_0000 + DATA + 0x1000) >> 8);
     assert_eq!(rig.step(), Ok(Progress::More));
     rig.flush();
     rig.finish().expect("good");
     assert_eq!(rig.read(DATA + 0x1000, 2), [9, 9]);
-    assert_eq!(rig.read(DATA + 4, 1), [0], "the old frame is not stored to");
+    assert_eq!(rig.read(DATA + 4, 1), [0], "the old frame is unchanged");
     // An access to an unmapped page faults.
     rig.page(DATA, 0);
     rig.flush();

@@ -1,17 +1,17 @@
-//! Runs programs of random instructions, which the engine must survive and after which it must continue to work.
+//! Runs random instructions, which the engine must survive, and after which it must still work.
 
 use super::differential::random_words;
 use super::rig::{CODE, DATA, Random, Rig};
 use crate::engines::{EngineError, Progress};
 
-/// Returns a random word that is usually an instruction.
+/// Returns a random word that is usually a valid instruction.
 fn word(random: &mut Random) -> u64 {
     let mut word = random.next();
     for _ in 0..400 {
         if sm20::decode(word).is_ok() {
             break;
         }
-        // Reserved bits are usually zero, so generate more zero bits.
+        // Reserved bits are usually zero, so favour zero bits.
         word = random.next() & random.next() | random.next() & 0xf800_0000_0000_000f;
     }
     word

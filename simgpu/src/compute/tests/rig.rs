@@ -1,4 +1,4 @@
-//! A compute engine with memory that tests drive through methods.
+//! A compute engine with memory, which tests drive through methods.
 
 use crate::compute::Compute;
 use crate::compute::grid::ACCESS;
@@ -20,11 +20,11 @@ pub(super) const DATA: u64 = 0x40_0000;
 pub(super) const END: u64 = 0x80_0000;
 /// Offset of the first parameter in bank 0.
 const PARAMS: u64 = 0x20;
-/// VRAM address that backs virtual address 0.
+/// VRAM address that virtual address 0 maps to.
 const FRAMES: u64 = 0x40_0000;
 const TABLE: u64 = 0x4_0000;
 
-/// The engine with its context.
+/// The engine and its context.
 pub(super) struct Rig {
     pub(super) compute: Compute,
     memory: Arc<Memory>,
@@ -34,7 +34,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// Creates an engine with `workers` threads. Without threads, it works only when stepped.
+    /// Creates an engine with `workers` threads. Without threads, it makes progress only when stepped.
     pub(super) fn new(workers: usize) -> Self {
         let memory = Arc::new(Memory::new(Vram::new(16 << 20).expect("vram")));
         let directory = BusAddr::Vram(VramAddr(0x1_0000));
@@ -100,7 +100,7 @@ impl Rig {
         }
     }
 
-    /// Returns the launch that the method state describes, with a grid of 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
+    /// Returns the launch that the method state describes, with 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
     pub(super) fn described(&mut self) -> Launch {
         for (method, data) in [
             (methods::REGISTERS, 63),
@@ -115,7 +115,7 @@ impl Rig {
         self.compute.registers.launch(0x1234, 4).expect("good")
     }
 
-    /// Calls `act` with a memory session for a warp.
+    /// Calls `act` with a memory session as used by a warp.
     pub(super) fn with_session<T>(&self, act: impl FnOnce(&mut Session<'_>) -> T) -> T {
         act(&mut self.mmu.session(&self.memory, &self.space, ACCESS))
     }
@@ -150,7 +150,7 @@ impl Rig {
         grid: [u32; 3],
         block: [u32; 3],
     ) -> Result<(), EngineError> {
-        let kernel = program.kernel(name).expect("a kernel of that name");
+        let kernel = program.kernel(name).expect("kernel exists");
         for (method, data) in [
             (methods::PROGRAM_START, kernel.entry_offset),
             (methods::REGISTERS, kernel.registers),
@@ -168,7 +168,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Runs the program's kernel `k`, in one dimension.
+    /// Runs the program's kernel `k` with a one-dimensional grid.
     pub(super) fn run(&mut self, source: &str, blocks: u32, threads: u32) -> Result<(), EngineError> {
         let program = self.load(source);
         self.launch(&program, "k", [blocks, 1, 1], [threads, 1, 1])?;
@@ -176,10 +176,10 @@ impl Rig {
     }
 }
 
-/// Input of one thread: a in R4, b in R6 and c in R8; the upper word of each is in the next register.
+/// Input of one thread: a in R4, b in R6 and c in R8, each with its upper dword in the next register.
 pub(super) type Input = [u64; 3];
 
-/// Results of one thread: R12, R13, and the predicates and condition code in the format of `FLAGS`.
+/// Results of one thread: R12, R13, and the predicates and condition code as in `FLAGS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Output {
     pub(super) low: u32,
@@ -247,8 +247,7 @@ pub(super) fn compute(code: &str, inputs: &[Input]) -> Vec<Output> {
     outputs
 }
 
-/// A pseudo-random sequence (xorshift). The tests need a minimum coverage of instructions, which depends on this
-/// generator.
+/// A pseudo-random sequence (xorshift). The instruction coverage that the tests require depends on this generator.
 #[derive(Clone, Debug)]
 pub(super) struct Random(pub(super) u64);
 
@@ -261,7 +260,7 @@ impl Random {
     }
 }
 
-/// Returns all triples of edge values, and then random triples. The third value is an edge value only if `edges` is
+/// Returns all triples of edge values, followed by random triples. The third value is an edge value only if `edges` is
 /// true.
 pub(super) fn inputs(
     edges: &[u64],
@@ -281,7 +280,7 @@ pub(super) fn inputs(
     inputs
 }
 
-/// Compares each output with the value of `expected` for its input.
+/// Compares each output with `expected` of its input.
 #[track_caller]
 pub(super) fn check<T: PartialEq + std::fmt::Debug>(
     code: &str,

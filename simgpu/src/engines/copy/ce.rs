@@ -1,4 +1,4 @@
-//! A copy engine, classes 0x90b5 and 0x90b8, with the methods of nouveau's microcode. The model does not execute the
+//! A copy engine, classes 0x90b5 and 0x90b8, with the methods of nouveau's microcode. The model does not execute
 //! uploaded microcode. Both engines accept both classes, because nouveau's microcode does not check the class.
 //!
 //! | method group | here |
@@ -14,7 +14,7 @@ use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Stat
 use nvspec::addr::GpuVa;
 use nvspec::class::{ce90b5 as methods, id};
 
-/// Log2 of the row length in bytes of blocks that are 16 bytes wide.
+/// Log2 of the row length in bytes of 16-byte-wide blocks.
 const NARROW_LOG2: u32 = 4;
 const WORDS: usize = (methods::QUERY_COUNTER / 4 + 1) as usize;
 
@@ -27,7 +27,7 @@ pub struct CopyEngine {
 /// State of a channel's copy object.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
-    /// Last data word of each method.
+    /// Last data dword of each method.
     words: [u32; WORDS],
     job: Option<Job>,
 }
@@ -84,8 +84,8 @@ impl Registers {
         GpuVa(u64::from(self.word(high)) << 32 | u64::from(self.word(low)))
     }
 
-    /// Returns the surface of one side, with elements of `bytes` bytes. As in the microcode, positions are not checked
-    /// against the size of the surface, and its depth is ignored.
+    /// Returns the surface of one side, with `bytes`-byte elements. Like the microcode, this ignores the depth of the
+    /// surface and does not check positions against its size.
     fn surface(&self, side: &Side, linear: bool, bytes: usize) -> Surface {
         use methods::tile_mode;
         let base = self.address(side.high, side.low);
@@ -135,7 +135,7 @@ impl Registers {
         }
     }
 
-    /// Returns the methods that store state, with the bits that each stores.
+    /// Returns the methods that store state, and the bits that each one stores.
     fn stored() -> impl Iterator<Item = (u32, u32)> {
         let acts = |method: &u32| {
             matches!(*method, methods::NOP | methods::PM_TRIGGER | methods::EXEC | methods::WRCACHE_FLUSH)
@@ -146,12 +146,12 @@ impl Registers {
             .filter_map(|method| methods::method_mask(method).map(|mask| (method, mask)))
     }
 
-    /// Returns the state in the format of a context image. Copies in progress are not included.
+    /// Serializes the state to a context image, without copies in progress.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         Self::stored().map(|(method, _)| self.word(method)).collect()
     }
 
-    /// Parses the state in an untrusted image. Bits that no method could have set are masked off.
+    /// Parses the state from an untrusted image. Masks off bits that no method could have set.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         for ((method, mask), word) in Self::stored().zip(words) {

@@ -1,9 +1,8 @@
-//! A copy in progress: copies lines between surfaces, either unchanged or with remapped elements, and then runs the
-//! completion.
+//! A copy in progress: copies lines between surfaces, optionally remapping elements, and then runs the completion.
 //!
-//! Lines, and the bytes within a line, are copied in ascending order. The result of overlapping copies is therefore
-//! defined: they read bytes that they have already written. GUESS: the hardware copies in bursts in this order. Drivers
-//! do not overlap copies.
+//! Lines, and bytes within a line, are copied in ascending order. Overlapping copies are therefore well-defined: they
+//! read bytes that they have already written. GUESS: the hardware copies bursts in this order. Drivers do not issue
+//! overlapping copies.
 
 use super::layout::Surface;
 use crate::engines::semaphore::{self, Form};
@@ -16,10 +15,10 @@ use std::time::Instant;
 pub const STEP_MAX: u64 = 1 << 20;
 /// Maximum size of an element in bytes.
 const ELEMENT_MAX: usize = 16;
-/// Number of elements that are remapped together.
+/// Number of elements remapped at a time.
 const ELEMENTS_AT_ONCE: usize = 64;
 
-/// Source of one byte of an element in the destination.
+/// Source of one byte of a destination element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// A byte of the source element.
@@ -57,7 +56,7 @@ impl Remap {
     }
 }
 
-/// Actions that follow a copy.
+/// Actions to perform after a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
     /// The semaphore to release: its address, payload, and form.
@@ -74,7 +73,7 @@ impl Completion {
     /// Performs the actions.
     ///
     /// # Errors
-    /// [`EngineError::Fault`] if the semaphore cannot be written.
+    /// Returns [`EngineError::Fault`] if the semaphore is not writable.
     pub fn run(self, session: &mut Session<'_>, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         if let Some((va, payload, form)) = self.semaphore {
             // The semaphore must not become visible before the copied data.
@@ -97,9 +96,9 @@ pub struct Job {
     lines: u64,
     remap: Option<Remap>,
     completion: Completion,
-    /// Index of the next element.
+    /// Index of the next element within the line.
     x: u64,
-    /// Index of the next line.
+    /// Index of the current line.
     y: u64,
 }
 
@@ -134,7 +133,7 @@ impl Job {
     /// Copies about `budget` bytes.
     ///
     /// # Errors
-    /// [`EngineError::Fault`] if a memory access fails. The copy must not be continued after an error.
+    /// Returns [`EngineError::Fault`] if a memory access fails. The copy must not be resumed after an error.
     pub fn step(&mut self, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
         let began = Instant::now();
         let mut session = cx.session();
@@ -169,7 +168,8 @@ impl Job {
                 self.y += 1;
             }
         }
-        // Run the completion in a separate step, so that the caller can wait until the copy ends by the time model.
+        // Run the completion in a separate step, so that the caller can wait until the copy has ended by the time
+        // model.
         if begun && !self.completion.is_nothing() {
             return Ok(Progress::More);
         }
@@ -216,8 +216,8 @@ impl Job {
     }
 }
 
-/// Splits the `len` bytes that start at byte `x` of line `y` into contiguous runs, and calls `access` with each run's
-/// address and its range within the `len` bytes.
+/// Splits the `len` bytes from byte `x` of line `y` into contiguous runs, and calls `access` with each run's address
+/// and its range within the `len` bytes.
 pub fn each_run(
     surface: &Surface,
     x: u64,
@@ -235,7 +235,7 @@ pub fn each_run(
     Ok(())
 }
 
-/// Returns true if the lines are adjacent, without gaps or a wrap, so that they can be copied as one line.
+/// Returns true if the lines are adjacent, without gaps or wrap-around, and can be copied as one line.
 fn is_solid(surface: &Surface, line: u64, lines: u64) -> bool {
     match *surface {
         Surface::Pitch { base, pitch } => {

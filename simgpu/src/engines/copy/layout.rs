@@ -1,12 +1,12 @@
-//! Computes the addresses of the bytes of a surface.
+//! Computes the addresses of a surface's bytes.
 //!
-//! A pitch-linear surface consists of lines at a constant distance. A block-linear surface consists of blocks, ordered
-//! by x, then y, then z. A block consists of slices of stacked GOBs (64 bytes by 8 rows each), and a row of a GOB is
-//! contiguous. The MMU hides a further reordering within a page, which depends on the page's storage kind.
+//! A pitch-linear surface consists of lines at a constant stride. A block-linear surface consists of blocks, ordered by
+//! x, then y, then z. A block consists of slices of stacked GOBs (64 bytes by 8 rows each), and each row of a GOB is
+//! contiguous. The MMU hides a further permutation within a page, which depends on the page's storage kind.
 
 use nvspec::addr::{GpuVa, VA_BITS};
 
-/// Log2 of the number of rows of a GOB.
+/// Log2 of the number of rows per GOB.
 pub const GOB_ROWS_LOG2: u32 = 3;
 /// Log2 of the row length of a GOB in bytes.
 pub const GOB_WIDTH_LOG2: u32 = 6;
@@ -18,19 +18,19 @@ pub struct Blocks {
     pub base: GpuVa,
     /// Log2 of the row length of a block in bytes.
     pub width_log2: u32,
-    /// Log2 of the number of rows of a block.
+    /// Log2 of the number of rows per block.
     pub rows_log2: u32,
-    /// Log2 of the number of slices of a block.
+    /// Log2 of the number of slices per block.
     pub slices_log2: u32,
-    /// Number of blocks in a row of blocks.
+    /// Number of blocks per row of blocks.
     pub blocks_x: u64,
-    /// Number of rows of blocks in a layer.
+    /// Number of block rows per layer.
     pub blocks_y: u64,
-    /// Origin of x, in bytes.
+    /// X origin in bytes.
     pub x: u64,
-    /// Origin of y, in rows.
+    /// Y origin in rows.
     pub y: u64,
-    /// Index of the slice.
+    /// Slice index.
     pub z: u64,
 }
 
@@ -54,8 +54,8 @@ const fn wrap(address: u64) -> GpuVa {
 }
 
 impl Surface {
-    /// Returns the address of byte `x` of line `y`, and the number of bytes from there that are contiguous in the line
-    /// (`u64::MAX` if all are).
+    /// Returns the address of byte `x` of line `y`, and the number of contiguous bytes from there within the line
+    /// (`u64::MAX` if the whole line is contiguous).
     #[must_use]
     pub const fn locate(&self, x: u64, y: u64) -> (GpuVa, u64) {
         match self {

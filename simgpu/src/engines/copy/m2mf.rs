@@ -26,13 +26,13 @@ pub struct M2mf {
 /// State of a channel's M2MF object.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
-    /// Last data word of each method.
+    /// Last data dword of each method.
     words: [u32; WORDS],
     job: Option<Job>,
     upload: Option<Upload>,
 }
 
-/// An upload of inline data that is in progress.
+/// An inline data upload in progress.
 #[derive(Clone, Copy, Debug)]
 struct Upload {
     target: Surface,
@@ -166,7 +166,7 @@ impl Registers {
         Ok(Completion { semaphore, interrupt })
     }
 
-    /// Returns true if the channel's condition permits copies.
+    /// Returns true if the channel's render condition permits copies.
     fn enabled(&self) -> Result<bool, EngineError> {
         use methods::{cond_mode, render_override};
         match (self.word(methods::RENDER_ENABLE_OVERRIDE), self.word(methods::COND_MODE)) {
@@ -196,7 +196,7 @@ impl Registers {
             }
         } else {
             let source = self.surface(&IN, LINEAR_IN.is_set(exec), line, lines)?;
-            // GUESS: the completion runs even when the condition suppresses the copy.
+            // GUESS: the completion is executed even if the condition suppresses the copy.
             self.job = Some(if enabled {
                 Job::new(source, target, line, lines, None, completion)
             } else {
@@ -207,15 +207,15 @@ impl Registers {
         Ok(())
     }
 
-    /// Returns the methods that store state, with the bits that each stores.
+    /// Returns the methods that store state, and the bits that each one stores.
     fn stored() -> impl Iterator<Item = (u32, u32)> {
         (FIRST_METHOD..=methods::TILING_POSITION_OUT_Y)
             .step_by(4)
             .filter_map(|method| methods::method_mask(method).map(|mask| (method, mask)))
     }
 
-    /// Returns the state in the format of a context image: the methods' data, then the progress of inline data. Copies
-    /// in progress are not included.
+    /// Serializes the state to a context image: the methods' data, then the progress of an inline upload. Copies in
+    /// progress are not included.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         let progress = match self.upload {
             // Both coordinates fit in 32 bits.
@@ -225,7 +225,7 @@ impl Registers {
         Self::stored().map(|(method, _)| self.word(method)).chain(progress).collect()
     }
 
-    /// Parses the state in an untrusted image. Bits that no method could have set are masked off.
+    /// Parses the state from an untrusted image. Masks off bits that no method could have set.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         let mut words = words.iter().copied();
@@ -253,8 +253,8 @@ impl Registers {
         }
     }
 
-    /// Writes four bytes of inline data. GUESS: the data contains the lines without gaps, and only a part of the last
-    /// dword may be unused.
+    /// Writes four bytes of inline data. GUESS: lines are packed without gaps, and only the last dword may be partially
+    /// unused.
     fn upload(&mut self, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         let Some(mut upload) = self.upload.take() else {
             return Err(EngineError::Data(data_error::INVALID_OPERATION));

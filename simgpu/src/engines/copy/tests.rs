@@ -1,5 +1,5 @@
-//! Tests of the copies. The tests use an address space whose pages are scattered over VRAM and host memory, a simple
-//! reference model of the layout, and a byte-by-byte copy for comparison.
+//! Tests copies with an address space whose pages are scattered over VRAM and host memory, a simple reference model of
+//! the layout, and a byte-by-byte reference copy.
 
 mod ce;
 mod faults;
@@ -17,10 +17,10 @@ use proptest::prelude::*;
 const ARENA: u64 = 0x12_3456_0000;
 /// Size of the arena in bytes.
 const ARENA_BYTES: u64 = 1 << 20;
-/// Time of the card's clock in the tests, in ns.
+/// Card clock in the tests, in ns.
 const NOW_NS: u64 = 0x0123_4567_89ab_cde0;
 
-/// Returns the number of bytes that cross the bus per byte at an offset of the arena: 1 for host memory, 0 for VRAM.
+/// Returns the number of bus bytes per byte at an arena offset: 1 for host memory, 0 for VRAM.
 fn on_the_bus(offset: u64) -> u64 {
     u64::from((offset / 4096).is_multiple_of(3))
 }
@@ -32,8 +32,8 @@ struct Bench<E> {
     work: Work,
     /// Budget of a step in bytes.
     budget: u64,
-    /// Set to switch channels: the state is saved and loaded between steps, and passes through a context image between
-    /// methods.
+    /// Set to switch channels: the state is saved and loaded between steps, and round-trips through a context image
+    /// between methods.
     switch: bool,
 }
 
@@ -41,7 +41,8 @@ impl<E: Engine + Default> Bench<E> {
     fn new() -> Self {
         let mut tables = Tables::new();
         for page in 0..ARENA_BYTES / 4096 {
-            // Pages with consecutive addresses are never adjacent in memory, and every third page is in host memory.
+            // Pages with consecutive virtual addresses are never physically adjacent, and every third page is in host
+            // memory.
             let scattered = page * 37 % 256 * 4096;
             let pte = match on_the_bus(page * 4096) {
                 1 => PTE_SYSTEM | (SYSTEM_BASE + SYSTEM_BYTES / 2 + scattered) >> 8,
@@ -52,7 +53,7 @@ impl<E: Engine + Default> Bench<E> {
         Self { tables, engine: E::default(), work: Work::default(), budget: u64::MAX, switch: false }
     }
 
-    /// Sends methods, and finishes the work of each method before it sends the next method.
+    /// Sends methods, and completes each method's work before sending the next.
     fn send(&mut self, class: u32, methods: &[(u32, u32)]) -> Result<(), EngineError> {
         for (method, data) in methods {
             let Tables { memory, mmu, space, .. } = &self.tables;
@@ -95,7 +96,7 @@ impl<E: Engine + Default> Bench<E> {
     }
 }
 
-/// Compares two slices, and reports the first byte that differs.
+/// Compares two slices and reports the first mismatch.
 fn assert_same(found: &[u8], expected: &[u8]) -> Result<(), TestCaseError> {
     if let Some(at) = (0..expected.len()).find(|at| found[*at] != expected[*at]) {
         prop_assert!(false, "byte {at:#x} is {:#x}, not {:#x}", found[at], expected[at]);
@@ -104,7 +105,7 @@ fn assert_same(found: &[u8], expected: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Layout of a block-linear surface, built by placing one byte after another.
+/// Layout of a block-linear surface, built byte by byte.
 struct Reference {
     width: u64,
     height: u64,
@@ -112,7 +113,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// Builds the layout. `size` and `block` are the sizes of the surface and of a block, each in bytes, rows and
+    /// Builds the layout. `size` and `block` are the dimensions of the surface and of a block in bytes, rows and
     /// slices.
     fn new(size: [u64; 3], block: [u64; 3]) -> Self {
         let up = |size: u64, block: u64| size.div_ceil(block);
@@ -123,8 +124,8 @@ impl Reference {
         for bz in 0..blocks[2] {
             for by in 0..blocks[1] {
                 for bx in 0..blocks[0] {
-                    // Number the offsets in order: slices in a block, GOBs from top to bottom in a slice, and rows in a
-                    // GOB.
+                    // Number the offsets in order: slices within a block, GOBs from top to bottom within a slice, and
+                    // rows within a GOB.
                     for z in 0..block[2] {
                         for gob in 0..block[1] / 8 {
                             for row in 0..8 {
@@ -152,7 +153,8 @@ impl Reference {
     }
 }
 
-/// Parameters of one side of a copy. Positions and sizes are in bytes (elements for a remapped copy), rows and slices.
+/// Parameters of one side of a copy. Positions and sizes are in bytes (in elements for a remapping copy), rows and
+/// slices.
 #[derive(Clone, Debug)]
 struct Side {
     /// Offset in bytes from the start of this side's half of the arena.
@@ -167,8 +169,7 @@ enum Layout {
 }
 
 impl Side {
-    /// Returns a function that computes the offset from `base` of byte `x` of line `y`, for elements of `element`
-    /// bytes.
+    /// Returns a function that computes the offset from `base` of byte `x` of line `y`, for `element`-byte elements.
     fn reference(&self, element: u64) -> impl Fn(u64, u64) -> u64 + use<> {
         let (base, layout) = (self.base, self.layout.clone());
         let blocks = match &layout {
@@ -183,7 +184,7 @@ impl Side {
     }
 }
 
-/// Generates a side for `lines` lines of `line` elements of up to `element` bytes, within half of the arena.
+/// Generates a side for `lines` lines of `line` elements of up to `element` bytes each, within half the arena.
 fn side(line: u64, lines: u64, element: u64, narrow: bool) -> impl Strategy<Value = Side> {
     let pitch = (0u64..0x2000, 0u64..200)
         .prop_map(move |(base, gap)| Side { base, layout: Layout::Pitch { pitch: line * element + gap } });

@@ -48,7 +48,7 @@ fn entry_that_is_not_valid_faults_with_2() {
 fn address_past_limit_faults_with_3_even_if_page_is_cached() {
     let mut tables = Tables::new();
     tables.small(0x5000, PTE_VALID | 0x80_0000 >> 8);
-    tables.translate(0x5800, false).expect("known from now on");
+    tables.translate(0x5800, false).expect("cached from now on");
     tables.space.limit = GpuVa(0x57ff);
     assert_eq!(tables.translate(0x5000, false).expect("below the limit").bytes, 0x800);
     assert_eq!(tables.translate(0x5800, true), Err(fault(3, 0x5800, true)));
@@ -78,7 +78,7 @@ fn privileged_page_faults_with_5_for_users() {
     assert_eq!(tables.translate(0x5004, false), Err(fault(5, 0x5004, false)));
     let privileged = tables.mmu.translate(&tables.memory, &tables.space, GpuVa(0x5004), true, Access::PRIVILEGED);
     assert_eq!(privileged.expect("may").address, vram(0x80_0004));
-    assert_eq!(tables.translate(0x5004, true), Err(fault(5, 0x5004, true)), "known now, and refused still");
+    assert_eq!(tables.translate(0x5004, true), Err(fault(5, 0x5004, true)), "cached, but still rejected");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Compares the page walker with an independent model, which keeps a list of mappings and no tables.
+//! Compares the page walker with an independent model that keeps a list of mappings instead of tables.
 
 use super::tables::{SYSTEM_BASE, Tables, vram};
 use crate::memory::BusAddr;
@@ -79,7 +79,7 @@ impl World {
         if page.read_only && write {
             return Answer::Fault(6);
         }
-        // The test uses four storage kinds: pitch, generic, a compressed kind, and an invalid kind.
+        // The test uses four storage kinds: pitch, generic, a compressed one, and an invalid one.
         match (page.kind, page.aperture) {
             (0xff, _) => return Answer::Fault(0xc),
             (0xdb, 2 | 3) | (_, 1) => return Answer::Fault(0xa),
@@ -89,7 +89,7 @@ impl World {
         Answer::At(if page.aperture == 0 { vram(base) } else { BusAddr::System(Iova(base)) })
     }
 
-    /// Builds tables for the same mappings. Regions with odd numbers have their tables in host memory.
+    /// Builds tables for the same mappings. Odd-numbered regions have their tables in host memory.
     fn build(&self) -> Tables {
         let mut tables = Tables::new();
         tables.space.limit = GpuVa(self.limit);
@@ -164,7 +164,7 @@ proptest! {
             for (write, privileged) in [(false, false), (true, false), (true, true)] {
                 let access = Access { privileged, ..Access::USER };
                 let expected = world.answer(va, write, privileged);
-                // Test with an empty TLB first, and then with cached translations.
+                // Test with an empty TLB first, then with cached translations.
                 for mmu in [&Mmu::new(), &tables.mmu, &tables.mmu] {
                     let found = mmu.translate(&tables.memory, &tables.space, GpuVa(va), write, access);
                     let answer = match found {

@@ -1,4 +1,4 @@
-//! Page tables that are built by tests.
+//! Page tables built by tests.
 
 use crate::memory::{BusAddr, Memory, VRAM_MIN, Vram};
 use crate::mmu::{Access, AddressSpace, Mmu, MmuFault, Session, Translation};
@@ -12,10 +12,10 @@ pub(crate) const PTE_VALID: u64 = 1;
 pub(crate) const PTE_PRIVILEGED: u64 = 2;
 pub(crate) const PTE_READ_ONLY: u64 = 4;
 pub(crate) const PTE_ENCRYPTED: u64 = 8;
-/// Bits of an entry for a snooped page in host memory.
+/// PTE bits for a snooped host memory page.
 pub(crate) const PTE_SYSTEM: u64 = 2 << 33;
 
-/// First I/O virtual address of the host memory that tests may use as pages. Its size follows.
+/// First I/O virtual address of the host memory that tests may use as pages. The size follows.
 pub(crate) const SYSTEM_BASE: u64 = 0x4000_0000;
 pub(crate) const SYSTEM_BYTES: u64 = 4 << 20;
 
@@ -51,7 +51,7 @@ impl Tables {
         self.memory.read64(address).expect("a table")
     }
 
-    /// Returns the table for `va`, and creates it if it is missing.
+    /// Returns the table for `va`, creating it if missing.
     fn table(&mut self, va: u64, large: bool) -> BusAddr {
         let index = va >> 27;
         if let Some(table) = self.known.get(&(index, large)) {
@@ -67,13 +67,13 @@ impl Tables {
         vram(table)
     }
 
-    /// Sets the entry of the small page at `va`.
+    /// Sets the PTE of the small page at `va`.
     pub(crate) fn small(&mut self, va: u64, pte: u64) {
         let entry = self.table(va, false).offset((va % (1 << 27) / 0x1000) * 8);
         self.write64(entry, pte);
     }
 
-    /// Sets the entry of the large page at `va`.
+    /// Sets the PTE of the large page at `va`.
     pub(crate) fn large(&mut self, va: u64, pte: u64) {
         let entry = self.table(va, true).offset((va % (1 << 27) / 0x2_0000) * 8);
         self.write64(entry, pte);
@@ -87,7 +87,7 @@ impl Tables {
         self.session().translate(GpuVa(va), write)
     }
 
-    /// Reads bytes through a new walk of the tables, for comparison.
+    /// Reads bytes through an uncached table walk, for comparison.
     pub(crate) fn bytes(&self, va: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         let fresh = Mmu::new();

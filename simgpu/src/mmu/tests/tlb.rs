@@ -131,7 +131,7 @@ fn flush_waits_for_accesses_under_way() {
             tables.mmu.flush(Flush::default());
             returned.store(true, Ordering::SeqCst);
         });
-        // The lock refuses new readers while a writer is waiting.
+        // The lock rejects new readers while a writer is waiting.
         while tables.mmu.gate.try_read().is_some() {
             std::thread::yield_now();
         }
@@ -149,7 +149,7 @@ fn after_a_flush_nothing_reaches_the_old_frame() {
     tables.small(0, A);
     let stop = AtomicBool::new(false);
     let written = AtomicU64::new(0);
-    /// Stops the writers when it is dropped, even if an assertion fails.
+    /// Stops the writers on drop, even if an assertion fails.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -191,8 +191,8 @@ fn after_a_flush_nothing_reaches_the_old_frame() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Looks up many colliding pages of two directories, and compares the results with a walk. Each change is followed
-    /// by a flush.
+    /// Looks up many colliding pages of two directories, and compares the results with a table walk. Each change is
+    /// followed by a flush.
     #[test]
     fn flushed_tlb_agrees_with_the_tables(
         changes in prop::collection::vec((0u64..3, 0u64..2, 0u64..600, 0u64..200), 1..60),
@@ -200,7 +200,7 @@ proptest! {
         let mut tables = Tables::new();
         let mut touched: Vec<u64> = Vec::new();
         for (region, large, page, frame) in changes {
-            // Regions that are 8 MiB apart use the same sets.
+            // Regions 8 MiB apart use the same sets.
             let va = region * (8 << 20) + page * 0x1000;
             let target = VRAM_MIN / 2 + frame * 0x1000;
             if large == 1 {

@@ -13,14 +13,14 @@ fn floors(chunks: u32, claims: &[Claim]) -> Vec<u32> {
 #[test]
 fn unwanted_share_is_divided_among_others_by_weight() {
     assert_eq!(floors(100, &[claim(1, 0, 10), claim(1, 0, 90), claim(2, 0, 90)]), [10, 30, 60]);
-    assert_eq!(floors(100, &[claim(1, 0, 10), claim(1, 0, 20)]), [10, 20], "all that is wanted");
+    assert_eq!(floors(100, &[claim(1, 0, 10), claim(1, 0, 20)]), [10, 20], "all requests are satisfied");
     assert_eq!(floors(100, &[]), [0u32; 0]);
 }
 
 #[test]
 fn a_guarantee_is_kept_before_the_rest_is_shared() {
     assert_eq!(floors(100, &[claim(1, 60, 90), claim(1, 0, 90), claim(1, 0, 90)]), [60, 20, 20]);
-    assert_eq!(floors(10, &[claim(1, 8, 8), claim(1, 8, 8)]), [8, 8], "promised beyond what there is");
+    assert_eq!(floors(10, &[claim(1, 8, 8), claim(1, 8, 8)]), [8, 8], "guarantees exceed the total");
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn fractional_share_rounds_to_floor_and_ceiling() {
 }
 
 proptest! {
-    /// Compares the shares with a level that the test finds independently, by bisection in floating point.
+    /// Compares the shares with a level that the test computes independently by bisection in floating point.
     #[test]
     fn shares_are_those_of_a_level_that_rises(
         chunks in 0u32..4000,
@@ -73,7 +73,7 @@ proptest! {
         let mut sum = 0.0;
         for (index, claim) in claims.iter().enumerate() {
             let exact = shares.parts[index] as f64 / shares.whole as f64;
-            prop_assert!((exact - at(high, claim)).abs() < 1e-3, "{} is {} and not {}", index, exact, at(high, claim));
+            prop_assert!((exact - at(high, claim)).abs() < 1e-3, "{}: {}, expected {}", index, exact, at(high, claim));
             prop_assert!(shares.floor(index) <= shares.ceil(index) && shares.ceil(index) <= shares.floor(index) + 1);
             prop_assert!(f64::from(shares.floor(index)) <= exact && exact <= f64::from(shares.ceil(index)));
             sum += exact;

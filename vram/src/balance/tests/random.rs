@@ -64,7 +64,7 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Handles a rejected guarantee as the mediator does: frees chunks and tries again.
+/// Handles a rejected guarantee like the mediator: frees chunks and tries again.
 fn set_limits(world: &mut World, vm: u32, limits: Limits) {
     world.unsettle();
     if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(TenantId(vm), limits) {
@@ -72,7 +72,7 @@ fn set_limits(world: &mut World, vm: u32, limits: Limits) {
         world.plan(Some(Request { by: By::Guarantee, chunks: more }));
         let _ = world.table.set_limits(TenantId(vm), limits);
     }
-    // A chunk above a new quota is evicted immediately.
+    // A chunk that exceeds a new quota is evicted immediately.
     world.plan(None);
     world.unsettle();
 }
@@ -123,7 +123,7 @@ fn apply(world: &mut World, op: Op) {
     }
 }
 
-/// Computes each VM's share by bisection in floating point, from the accounts alone. VMs in `busy` precede the others.
+/// Computes each VM's share by bisection in floating point, from only the accounts. VMs in `busy` take priority.
 fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
     let summary = world.table.summary();
     let low_water = world.balancer.config().low_water.min(summary.spare());
@@ -164,8 +164,8 @@ fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Checks that, with enough host memory, the balancer converges: each VM is within one chunk of its share, has its
-    /// guarantee if it uses that much, and is within its quota.
+    /// Checks that, with enough host memory, the balancer converges: the difference of each VM from its share is at
+    /// most one chunk, and each VM has its guarantee (if it uses it) and respects its quota.
     #[test]
     fn at_rest_no_one_is_off_by_more_than_a_chunk(
         config in config(),
@@ -182,9 +182,9 @@ proptest! {
         for &(vm, share) in &shares {
             let account = accounts[&vm];
             let used = account.placed + account.parked + account.host;
-            // Unused chunks that are reserved for a VM count as its own.
+            // Unused chunks that are reserved for a VM are counted as used.
             let card = f64::from(account.placed.max(account.guarantee));
-            prop_assert!((card - share).abs() <= 1.0 + 1e-6, "VM {vm} has {card} of {share}: {accounts:?} {shares:?}");
+            prop_assert!((card - share).abs() <= 1.0 + 1e-6, "VM {vm}: {card}, share {share}: {accounts:?} {shares:?}");
             prop_assert!(account.placed >= account.guarantee.min(used), "VM {vm} is below its guarantee: {account:?}");
             prop_assert!(account.placed <= account.limits.quota);
         }
@@ -196,11 +196,11 @@ proptest! {
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
     }
 
-    /// Checks that a balancer that is saved and restored at any time makes the same plans. The policy `loops` is an
-    /// exception, because its information is not saved.
+    /// Checks that plans do not change if a balancer is saved and restored. The policy `loops` is excluded because its
+    /// information is not saved.
     #[test]
     fn restored_plans_are_the_same(
-        config in config().prop_filter("a policy that is saved", |config| config.policy != VictimPolicy::Loops),
+        config in config().prop_filter("a saved policy", |config| config.policy != VictimPolicy::Loops),
         ops in prop::collection::vec((op(0..30u32), any::<bool>()), 1..60),
     ) {
         let ops = ops.into_iter().filter(|(op, _)| !matches!(op, Op::Policy(VictimPolicy::Loops)));
@@ -247,8 +247,8 @@ proptest! {
         let _ = balancer.set_priority(&world.table, TenantId(1), GuestVramAddr(0), 3 * CHUNK, 1);
     }
 
-    /// Checks that, with little host memory and low caps, the balancer still converges, every step can be executed, and
-    /// limits hold.
+    /// Checks that the balancer also converges with little host memory and low caps, that every step can be executed,
+    /// and that limits hold.
     #[test]
     fn it_rests_whatever_is_exhausted(
         config in config(),

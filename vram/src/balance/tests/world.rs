@@ -1,4 +1,4 @@
-//! A table and a balancer, with an executor that executes plans immediately and audits them.
+//! A table and a balancer, with an executor that immediately executes and audits plans.
 
 use super::CHUNK;
 use crate::balance::{Balancer, By, Config, Request};
@@ -11,7 +11,7 @@ pub(super) struct World {
     pub(super) table: ChunkTable,
     pub(super) balancer: Balancer,
     pub(super) now: u64,
-    /// Time at which each chunk was last moved, and its destination.
+    /// Time and destination of the last move of each chunk.
     sent: BTreeMap<(TenantId, u32), (u64, To)>,
 }
 
@@ -22,7 +22,7 @@ impl World {
         Self { table, balancer: Balancer::new(config), now: 0, sent: BTreeMap::new() }
     }
 
-    /// Returns true if a step that is planned now may be justified.
+    /// Returns true if a planned step can currently be justified.
     fn is_pressed(&self, request: Option<Request>) -> bool {
         let missing = request.is_some_and(|request| match request.by {
             By::Vm(vm) => {
@@ -39,18 +39,18 @@ impl World {
         missing || self.table.vms().any(|(_, vm)| vm.host + vm.parked > 0 || vm.placed > vm.limits.quota)
     }
 
-    /// Makes a plan and executes it. Returns the steps.
+    /// Creates and executes a plan. Returns the steps.
     pub(super) fn plan(&mut self, request: Option<Request>) -> Vec<Step> {
         let pressed = self.is_pressed(request);
         let (now, config) = (self.now, *self.balancer.config());
         let steps = self.balancer.plan(&self.table, now, request);
-        assert!(pressed || steps.is_empty(), "invariant 7: no pressure, no move, but {steps:?}");
+        assert!(pressed || steps.is_empty(), "invariant 7: a move without a reason: {steps:?}");
         assert!(steps.len() <= config.steps_max);
         for &step in &steps {
             let back = step.to == To::Card;
             if let Some(&(when, to)) = self.sent.get(&(step.vm, step.index)).filter(|_| request.is_none()) {
                 let unsettled = now - when < config.settle_ns && (to == To::Card) != back;
-                assert!(!unsettled, "{step:?} {} ns after it went to {to:?}", now - when);
+                assert!(!unsettled, "{step:?} {} ns after a move to {to:?}", now - when);
             }
             if let (Some(Request { by: By::Vm(requester), .. }), false) = (request, back)
                 && requester != step.vm
@@ -61,7 +61,7 @@ impl World {
                 let last = self.balancer.last_active(step.vm);
                 let idle = last.is_none_or(|last| now.saturating_sub(last) >= config.idle_after_ns);
                 let resident = now - when < config.residency_ns;
-                assert!(!resident || idle || beyond, "{step:?} for {requester:?} {} ns after it came", now - when);
+                assert!(!resident || idle || beyond, "{step:?} for {requester:?} {} ns after its arrival", now - when);
             }
             self.sent.insert((step.vm, step.index), (now, step.to));
             self.carry_out(step);
@@ -84,7 +84,7 @@ impl World {
     }
 
     fn scrub(&mut self, tier: Tier) {
-        let work = self.table.take_scrub_work_in(tier).expect("something waits to be scrubbed");
+        let work = self.table.take_scrub_work_in(tier).expect("a chunk or slot waits to be scrubbed");
         self.table.scrubbed(work.place);
     }
 
@@ -107,8 +107,7 @@ impl World {
         chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
     }
 
-    /// Advances the time by intervals until no chunk has moved for so long that none will move again. `busy` VMs keep
-    /// submitting.
+    /// Advances the time in intervals until no more moves are possible. `busy` VMs keep submitting.
     pub(super) fn rest(&mut self, busy: &[u32]) -> usize {
         let config = *self.balancer.config();
         let long = (config.settle_ns.max(config.idle_after_ns) / config.return_interval_ns) as usize + 2;
@@ -126,20 +125,19 @@ impl World {
         panic!("it never converges");
     }
 
-    /// Destroys a VM as the mediator does.
+    /// Destroys a VM like the mediator.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(TenantId(vm))?;
         self.balancer.forget_vm(TenantId(vm));
         Ok(freed)
     }
 
-    /// Returns the number of chunks of a VM that count as on the card.
+    /// Returns the number of chunks of a VM that are counted on the card.
     pub(super) fn card(&self, vm: u32) -> u32 {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }
 
-    /// Records that limits or the holder of the quantum have changed, after which chunks may move before they have
-    /// settled.
+    /// Records a change of limits or of the quantum's holder, after which chunks can move before they have settled.
     pub(super) fn unsettle(&mut self) {
         self.sent.clear();
     }

@@ -1,4 +1,4 @@
-//! The saved form of one VM's map. Places are omitted, because the states of chunks and slots contain them.
+//! Saved form of one VM's map. Places are omitted because the states of chunks and slots contain them.
 
 use super::VmMap;
 use crate::TenantId;
@@ -51,7 +51,7 @@ impl VmMap {
         SavedVm { vm, bytes, limits, parked, frozen, peak, host_peak, born_in_host, moved_out, moved_in }
     }
 
-    /// Restores a map of chunks of `1 << shift` bytes from its `places`, and from this VM's moves among all `flights`.
+    /// Restores a map of chunks of `1 << shift` bytes from its `places` and this VM's moves in `flights`.
     pub(in crate::chunks) fn restored(
         saved: SavedVm,
         shift: u32,

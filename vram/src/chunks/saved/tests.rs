@@ -1,4 +1,4 @@
-//! Tests that saved tables that were modified are either refused or valid.
+//! Tests that modified saved tables are either rejected or valid.
 
 use super::super::moves::To;
 use super::super::stock::SavedPiece;
@@ -9,8 +9,8 @@ use proptest::prelude::*;
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 const VM: TenantId = TenantId(1);
 
-/// Creates a table of 12 chunks: a VM in both memories and in the reserve, a chunk of the mediator, a move in flight, a
-/// drain of the reserve, a chunk to scrub, and a quarantined chunk.
+/// Creates a table of 12 chunks: a VM in both memories and in the reserve, a mediator chunk, a move in flight, a move
+/// from the reserve to host memory, a chunk to scrub, and a quarantined chunk.
 fn table() -> ChunkTable {
     let mut table = ChunkTable::new(12 * CHUNK, CHUNK, Contents::Zeroed).unwrap();
     table.set_host_budget(8);
@@ -38,7 +38,7 @@ fn table() -> ChunkTable {
 fn refused(edit: impl FnOnce(&mut SavedChunks)) -> String {
     let mut saved = table().save();
     edit(&mut saved);
-    ChunkTable::try_from(saved).expect_err("it was restored").to_string()
+    ChunkTable::try_from(saved).expect_err("restoring succeeded").to_string()
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn interrupted_scrub_is_repeated_after_restore() {
     let mut table = table();
     let work = table.take_scrub_work().unwrap();
     let mut restored = ChunkTable::try_from(table.save()).unwrap();
-    assert_eq!(restored.take_scrub_work(), Some(work), "the first of all");
+    assert_eq!(restored.take_scrub_work(), Some(work), "it comes first");
 }
 
 #[test]
@@ -67,8 +67,8 @@ fn owners_that_disagree_are_refused() {
         saved.card.states.iter().position(|piece| wanted(*piece)).unwrap()
     };
     let of_vm = |vm: u32| move |piece: SavedPiece| matches!(piece, SavedPiece::Vm { vm: of, .. } if of == vm);
-    // Test the same chunk twice, a chunk beyond the guest's VRAM, a chunk without a VM, and a chunk that is the source
-    // of a move.
+    // Test a duplicate chunk, a chunk outside the guest's VRAM, a chunk without a VM, and a chunk that is the source of
+    // a move.
     assert!(
         refused(|saved| {
             let at = piece(saved, &of_vm(2));
@@ -105,7 +105,7 @@ fn owners_that_disagree_are_refused() {
 fn scrub_list_that_differs_from_dirty_chunks_is_rejected() {
     assert!(refused(|saved| saved.card.to_scrub.clear()).contains("the queued units differ"));
     assert!(refused(|saved| saved.card.to_scrub.push(saved.card.to_scrub[0])).contains("the queued units differ"));
-    // If this were accepted, the next owner could read the VM's data.
+    // If this state were accepted, the next owner could read the VM's data.
     assert!(
         refused(|saved| {
             let at = saved.card.to_scrub[0] as usize;
@@ -164,7 +164,7 @@ fn numbers_out_of_bounds_are_refused() {
     assert!(refused(promised).contains("13 chunks of a card of 12 are guaranteed"));
 }
 
-/// Uses a table like its owner. Ignores errors.
+/// Performs the owner's operations on a table. Ignores errors.
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {
@@ -193,7 +193,7 @@ fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
 }
 
 proptest! {
-    /// Checks that a corrupted saved table is either rejected, or restored as a working table.
+    /// Checks that a corrupted saved table is either rejected, or restored as a functional table.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -1,4 +1,4 @@
-//! The saved form of the units of one memory.
+//! Saved form of the units of one memory.
 
 use super::Stock;
 use crate::TenantId;
@@ -20,7 +20,7 @@ pub(crate) struct SavedStock {
     pub(crate) limit: u32,
 }
 
-/// State of a unit. A unit that was being scrubbed waits to be scrubbed again.
+/// State of a unit. Interrupted scrubs of units must be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPiece {
     Free,
@@ -37,7 +37,7 @@ impl Stock {
         let being_scrubbed = (0u32..).zip(states).filter(|(_, state)| **state == ChunkState::Scrubbing);
         SavedStock {
             states: states.iter().map(|state| SavedPiece::from(*state)).collect(),
-            // Units that were being scrubbed come first in the queue.
+            // Units that were being scrubbed are first in the queue.
             to_scrub: being_scrubbed.map(|(number, _)| number).chain(to_scrub.iter().copied()).collect(),
             condemned: condemned.iter().copied().collect(),
             scrubbed: *scrubbed,

@@ -1,6 +1,6 @@
 //! Compares random sequences with a model. For each chunk of the card and each slot of the host, the model stores a
-//! token of the VM that last wrote to it. For each VM, it stores the places of the VM's chunks. The model does not use
-//! the table's own states and totals.
+//! token of the VM that last wrote to it. For each VM, it stores the places of its chunks. The model does not use the
+//! table's states and totals.
 
 mod audit;
 mod op;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CHUNKS: u32 = 12;
 const BUDGET_MAX: u32 = 10;
 
-/// A chunk or slot: a chunk of the card from 0 to 11, or a slot of the host.
+/// A chunk or slot: a card chunk from 0 to 11, or a host slot.
 type Piece = (Tier, u64);
 
 fn piece(place: Place) -> Piece {
@@ -38,7 +38,7 @@ fn start((tier, number): Piece) -> Place {
 struct Vm {
     bytes: u64,
     limits: Limits,
-    /// Place of each guest chunk, and the token that its VM wrote to it.
+    /// Place of each guest chunk, and the token written by its VM.
     chunks: BTreeMap<u32, (Piece, u64)>,
     /// Chunks that are in the reserve.
     parked: BTreeSet<u32>,
@@ -52,12 +52,12 @@ impl Vm {
         self.bytes.div_ceil(CHUNK) as u32
     }
 
-    /// Returns the number of chunks in this memory, in the reserve or not.
+    /// Returns the number of chunks in this memory, including those in the reserve.
     fn placed(&self, tier: Tier) -> u32 {
         self.chunks.values().filter(|(piece, _)| piece.0 == tier).count() as u32
     }
 
-    /// Returns the number of chunks that count in this memory.
+    /// Returns the number of chunks counted in this memory.
     fn counted(&self, tier: Tier) -> u32 {
         let parked = self.parked.len() as u32;
         if tier == Tier::Card { self.placed(tier) - parked } else { self.placed(tier) + parked }
@@ -68,7 +68,7 @@ impl Vm {
     }
 }
 
-/// A move in flight. `vm` is `None` if the VM is gone. `alive` is false if the chunk was unplaced.
+/// A move in flight. `vm` is `None` if the VM was destroyed. `alive` is false if the chunk was unplaced.
 struct Flight {
     id: MoveId,
     vm: Option<u32>,
@@ -124,7 +124,7 @@ impl Model {
         self.held.iter().map(|(_, count)| count).sum()
     }
 
-    /// Chunks and slots that have an owner or are the destination of a move.
+    /// Returns the chunks and slots that have an owner or are destinations of moves.
     fn owned(&self, tier: Tier) -> BTreeSet<Piece> {
         let places = self.vms.values().flat_map(|vm| vm.chunks.values().map(|(piece, _)| *piece));
         let own = self.held.iter().flat_map(|&(first, count)| {
@@ -139,7 +139,7 @@ impl Model {
         limit.saturating_sub(self.owned(tier).len() as u32)
     }
 
-    /// Chunks and slots that can be allocated immediately.
+    /// Returns the number of chunks and slots that can be allocated immediately.
     fn clean(&self, tier: Tier) -> u32 {
         let (limit, owned) = (if tier == Tier::Card { CHUNKS } else { self.budget }, self.owned(tier));
         let scrubbing = |at| self.scrubbing.iter().any(|work| piece(work.place) == at);
@@ -148,7 +148,7 @@ impl Model {
         clean.min(self.room(tier))
     }
 
-    /// Returns true if a chunk or slot within the limit waits to be scrubbed, and the memory may have one more in use.
+    /// Returns true if a chunk or slot within the limit waits to be scrubbed and could then be allocated.
     fn has_waiting(&self, tier: Tier) -> bool {
         let limit = u64::from(if tier == Tier::Card { CHUNKS } else { self.budget });
         self.room(tier) > 0 && self.dirty.iter().any(|at| at.0 == tier && at.1 < limit)
@@ -215,7 +215,7 @@ impl Model {
         }
     }
 
-    /// Checks that a new owner reads zeros, and writes the owner's token.
+    /// Checks that a new owner reads zeros. Then writes the owner's token.
     fn write(&mut self, at: Piece) -> Result<u64, TestCaseError> {
         prop_assert_eq!(self.contents.get(&at), None, "{:?} is not clean", at);
         self.token += 1;
@@ -326,7 +326,7 @@ impl Model {
                 prop_assert_eq!(&read, &saved);
                 self.table = ChunkTable::try_from(read).map_err(|why| TestCaseError::fail(why.to_string()))?;
                 prop_assert_eq!(self.table.save(), saved);
-                // The process that was scrubbing them has ended.
+                // Their scrubbing process has ended.
                 self.dirty.extend(self.scrubbing.drain(..).map(|work| piece(work.place)));
             }
             Op::FinishScrub(which) => {
@@ -347,7 +347,7 @@ impl Model {
         self.table.scrubbed(work.place);
     }
 
-    /// Removes the places of chunks, and with them their moves.
+    /// Removes the places and moves of chunks.
     fn lose(&mut self, id: u32, which: impl Fn(u32) -> bool) {
         let Some(vm) = self.vms.get_mut(&id) else { return };
         for (_, (at, _)) in vm.chunks.extract_if(.., |&index, _| which(index)) {
@@ -441,9 +441,9 @@ impl Model {
                 let begun = result.unwrap().unwrap();
                 let to = piece(begun.to);
                 prop_assert_eq!((begun.vm, begun.index, piece(begun.from), to.0), (vm, index, from, tier));
-                // The copy overwrites the whole destination, so the destination need not be scrubbed.
+                // The copy overwrites the whole destination, so no scrub is needed.
                 let waited = self.dirty.remove(&to);
-                prop_assert!(waited || !self.contents.contains_key(&to), "a destination is another's");
+                prop_assert!(waited || !self.contents.contains_key(&to), "a destination has another use");
                 prop_assert!(!self.owned(tier).contains(&to));
                 self.flights.push(Flight { id: begun.id, vm: Some(id), index, from, to, drains: parked, alive: true });
             }
@@ -451,7 +451,7 @@ impl Model {
         Ok(())
     }
 
-    /// Copies the source's contents to the destination as the copy engine does, even if the chunk is gone.
+    /// Copies the source's contents to the destination like the copy engine, even if the chunk was unplaced.
     fn copy(&mut self, which: usize) {
         if self.flights.is_empty() {
             return;
@@ -481,7 +481,7 @@ impl Model {
         prop_assert_eq!(self.table.commit_move(flight.id), expected);
         let vm = flight.vm.and_then(|vm| self.vms.get_mut(&vm)).filter(|_| flight.alive);
         if let Some(vm) = vm {
-            vm.chunks.get_mut(&flight.index).expect("it is alive").0 = flight.to;
+            vm.chunks.get_mut(&flight.index).expect("the chunk exists").0 = flight.to;
             vm.parked.remove(&flight.index);
             vm.moved[flight.to.0 as usize] += 1;
             self.moved[flight.to.0 as usize] += 1;
@@ -504,7 +504,7 @@ impl Model {
                 self.claimed = self.claimed.saturating_sub(beyond);
                 self.borrowed += borrowed;
             }
-            // One chunk is always a run, so a promised chunk can be allocated.
+            // One chunk is always a contiguous run, so a promised chunk can be allocated.
             Err(error) if count == 1 => {
                 let dirty = room > 0 && self.clean(Tier::Card) == 0;
                 prop_assert_eq!(matches!(error, Error::NeedsScrub { .. }), dirty);
@@ -531,8 +531,8 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Checks invariant 3: each chunk has one owner and one place, its data survives moves bit for bit, and no owner
-    /// can read another owner's data. No VM gets chunks promised to other VMs, and no move exceeds a limit.
+    /// Checks invariant 3: each chunk has one owner and one place, moves preserve its data, no owner can read another
+    /// owner's data, no VM gets chunks that are promised to other VMs, and no move exceeds a limit.
     #[test]
     fn every_chunk_has_one_owner_and_keeps_its_contents(ops in prop::collection::vec(op(), 1..200)) {
         let mut model = Model::new();
@@ -543,7 +543,7 @@ proptest! {
         model.collect()?;
     }
 
-    /// Checks that `translate`, `lookup` and `pieces` agree with a byte-by-byte examination of the map, for any order
+    /// Checks that `translate`, `lookup` and `pieces` are consistent with a byte-by-byte check of the map for any order
     /// of first uses and any moves to host memory.
     #[test]
     fn ranges_are_in_one_piece_as_the_runs_say(

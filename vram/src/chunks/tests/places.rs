@@ -1,4 +1,4 @@
-//! Tests places in host memory, changed limits, and moves, one behaviour per test. Random sequences are in `model`.
+//! Tests places in host memory, limit changes, and moves. Random sequences are in `model`.
 
 use super::{CHUNK, on_card, place_first, scrub_all, table};
 use crate::{
@@ -34,7 +34,7 @@ fn chunk_without_room_on_card_starts_in_host_memory() {
         table.translate(VM, GuestVramAddr(4 * CHUNK + 8)),
         Some(Run { place: in_host(8), bytes: 3 * CHUNK - 8 })
     );
-    assert_eq!(table.lookup(VM, GuestVramAddr(3 * CHUNK), 2 * CHUNK), Lookup::Split, "a piece spans one memory only");
+    assert_eq!(table.lookup(VM, GuestVramAddr(3 * CHUNK), 2 * CHUNK), Lookup::Split, "a part spans only one memory");
     let summary = table.summary();
     let vm = summary.vms[&VM];
     assert_eq!((vm.placed, vm.host, vm.unbacked, vm.born_in_host), (4, 3, 1, 3));
@@ -74,12 +74,12 @@ fn a_move_takes_effect_when_it_is_committed() {
     assert_eq!(table.begin_move(VM, 1, To::Host), Err(Error::Settled { vm: VM, index: 1 }));
     assert_eq!(table.begin_move(VM, 2, To::Host), Err(Error::NotPlaced { vm: VM, index: 2 }));
     let back = table.begin_move(VM, 1, To::Card).unwrap();
-    assert_eq!((back.from, back.to), (in_host(0), on_card(CHUNK)), "the copy overwrites the chunk that it left");
+    assert_eq!((back.from, back.to), (in_host(0), on_card(CHUNK)), "the copy overwrites the released chunk");
     table.abort_move(back.id);
     assert_eq!((at(&table, 1), table.moves().count()), (Lookup::Placed(in_host(0)), 0));
     let vm = table.summary().vms[&VM];
     assert_eq!((vm.placed, vm.host, vm.moved_out, vm.moved_in, vm.peak), (1, 1, 1, 0, 2));
-    assert_eq!(scrub_all(&mut table), 1, "the destination that it did not reach");
+    assert_eq!(scrub_all(&mut table), 1, "the unused destination");
 }
 
 #[test]
@@ -158,9 +158,9 @@ fn budget_below_use_only_blocks_new_placements() {
     assert!(full(table.place(VM, GuestVramAddr(7 * CHUNK))));
     table.unplace(VM, GuestVramAddr(4 * CHUNK)).unwrap();
     scrub_all(&mut table);
-    assert!(full(table.place(VM, GuestVramAddr(7 * CHUNK))), "slot 0 is free, but two are used still");
+    assert!(full(table.place(VM, GuestVramAddr(7 * CHUNK))), "slot 0 is free, but two slots are still used");
     table.unplace(VM, GuestVramAddr(6 * CHUNK)).unwrap();
-    assert_eq!(table.summary().host.end, 3, "it holds something until it is scrubbed");
+    assert_eq!(table.summary().host.end, 3, "it contains data until it is scrubbed");
     scrub_all(&mut table);
     assert_eq!(table.summary().host.end, 2);
     assert_eq!(table.place(VM, GuestVramAddr(7 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
@@ -175,26 +175,30 @@ fn the_reserve_takes_an_eviction_without_a_copy_and_drains() {
     table.create_vm(VM, 8 * CHUNK, Limits::default()).unwrap();
     table.set_reserve(1).unwrap();
     place_first(&mut table, 1, 3);
-    assert_eq!((table.spare(), table.summary().reserve), (0, 1), "no VM gets the reserve");
+    assert_eq!((table.spare(), table.summary().reserve), (0, 1), "no VM gets chunks of the reserve");
     assert_eq!(table.set_reserve(2).unwrap_err().to_string().matches("1 are free").count(), 1);
     let step = |index, to| Step { vm: VM, index, to };
     assert_eq!(table.start(step(1, To::Reserve)), Ok(None));
     assert_eq!((table.spare(), table.summary().reserve), (1, 0));
-    assert_eq!(at(&table, 1), Lookup::Placed(on_card(CHUNK)), "it stays where it is");
+    assert_eq!(at(&table, 1), Lookup::Placed(on_card(CHUNK)), "it stays at its place");
     let vm = table.summary().vms[&VM];
     assert_eq!((vm.placed, vm.parked, vm.host, table.is_parked(VM, 1)), (2, 1, 0, true));
-    // The only slot is reserved for the chunk in the reserve. No other chunk can get the slot, not even through the
+    // The only slot is reserved for the chunk in the reserve. No other chunk can get the slot, even through the
     // reserve.
     let budget = Err(Error::Full { vm: VM, limit: Limit::HostBudget(1), host: None });
     assert_eq!(table.start(step(0, To::Host)), budget.map(Some));
     assert_eq!(table.start(step(0, To::Reserve)), budget.map(Some));
     assert_eq!(table.place(VM, GuestVramAddr(3 * CHUNK)), Ok(Placed { place: on_card(3 * CHUNK), new: true }));
-    // The chunk can return only to a spare chunk of the card.
+    // The chunk can be returned only if a card chunk is spare.
     assert!(matches!(table.start(step(1, To::Card)), Err(Error::Full { limit: Limit::Card { .. }, .. })));
     let drain = table.start(step(1, To::Host)).unwrap().unwrap();
     assert_eq!((table.commit_move(drain.id), at(&table, 1)), (Ended::Committed, Lookup::Placed(in_host(0))));
     let summary = table.summary();
-    assert_eq!((summary.reserve, summary.parked, summary.to_scrub, table.spare()), (1, 0, 1, 0), "it fills up again");
+    assert_eq!(
+        (summary.reserve, summary.parked, summary.to_scrub, table.spare()),
+        (1, 0, 1, 0),
+        "the reserve is refilled"
+    );
 }
 
 #[test]
@@ -206,10 +210,11 @@ fn a_chunk_comes_back_from_the_reserve_without_a_copy() {
     assert_eq!(table.resting(VM, Tier::Card).collect::<Vec<_>>(), [0]);
     assert_eq!(table.resting(VM, Tier::Host).collect::<Vec<_>>(), [1]);
     assert_eq!(table.start(step(To::Reserve)), Err(Error::Settled { vm: VM, index: 1 }));
-    assert_eq!(table.begin_move(VM, 1, To::Card), Err(Error::Settled { vm: VM, index: 1 }), "nothing is to be copied");
+    assert_eq!(table.begin_move(VM, 1, To::Card), Err(Error::Settled { vm: VM, index: 1 }), "no copy is needed");
     assert_eq!(table.start(step(To::Card)), Ok(None));
     assert_eq!((table.is_parked(VM, 1), table.summary().parked, table.summary().reserve), (false, 0, 2));
-    // An aborted drain leaves the chunk in the reserve. A drain whose chunk is gone leaves no trace.
+    // After an aborted move to host memory, the chunk is still in the reserve. A move of an unplaced chunk changes
+    // nothing else.
     table.start(step(To::Reserve)).unwrap();
     let drain = table.start(step(To::Host)).unwrap().unwrap();
     table.abort_move(drain.id);
@@ -217,7 +222,7 @@ fn a_chunk_comes_back_from_the_reserve_without_a_copy() {
     let drain = table.start(step(To::Host)).unwrap().unwrap();
     table.unplace(VM, GuestVramAddr(CHUNK)).unwrap();
     assert_eq!((table.commit_move(drain.id), table.summary().parked), (Ended::Gone, 0));
-    assert_eq!((scrub_all(&mut table), table.summary().host.used), (2, 0), "both drains had the same slot");
+    assert_eq!((scrub_all(&mut table), table.summary().host.used), (2, 0), "both moves had the same slot");
 }
 
 #[test]
@@ -245,7 +250,7 @@ fn quarantined_chunk_is_not_reused_after_owner_loses_it() {
         table.place(VM, GuestVramAddr(index * CHUNK)).unwrap();
     }
     assert_eq!(at(&table, 0), Lookup::Placed(on_card(2 * CHUNK)));
-    assert_eq!(at(&table, 2), Lookup::Placed(in_host(0)), "the card has two chunks left");
+    assert_eq!(at(&table, 2), Lookup::Placed(in_host(0)), "two chunks of the card remain");
 }
 
 #[test]
@@ -259,7 +264,7 @@ fn move_overwrites_chunk_that_waits_to_be_scrubbed() {
     assert_eq!(begun.to, on_card(0));
     assert_eq!(table.summary().to_scrub, before.to_scrub - 1);
     assert_eq!(table.commit_move(begun.id), Ended::Committed);
-    assert_eq!(scrub_all(&mut table), 1, "only its old place is to be scrubbed");
+    assert_eq!(scrub_all(&mut table), 1, "only its old place needs a scrub");
     // After an aborted copy, the slot contains data of two owners.
     let begun = table.begin_move(VM, 4, To::Host).unwrap();
     table.abort_move(begun.id);

@@ -1,4 +1,4 @@
-//! Tests VMs whose bus accesses are not counted, on a card of 1000 bytes that is copied at 1000 bytes per second.
+//! Tests VMs whose bus accesses are not counted, on a card of 1000 bytes with copies at 1000 bytes per second.
 
 use super::super::{Change, Done, Quanta, QuantaConfig, WorkingSet};
 use crate::TenantId;
@@ -9,12 +9,12 @@ const SECOND: u64 = 1000 * MS;
 /// Time between two polls.
 const POLL_INTERVAL_NS: u64 = 50 * MS;
 
-/// Two working VMs whose memory together is one and a half times that of the card.
+/// Two working VMs with 1.5 times the memory of the card.
 struct Stage {
     quanta: Quanta,
     now: u64,
     done: BTreeMap<TenantId, Done>,
-    /// Engine time of a submission outside and during quanta.
+    /// Engine time of a submission outside and during quanta, in ns.
     lengths: (u64, u64),
     /// Part of the time during which the engine has work, in percent.
     busy: u64,
@@ -29,7 +29,7 @@ impl Stage {
         Self { quanta, now: 0, done, lengths, busy }
     }
 
-    /// Runs the VMs until a change occurs, for at most `limit`. Returns the change and its time.
+    /// Runs the VMs until a change, for at most `limit`. Returns the change and its time.
     fn until_change(&mut self, limit: u64) -> Option<(u64, Change)> {
         let end = self.now + limit;
         while self.now < end {
@@ -58,17 +58,17 @@ impl Stage {
 fn probe_starts_without_counters_and_quanta_stay_if_it_helps() {
     let mut stage = Stage::new((5 * MS, MS), 100);
     let Some((began, Change::On(turn))) = stage.until_change(10 * SECOND) else { panic!("no trial") };
-    // Two windows of observation pass. Then 500 bytes are evicted and 500 are returned.
+    // After two windows of observation, 500 bytes are evicted and 500 bytes are returned.
     assert_eq!((began, turn.quantum_ns, stage.quanta.tries()), (2 * SECOND + POLL_INTERVAL_NS, SECOND, true));
-    let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("no turn of the other") };
+    let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("the other VM got no turn") };
     assert_eq!((at, turn.quantum_ns), (began + SECOND, SECOND));
-    let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("turns do not go on") };
+    let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("turns stopped") };
     assert_eq!((at, turn.quantum_ns, stage.quanta.tries()), (began + 2 * SECOND, 10 * SECOND, false));
     let mut turns = 0;
     while let Some((_, Change::Next(_))) = stage.until_change(20 * SECOND) {
         turns += 1;
     }
-    assert_eq!((turns, stage.quanta.turn()), (64, None), "what was found is to be found again");
+    assert_eq!((turns, stage.quanta.turn()), (64, None), "the result expires");
     assert!(matches!(stage.until_change(10 * SECOND), Some((_, Change::On(_)))));
 }
 
@@ -81,26 +81,26 @@ fn turns_that_do_not_help_end_and_are_tried_later_and_later() {
         for _ in 0..4 {
             let Some((began, Change::On(_))) = stage.until_change(10_000 * SECOND) else { panic!("no trial") };
             assert!(matches!(stage.until_change(10 * SECOND), Some((_, Change::Next(_)))));
-            let Some((at, Change::Off)) = stage.until_change(10 * SECOND) else { panic!("it goes on") };
+            let Some((at, Change::Off)) = stage.until_change(10 * SECOND) else { panic!("turns continue") };
             assert_eq!(at - began, 2 * SECOND);
             rests.push((began - ended) / SECOND);
             ended = at;
         }
-        assert_eq!(rests, [2, 64 + 2, 128 + 2, 256 + 2], "with two windows of looking on");
+        assert_eq!(rests, [2, 64 + 2, 128 + 2, 256 + 2], "with two windows of observation");
     }
 }
 
 #[test]
 fn no_probe_starts_with_idle_card_or_few_completions() {
     assert_eq!(Stage::new((5 * MS, MS), 40).until_change(60 * SECOND), None);
-    assert_eq!(Stage::new((300 * MS, MS), 100).until_change(60 * SECOND), None, "nothing ends at all");
+    assert_eq!(Stage::new((300 * MS, MS), 100).until_change(60 * SECOND), None, "no submission completes");
     let mut fits = Stage::new((5 * MS, MS), 100);
     fits.quanta.set_working_sets(1000, fits.done.keys().map(|vm| (*vm, WorkingSet::movable(500))).collect());
     assert_eq!(fits.until_change(60 * SECOND), None);
     let mut unknown = Stage::new((5 * MS, MS), 100);
     unknown.quanta = Quanta::new(*unknown.quanta.config());
     unknown.quanta.set_working_sets(1000, unknown.done.keys().map(|vm| (*vm, WorkingSet::movable(750))).collect());
-    assert_eq!(unknown.until_change(60 * SECOND), None, "nobody knows how long a turn is to be");
+    assert_eq!(unknown.until_change(60 * SECOND), None, "the length of a quantum is unknown");
     assert!(unknown.quanta.wants_bandwidth());
 }
 
@@ -109,6 +109,6 @@ fn tenant_with_few_completions_is_probed_for_whole_quantum() {
     let mut stage = Stage::new((5 * MS, 200 * MS), 100);
     assert!(matches!(stage.until_change(10 * SECOND), Some((_, Change::On(_)))));
     let began = stage.now;
-    let Some((at, Change::Next(_))) = stage.until_change(30 * SECOND) else { panic!("no turn of the other") };
-    assert_eq!(at - began, 10 * SECOND, "a submission of 200 ms ends in no look of this model");
+    let Some((at, Change::Next(_))) = stage.until_change(30 * SECOND) else { panic!("the other VM got no turn") };
+    assert_eq!(at - began, 10 * SECOND, "a submission of 200 ms does not end within a poll of this model");
 }

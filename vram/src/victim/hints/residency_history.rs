@@ -1,15 +1,15 @@
 //! Arrivals and evictions of a VM's chunks, as observed by a policy.
 
-/// Maximum number of arrivals between a chunk's eviction and its return for which the chunk is assumed to have been in
-/// use continuously.
+/// Maximum number of arrivals between a chunk's eviction and return for which the chunk is considered in continuous
+/// use.
 const AT_ONCE: u64 = 3;
-/// Number of evictions for which such a chunk is spared initially. The maximum follows.
+/// Initial number of evictions for which such a chunk is spared. The maximum is the next constant.
 const SPARED: u32 = 16;
 const SPARED_MAX: u32 = 4096;
-/// Maximum number of needed chunks that are recorded.
+/// Maximum number of recorded chunks that are needed.
 const WANTED_MAX: usize = 64;
 
-/// Arrivals and evictions of a VM's chunks. Does not allocate memory before the first arrival.
+/// Arrivals and evictions of a VM's chunks. Allocates no memory before the first arrival.
 #[derive(Debug, Default)]
 pub(in crate::victim) struct ResidencyHistory {
     /// Number of arrivals so far.
@@ -19,12 +19,13 @@ pub(in crate::victim) struct ResidencyHistory {
     wanted: Vec<u32>,
 }
 
-/// Record of a chunk.
+/// Record of one chunk.
 #[derive(Clone, Copy, Debug, Default)]
 struct Coming {
-    /// Number of the chunk's last arrival, starting at 1; 0 if it never arrived.
+    /// Number of the chunk's last arrival, starting at 1; 0 if there was none.
     came: u64,
-    /// Number of arrivals at the time of the chunk's last eviction, plus one; 0 if it was not evicted, or has returned.
+    /// Number of arrivals at the time of the chunk's last eviction, plus one; 0 if the chunk was not evicted or was
+    /// returned.
     went: u64,
     /// Number of further evictions for which the chunk is spared.
     spared: u32,
@@ -37,7 +38,7 @@ impl ResidencyHistory {
         self.chunks.get(index as usize).copied().unwrap_or_default()
     }
 
-    /// Records that the chunks have arrived on the card together, for a VM with `all` chunks.
+    /// Records that the chunks arrived on the card at the same time, for a VM with `all` chunks.
     pub(super) fn arrived(&mut self, chunks: std::ops::Range<usize>, all: u32) {
         if chunks.is_empty() {
             return;
@@ -59,7 +60,7 @@ impl ResidencyHistory {
         self.wanted.retain(|index| !chunks.contains(&(*index as usize)));
     }
 
-    /// Records that a chunk is needed on the card. If the chunk never arrives, the record is dropped with the next
+    /// Records that a chunk is needed on the card. If the chunk does not arrive, the record is removed at the next
     /// eviction.
     pub(super) fn wants(&mut self, index: u32) {
         if self.wanted.len() < WANTED_MAX && !self.wanted.contains(&index) {
@@ -67,11 +68,11 @@ impl ResidencyHistory {
         }
     }
 
-    /// Records that the candidates in `chosen`, among all `candidates`, are evicted.
+    /// Records that `chosen` among all `candidates` are evicted.
     pub(in crate::victim) fn gave_up(&mut self, candidates: &[u32], chosen: &[u32]) {
         for &index in candidates {
             if let Some(chunk) = self.chunks.get_mut(index as usize) {
-                // Each eviction reduces the number of evictions for which the chunk is still spared.
+                // Each eviction reduces the remaining number of evictions for which the chunk is spared.
                 chunk.spared = chunk.spared.saturating_sub(1);
             }
         }
@@ -84,17 +85,17 @@ impl ResidencyHistory {
         self.wanted.clear();
     }
 
-    /// Returns true if a chunk must be spared while other candidates exist.
+    /// Returns true if a chunk must be spared as long as there are other candidates.
     pub(in crate::victim) fn is_spared(&self, index: u32) -> bool {
         self.chunk_record(index).spared > 0
     }
 
-    /// Returns true if the chunk after this one is needed now.
+    /// Returns true if the next chunk is needed now.
     pub(in crate::victim) fn is_behind(&self, index: u32) -> bool {
         index.checked_add(1).is_some_and(|next| self.wanted.contains(&next))
     }
 
-    /// Returns the number of a chunk's last arrival; 0 if none was observed.
+    /// Returns the number of a chunk's last arrival, or 0 if there was none.
     pub(in crate::victim) fn came(&self, index: u32) -> u64 {
         self.chunk_record(index).came
     }
@@ -104,7 +105,8 @@ impl ResidencyHistory {
         self.chunk_record(index).went
     }
 
-    /// Returns for how many evictions a chunk is spared because it was in use continuously; 0 for other chunks.
+    /// Returns the number of evictions for which a chunk is spared because it was in continuous use; 0 for other
+    /// chunks.
     pub(in crate::victim) fn allowance(&self, index: u32) -> u32 {
         self.chunk_record(index).allowance
     }

@@ -1,10 +1,10 @@
-//! The saved form of the information about chunks.
+//! Saved form of the information about chunks.
 
 use super::Hints;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Information about the chunks of a VM. Each kind has one entry per chunk, or no entries.
+/// Information about the chunks of a VM. Each kind has one entry per chunk, or none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedHints {
     pub(crate) priorities: Vec<u8>,
@@ -15,13 +15,13 @@ pub(crate) struct SavedHints {
 
 impl Hints {
     pub(crate) fn save(&self) -> SavedHints {
-        // Arrivals and evictions are observed again within a few moves.
+        // New arrivals and evictions provide this information again after a few moves.
         let Self { chunks: _, priorities, accesses, referenced, hand, residency_history: _ } = self;
         let (priorities, accesses, referenced) = (priorities.clone(), accesses.clone(), referenced.clone());
         SavedHints { priorities, accesses, referenced, hand: *hand }
     }
 
-    /// Restores the information about a VM of `chunks` chunks.
+    /// Restores the information about a VM with `chunks` chunks.
     pub(crate) fn restored(saved: SavedHints, chunks: u32) -> Result<Self, Invalid> {
         let SavedHints { priorities, accesses, referenced, hand } = saved;
         let fits = |len: usize, wanted: usize| len == 0 || len == wanted;

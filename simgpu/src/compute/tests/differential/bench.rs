@@ -12,7 +12,7 @@ use crate::compute::warp::{ALL, Flags, LANES, Warp, mask_of};
 use nvspec::class::compute90c0::{limit, warp_error};
 use sm20::{Instruction, Predicate, PredicateLogic, PredicateOperand, Register, Source};
 
-/// The condition code of a thread.
+/// Condition code of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cc {
     pub(super) zero: bool,
@@ -21,7 +21,7 @@ pub(super) struct Cc {
     pub(super) overflow: bool,
 }
 
-/// The state of a thread.
+/// State of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Thread {
     pub(super) r: [u32; 64],
@@ -29,13 +29,13 @@ pub(super) struct Thread {
     pub(super) cc: Cc,
 }
 
-/// Context in which a thread executes.
+/// Context in which a thread executes an instruction.
 pub(super) struct Env<'a> {
     pub(super) constants: &'a [u32],
     pub(super) lane: usize,
     /// Program counter of the next instruction.
     pub(super) pc: u32,
-    /// Lanes that vote, and lanes whose vote is true.
+    /// Lanes that vote, and lanes that vote true.
     pub(super) vote: (u32, u32),
 }
 
@@ -44,7 +44,7 @@ impl Thread {
         self.r[usize::from(register.index())]
     }
 
-    /// Returns a 32-bit source, or the warp error that reading it causes.
+    /// Returns a 32-bit source operand, or the warp error from reading it.
     pub(super) fn word(&self, source: Source, env: &Env<'_>) -> Result<u32, u32> {
         match source {
             Source::Register(register) => Ok(self.register(register)),
@@ -53,7 +53,7 @@ impl Thread {
         }
     }
 
-    /// Returns a 64-bit source. An immediate is the upper word.
+    /// Returns a 64-bit source operand. An immediate is the upper word.
     pub(super) fn pair(&self, source: Source, env: &Env<'_>) -> Result<u64, u32> {
         Ok(match source {
             Source::Register(register) if register.is_zero() => 0,
@@ -94,7 +94,7 @@ impl Thread {
         }
     }
 
-    /// Stores the two predicates of a comparison. If both are the same register, the first result wins.
+    /// Stores the two predicates of a comparison. If both are the same predicate register, the first result wins.
     pub(super) fn set_predicates(
         &mut self,
         p: Predicate,
@@ -108,7 +108,7 @@ impl Thread {
     }
 }
 
-/// Reads a constant. Bank n starts at word n of `constants`.
+/// Reads a constant. Bank n starts at index n of `constants`.
 pub(super) fn constant(bank: u8, offset: u32, env: &Env<'_>) -> Result<u32, u32> {
     if u32::from(bank) >= limit::CONSTANT_BANKS || offset >= limit::CONSTANT_BYTES {
         return Err(warp_error::CONSTANT_ADDRESS);
@@ -247,7 +247,8 @@ impl Bench {
         let mnemonic = begin.op.mnemonic();
         let mut found = Vec::new();
         while found.len() < count {
-            // Start each sequence from the original word, because a long immediate rarely changes back to a register.
+            // Start each sequence from the original word, because flipping bits rarely turns a long immediate back into
+            // a register.
             let (mut word, mut last, mut changes) = (first, begin, 0);
             let wanted = self.random.next() % 24;
             while changes < wanted {
@@ -308,7 +309,7 @@ pub(super) fn value(random: &mut Random) -> u32 {
     match bits % 8 {
         0 | 1 => EDGES[(word % 32) as usize],
         2 => word >> (bits >> 8 & 31),
-        // Use singles of similar magnitude, and angles.
+        // Favor singles of similar magnitude, and angles.
         3 | 4 => word & 0x80ff_ffff | 0x3f00_0000,
         5 => word & 0x8fff_ffff | 0x3800_0000,
         _ => word,

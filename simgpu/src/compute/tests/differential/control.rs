@@ -1,6 +1,6 @@
-//! Tests control flow. Generates random programs with branches, loops, calls, and jumps out of these, compiles them to
+//! Tests control flow. Generates random programs with branches, loops, calls, and jumps out of them, compiles them to
 //! code that uses the divergence stack, and compares each thread with a direct evaluation of the source. Also compares
-//! barriers with reductions to counts over the block.
+//! barrier reductions with counts over the block.
 
 use super::super::rig::{DATA, Random, Rig};
 use std::fmt::Write;
@@ -11,7 +11,7 @@ pub(super) const OPERATIONS: [&str; 18] = [
     "CONT", "LONGJMP", "BAR",
 ];
 
-/// A condition: the index of a bit of the thread's number.
+/// A condition, given as a bit index into the thread's number.
 type Bit = u32;
 
 #[derive(Clone, Debug)]
@@ -19,20 +19,20 @@ enum Statement {
     /// Mixes a constant into the thread's number.
     Mix(u32),
     If(Bit, Vec<Self>, Vec<Self>),
-    /// Selects one of four branches by two bits.
+    /// Selects one of four branches based on two bits.
     Switch(Bit, [Vec<Self>; 4]),
     Loop(u32, Vec<Self>),
     Break(Bit),
     Continue(Bit),
     Call(usize),
     Return(Bit),
-    /// Statements that a long jump inside them can end.
+    /// Statements that a long jump from inside can terminate.
     Catch(Vec<Self>),
     Throw(Bit),
     Exit(Bit),
 }
 
-/// The next step of a thread after a statement.
+/// Control transfer of a thread after a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     On,
@@ -43,7 +43,7 @@ enum Next {
     Exit,
 }
 
-/// Constructs that enclose a statement, and that determine which statements are allowed in it.
+/// Enclosing constructs of a statement, which determine the statements that may occur in it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Inside {
     depth: u32,
@@ -163,7 +163,7 @@ fn evaluate(body: &[Statement], x: &mut u32, tid: u32, functions: &[Vec<Statemen
     Next::On
 }
 
-/// Generates assembly. R10 holds the number and R0 the thread's index; R9 receives the result.
+/// Generates assembly. R10 contains the number, R0 the thread index, and R9 the result.
 struct Compiler {
     text: String,
     labels: usize,
@@ -184,7 +184,7 @@ impl Compiler {
         self.line(format_args!("LOP32I.AND R11, R10, {:#x}\nISETP.NE.AND P0, PT, R11, RZ", 1u32 << bit));
     }
 
-    /// Chooses one of two equivalent forms at random, so that both are tested.
+    /// Randomly chooses one of two equivalent forms, so that both are tested.
     fn either<'a>(&self, one: &'a str, other: &'a str) -> &'a str {
         if self.labels.is_multiple_of(2) { one } else { other }
     }
@@ -306,7 +306,7 @@ fn random_programs_follow_their_source() {
         assert_eq!(rig.read(DATA, 96), expected, "{functions:?}\n{source}");
         all += &source;
     }
-    // Labels are not operations. Each operation must be used at least once.
+    // Skip labels. Each operation must be used at least once.
     let used = |name: &&str| all.split_whitespace().any(|word| word.trim_end_matches(".S") == *name);
     let unused: Vec<_> = OPERATIONS.iter().filter(|name| **name != "BAR" && !used(name)).collect();
     assert!(unused.is_empty(), "{unused:?}");
@@ -317,7 +317,7 @@ fn barriers_reduce_over_all_threads_of_a_block() {
     const ROUNDS: u32 = 9;
     for (threads, barrier) in [(1u32, 0), (32, 3), (70, 15), (256, 7)] {
         for operation in ["POPC", "AND", "OR"] {
-            // For OR, test a bit that is rarely set, and for AND a bit that is usually set, so that both results occur.
+            // For OR, test a rarely set bit, and for AND a usually set bit, so that both results occur.
             let mask = if operation == "POPC" { 0x100u32 } else { 0xff00 };
             let compare = if operation == "AND" { "NE" } else { "EQ" };
             let source = format!(

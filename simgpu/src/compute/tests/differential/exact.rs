@@ -1,12 +1,12 @@
-//! Computes floating-point results by definition: numbers are integers with several thousand bits, and a search through
-//! the numbers of the format finds the result.
+//! Computes floating-point results by definition: values are integers with several thousand bits, and the result is
+//! found by a search through the format's values.
 
 use sm20::Rounding;
 use std::cmp::Ordering;
 
-/// Number of words in an integer, because products of doubles are between 2^-2148 and 2^2048.
+/// Number of 64-bit words in an integer. Products of doubles range from 2^-2148 to 2^2048.
 const WORDS: usize = 70;
-/// Exponent of two of bit 0.
+/// Weight of bit 0, as an exponent of two.
 const UNIT: i32 = -2200;
 
 /// An IEEE 754 binary format.
@@ -42,7 +42,7 @@ impl Format {
         if self.is_denormal(bits) { bits & self.sign() } else { bits }
     }
 
-    /// Returns the number as a double, which can represent every number of every format.
+    /// Returns the value as a double, which can represent every value of every format.
     pub(super) fn value(self, bits: u64) -> f64 {
         let fraction = (bits & ((1 << self.fraction) - 1)) as f64 / (1u64 << self.fraction) as f64;
         let biased = (bits >> self.fraction & ((1 << self.exponent) - 1)) as i32;
@@ -63,7 +63,7 @@ impl Format {
     }
 }
 
-/// A non-negative number without rounding.
+/// An unrounded non-negative number.
 #[derive(Clone, PartialEq, Eq)]
 struct Magnitude([u64; WORDS]);
 
@@ -80,7 +80,7 @@ impl Magnitude {
         Self(words)
     }
 
-    /// Returns the value of a non-negative float. Infinity becomes the next power of two.
+    /// Returns the value of a non-negative float. Converts infinity to the next power of two.
     fn from_bits(bits: u64, format: Format) -> Self {
         let (mantissa, exponent) = parts(bits, format);
         Self::new(u128::from(mantissa), exponent)
@@ -123,8 +123,8 @@ fn parts(bits: u64, format: Format) -> (u64, i32) {
     if biased == 0 { (fraction, least) } else { (fraction | 1 << format.fraction, least + biased - 1) }
 }
 
-/// Rounds a number: finds by bisection the greatest float that does not exceed the number, and returns this float or
-/// the next greater float.
+/// Rounds a number: finds the greatest float not above the number by bisection, and returns this float or its
+/// successor.
 fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Rounding) -> u64 {
     let sign = if negative { format.sign() } else { 0 };
     let (mut below, mut above) = (0, format.infinity() + 1);
@@ -154,7 +154,7 @@ fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Roundin
             }
         }
     };
-    // Beyond the greatest finite number, rounding away from zero gives infinity.
+    // Beyond the greatest finite number, rounding away from zero yields infinity.
     let below = below.min(format.infinity() - 1);
     sign | if away { below + 1 } else { below }
 }

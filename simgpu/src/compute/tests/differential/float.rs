@@ -10,7 +10,7 @@ fn modified(bits: u64, absolute: bool, negate: bool, format: Format) -> u64 {
     if negate { bits ^ format.sign() } else { bits }
 }
 
-/// Returns a single or double operand with its modifiers applied.
+/// Returns a single or double operand, with modifiers applied.
 fn operand(thread: &Thread, operand: FloatOperand, ftz: bool, format: Format, env: &Env<'_>) -> Result<u64, u32> {
     let bits =
         if format == DOUBLE { thread.pair(operand.source, env)? } else { thread.word(operand.source, env)?.into() };
@@ -194,7 +194,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
             let (from, to) = (format(from), format(to));
             let bits = match from.value(bits) {
                 value if integer && value.is_finite() => {
-                    // This handles conversions within a type: the integers next to a float are exact in its type.
+                    // Handles conversions within a type: integers close to a float are exact in its type.
                     exact::convert(integral(value, rounding).to_bits(), DOUBLE, to, Rounding::Nearest)
                 }
                 _ => exact::convert(bits, from, to, rounding),
@@ -218,11 +218,11 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
     Ok(())
 }
 
-/// Maximum error of MUFU in units in the last place: half a unit, plus the error of the reference.
+/// Maximum MUFU error in ULPs: half a ULP, plus the error of the reference.
 const UNITS: f64 = 0.501;
 
-/// Returns true if `result` is within MUFU's permitted error for the argument. The reference computes logarithms,
-/// powers and angles with squares, square roots and a series.
+/// Returns true if `result` is within MUFU's permitted error for the argument. The reference uses repeated squaring,
+/// square roots and a series.
 pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool, result: u32) -> bool {
     let x = SINGLE.value(SINGLE.flushed(argument));
     let double = |bits: u32| f64::from_bits(u64::from(bits) << 32);
@@ -261,7 +261,7 @@ pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool
     (value - exact).abs() <= UNITS * unit + 1e-15
 }
 
-/// Returns the binary logarithm: the exponent, followed by the bits of the fraction, each found by squaring.
+/// Returns the binary logarithm: the exponent, followed by the fraction bits, each found by squaring.
 fn logarithm(x: f64) -> f64 {
     if x.is_nan() || x < 0.0 {
         return f64::NAN;
@@ -271,14 +271,15 @@ fn logarithm(x: f64) -> f64 {
     }
     let exponent = (x.to_bits() >> 52) as i32 - 1023;
     let fraction = x / 2f64.powi(exponent);
-    // ln(f) = 2 artanh((f - 1) / (f + 1)). Without this, the sum with the exponent loses bits near 1 on either side.
+    // ln(f) = 2 artanh((f - 1) / (f + 1)). Without this, adding the exponent would lose precision near 1 on either
+    // side.
     let (fraction, exponent) = if fraction > 1.5 { (fraction / 2.0, exponent + 1) } else { (fraction, exponent) };
     let t = (fraction - 1.0) / (fraction + 1.0);
     let series: f64 = (0..40).rev().fold(0.0, |sum, n| sum * t * t + 1.0 / f64::from(2 * n + 1));
     f64::from(exponent) + 2.0 * t * series / std::f64::consts::LN_2
 }
 
-/// Returns two to the power of `x`: the integral part is a shift, and a series computes the rest.
+/// Returns 2^`x`: the integral part is a shift, and a series computes the rest.
 fn power_of_two(x: f64) -> f64 {
     if !(-200.0..=200.0).contains(&x) {
         return if x.is_nan() {

@@ -32,12 +32,12 @@ fn all_ones(holds: bool, float: bool) -> u32 {
     }
 }
 
-/// Returns the condition code of a word: its zero and sign flags.
+/// Returns the zero and sign flags of a word.
 fn plain_cc(value: u32) -> Cc {
     Cc { zero: value == 0, sign: value & 1 << 31 != 0, carry: false, overflow: false }
 }
 
-/// Computes a sum or a difference with all flags, using arithmetic on numbers instead of bits.
+/// Computes a sum or difference with all flags, using integer arithmetic instead of bit operations.
 fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (u32, Cc) {
     let more = i128::from(carry_in.is_some_and(|cc| cc.carry));
     let exact = |a: i128, b: i128| match (mode, carry_in) {
@@ -58,7 +58,7 @@ fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (
     (value, Cc { zero, carry, overflow: !range.contains(&whole), ..plain_cc(value) })
 }
 
-/// Evaluates a test of the condition code, either on two numbers whose difference set the condition code, or on single
+/// Evaluates a condition code test, either on two numbers whose difference set the condition code, or on individual
 /// flags.
 pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     let Cc { zero, sign, carry, overflow } = cc;
@@ -91,7 +91,7 @@ pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     }
 }
 
-/// Compares two words. If lower words have set a condition code, the two words are the upper words of wide numbers.
+/// Compares two words. If lower words set a condition code, the two words are the upper words of multi-word numbers.
 fn holds(a: u32, b: u32, compare: Compare, is_signed: bool, lower: Option<Cc>) -> bool {
     let (a, b) = (number(a, is_signed), number(b, is_signed));
     let order = match lower {
@@ -106,7 +106,7 @@ fn holds(a: u32, b: u32, compare: Compare, is_signed: bool, lower: Option<Cc>) -
     compare.holds(Some(order))
 }
 
-/// Returns the position and the length of a bit field.
+/// Returns the position and length of a bit field.
 fn field(b: u32) -> (u32, u32) {
     (b & 0xff, b >> 8 & 0xff)
 }
@@ -160,8 +160,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
                 Extended::Whole | Extended::High => own,
                 Extended::Middle | Extended::Low => upper.then(own),
             };
-            // Evaluate `less` and `equal` from the same order, so that the flags between the instructions can be
-            // derived.
+            // Derive `less` and `equal` from the same ordering, so that the intermediate flags can be derived.
             let (less, equal) = (order.is_lt(), order.is_eq());
             let value = if less == least { a } else { b };
             let cc = match extended {
@@ -314,7 +313,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
         Op::B2R { dst, barrier: _ } => thread.set(dst, 0, None),
         Op::Nop { .. } | Op::Pmtrig { .. } | Op::Membar { .. } => {}
         Op::Vote { dst, p, a: _, mode } => {
-            // The bench has already evaluated the votes of the participating lanes.
+            // The bench has already evaluated the participating lanes' votes.
             let (voters, yes) = env.vote;
             thread.set(dst, yes, None);
             thread.set_predicate(
@@ -331,7 +330,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
     Ok(())
 }
 
-/// Stores an integer of any type, in a pair of registers if it has 64 bits.
+/// Stores an integer of any type, using a register pair for 64 bits.
 pub(super) fn set_integer(thread: &mut Thread, dst: Register, value: i128, kind: IntType, write_cc: bool) {
     if kind.bits() == 64 {
         let cc = Cc { zero: value as u64 == 0, sign: value as u64 >> 63 != 0, carry: false, overflow: false };
@@ -351,14 +350,14 @@ pub(super) fn range(kind: IntType) -> (i128, i128) {
     if kind.signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }
 
-/// Returns the number of type `kind` that has the same low bits.
+/// Returns the number of type `kind` with the same low bits.
 pub(super) fn narrowed(value: i128, kind: IntType) -> i128 {
     let (_, most) = range(kind);
     let low = value.rem_euclid(1 << kind.bits());
     if low > most { low - (1 << kind.bits()) } else { low }
 }
 
-/// Returns the selected part of an integer operand, with its modifiers applied.
+/// Returns the selected part of an integer operand, with modifiers applied.
 pub(super) fn integer(
     thread: &Thread,
     b: sm20::FloatOperand,

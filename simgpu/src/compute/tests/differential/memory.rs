@@ -1,4 +1,4 @@
-//! Memory instructions on byte arrays with the same contents, executed one thread after another.
+//! Memory instructions on byte arrays with the same contents, executed one thread at a time.
 
 use super::exact::{self, SINGLE};
 use super::{Bench, Thread};
@@ -42,7 +42,7 @@ pub(super) const OPERATIONS: [&str; 27] = [
 pub(super) const SHARED_BYTES: u32 = 512;
 pub(super) const LOCAL_BYTES: u32 = 64;
 const GLOBAL_BYTES: usize = 4096;
-/// Size of the lockable range in bytes, which is small, so that lanes often find a word locked.
+/// Size of the lockable range in bytes, kept small so that lanes often find a word locked.
 const LOCKED_BYTES: u64 = 64;
 
 /// Target of an access.
@@ -75,7 +75,7 @@ impl Bytes {
     }
 }
 
-/// Returns the address and the width of an instruction, and its space if the instruction can access only one.
+/// Returns an instruction's address and access width, and its space if the instruction can access only one.
 fn access(op: &Op) -> Option<(Address, u64, Option<Space>)> {
     let bytes = |width: Width| match width {
         Width::U8 | Width::S8 => 1,
@@ -106,7 +106,7 @@ fn access(op: &Op) -> Option<(Address, u64, Option<Space>)> {
     })
 }
 
-/// Chooses addresses and stores them in the registers. Returns the space and the address of each lane, or `None` if the
+/// Chooses addresses and stores them in the registers. Returns each lane's space and address, or `None` if the
 /// instruction permits no valid address.
 fn aim(bench: &mut Bench, op: &Op, threads: &mut [Thread]) -> Option<Vec<(Space, u64)>> {
     let Some((address, bytes, only)) = access(op) else { return Some(vec![(Space::Global, 0); LANES]) };
@@ -160,7 +160,7 @@ fn words(width: u64) -> usize {
     (width as usize).div_ceil(4)
 }
 
-/// Returns the contents of the registers that receive a loaded value.
+/// Returns the contents of the destination registers of a load.
 fn extended(bytes: &[u8], width: Width) -> Vec<u32> {
     match width {
         Width::U8 => vec![bytes[0].into()],
@@ -298,7 +298,7 @@ fn exchange(thread: &Thread, a: Register, c: Register, operation: AtomicOp, kind
     old
 }
 
-/// Replaces the targets of an instruction with valid targets.
+/// Replaces an instruction's targets with valid ones.
 fn possible(instruction: Instruction) -> Instruction {
     let op = match instruction.op {
         Op::Ldc { dst, bank, base, offset, width } => {
@@ -325,7 +325,7 @@ fn memory_instructions_agree_with_arrays_of_bytes() {
     for assembly in OPERATIONS {
         instructions.extend(bench.instructions(assembly, 200).into_iter().map(possible));
     }
-    // Shuffle the instructions, so that loads read data that other instructions stored.
+    // Shuffle the instructions, so that loads read data stored by others.
     for index in (1..instructions.len()).rev() {
         let other = (bench.random.next() % (index as u64 + 1)) as usize;
         instructions.swap(index, other);
@@ -347,9 +347,9 @@ fn memory_instructions_agree_with_arrays_of_bytes() {
         }
         let words = bench.rig.read(DATA, GLOBAL_BYTES / 4);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        assert!(bytes == memory.global, "{instruction} leaves other global memory");
+        assert!(bytes == memory.global, "{instruction} changes other global memory");
         for (index, byte) in memory.shared.iter().enumerate() {
-            assert_eq!(bench.shared.read::<1>(index as u32), Ok([*byte]), "{instruction} leaves other shared memory");
+            assert_eq!(bench.shared.read::<1>(index as u32), Ok([*byte]), "{instruction} changes other shared memory");
         }
         done += 1;
     }

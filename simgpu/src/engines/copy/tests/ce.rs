@@ -11,8 +11,8 @@ fn address(high: u32, va: u64) -> [(u32, u32); 2] {
     [(high, (va >> 32) as u32), (high + 4, va as u32)]
 }
 
-/// Appends the methods for the source if `source` is true, and otherwise the methods for the destination. Returns the
-/// bit for EXEC.
+/// Appends the source methods if `source` is true, otherwise the destination methods. Returns the corresponding EXEC
+/// bit.
 fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>) -> u32 {
     let (high, pitch_method, tiling, bit) =
         if source { (0x30c, 0x31c, 0x200, 0x10) } else { (0x314, 0x320, 0x220, 0x100) };
@@ -30,7 +30,7 @@ fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>
     }
 }
 
-/// Parameters of a remapping of elements.
+/// Parameters of an element remapping.
 #[derive(Clone, Debug)]
 struct Format {
     component: u64,
@@ -54,7 +54,7 @@ impl Format {
         self.component * self.selectors.len() as u64
     }
 
-    /// Returns byte `byte` of the destination element for a source element `source`.
+    /// Returns byte `byte` of the destination element for the source element `source`.
     fn byte(&self, byte: u64, source: &[u8]) -> u8 {
         let (component, within) = (byte / self.component, byte % self.component);
         match self.selectors[component as usize] {
@@ -131,7 +131,7 @@ proptest! {
         let mut model = bench.fill(seed);
         let before = model.clone();
         let (source, target) = (from.reference(format.source_bytes()), to.reference(format.target_bytes()));
-        // A remap that only writes constants does not read the source.
+        // A remap that writes only constants does not read the source.
         let reads = format.selectors.iter().any(|selector| *selector <= 3);
         let mut bus_bytes = 0;
         for y in 0..lines {
@@ -157,7 +157,7 @@ proptest! {
     }
 }
 
-/// Tests the methods that nouveau uses to move buffers.
+/// Tests the methods that nouveau uses for buffer moves.
 #[test]
 fn pages_are_moved_as_lines_of_4096_bytes() {
     let mut bench = Bench::<CopyEngine>::new();
@@ -215,10 +215,10 @@ fn fill_by_constants_does_not_read_the_source() {
     let mut methods = Vec::new();
     methods.extend(address(0x30c, 0));
     methods.extend(address(0x314, ARENA + HALF));
-    // Copy one component of four bytes, which is the first constant.
+    // Copy a single four-byte component, which is the first constant.
     methods.extend([(0x32c, 0x3_0004), (0x330, 0x1234_5678), (0x31c, 0), (0x320, 0x1000)]);
     methods.extend([(0x324, 0x400), (0x328, 4), (EXEC, LINEAR | 1)]);
-    bench.send(CLASS, &methods).expect("the source at 0 is not mapped");
+    bench.send(CLASS, &methods).expect("the unmapped source at 0 is not read");
     assert!(bench.arena() == model);
 }
 
@@ -229,7 +229,7 @@ fn component_that_the_source_does_not_have_is_zero() {
     let mut methods = Vec::new();
     methods.extend(address(0x30c, ARENA));
     methods.extend(address(0x314, ARENA + HALF));
-    // Copy one byte of the second component, although the source has only one component.
+    // Copy a single byte of the second component, although the source has only one component.
     methods.extend([(0x32c, 1), (0x324, 16), (0x328, 1), (EXEC, LINEAR | 1)]);
     bench.send(CLASS, &methods).expect("copied");
     assert_eq!(bench.arena()[HALF as usize..][..16], [0; 16]);

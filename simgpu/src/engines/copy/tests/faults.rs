@@ -33,7 +33,7 @@ fn ce_copy(from: u64, to: u64, line: u32, lines: u32) -> Vec<(u32, u32)> {
     methods
 }
 
-/// Checks that a copy stops exactly at a missing page in the middle, regardless of the size of its steps.
+/// Checks that a copy stops exactly at a missing page in the middle, regardless of the step size.
 fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u32) -> Vec<(u32, u32)>) {
     for budget in [1, 0x700, u64::MAX] {
         let mut bench = Bench::<E>::new();
@@ -47,7 +47,7 @@ fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u
         model.copy_within(0x40..0x40 + done, HALF as usize + 0x123);
         let result = bench.send(class, &copy(ARENA + 0x40, ARENA + HALF + 0x123, 0x1000, 8));
         assert_eq!(result, fault(6, broken, true), "budget {budget:#x}");
-        assert!(!bench.engine.pending(), "the copy is given up");
+        assert!(!bench.engine.pending(), "the copy is abandoned");
         assert_eq!(bench.work.bytes, done as u64);
         let crossed = |at: u64| on_the_bus(0x40 + at) + on_the_bus(HALF + 0x123 + at);
         assert_eq!(bench.work.bus_bytes, (0..done as u64).map(crossed).sum::<u64>());
@@ -55,13 +55,13 @@ fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u
         let (before, behind) = (HALF as usize + 0x5000, HALF as usize + 0x6000);
         assert!(arena[..before] == model[..before] && arena[behind..] == model[behind..]);
 
-        // A fault in the source names the source. If both sides are unmapped, the source faults first.
+        // A source fault reports the source address. If both sides are unmapped, the source faults first.
         let from = ARENA + ARENA_BYTES;
         let copied = bench.send(class, &copy(from - 0x800, ARENA, 0x1000, 1));
         assert_eq!(copied, fault(2, from, false), "budget {budget:#x}");
         assert_eq!(bench.send(class, &copy(from, broken, 0x1000, 1)), fault(2, from, false));
         assert_eq!(bench.send(class, &copy(0xff_ffff_f000, ARENA, 0x10, 1)), fault(0, 0xff_ffff_f000, false));
-        assert_eq!(bench.send(class, &copy(ARENA, ARENA + HALF, 0x10, 1)), Ok(()), "goes on after faults");
+        assert_eq!(bench.send(class, &copy(ARENA, ARENA + HALF, 0x10, 1)), Ok(()), "works after faults");
     }
 }
 
@@ -108,7 +108,7 @@ fn semaphore_that_faults_is_the_fault() {
     assert_eq!(bench.work.releases, 0);
     methods.extend([(0x330, 0x1002), (0x300, 0x2110)]);
     let methods = &methods[methods.len() - 2..];
-    assert_eq!(bench.send(0x9039, methods), Err(EngineError::Data(0xb)), "not a word's address");
+    assert_eq!(bench.send(0x9039, methods), Err(EngineError::Data(0xb)), "not dword-aligned");
     let mut bench = Bench::<CopyEngine>::new();
     let mut methods = ce_copy(ARENA, ARENA + HALF, 16, 1);
     methods.extend(address(0x338, 0x1000));
@@ -213,7 +213,7 @@ fn reserved_bits_of_the_copy_engine_are_refused() {
     }
 }
 
-/// Sends random words. The result must be an error or a copy that ends.
+/// Sends random dwords. The result must be an error or a copy that terminates.
 mod fuzz {
     use super::*;
     use proptest::prelude::*;

@@ -17,7 +17,7 @@ fn blocks(size: [u64; 3], log2: [u32; 3]) -> Blocks {
     }
 }
 
-/// Tests a surface of 128 bytes by 24 rows in blocks of two GOBs against addresses computed by hand.
+/// Tests a 128-byte by 24-row surface with two-GOB blocks against hand-computed addresses.
 #[test]
 fn known_addresses_of_a_small_surface() {
     let surface = Surface::Blocks(Blocks { base: GpuVa(0x1_0000), ..blocks([128, 24, 1], [6, 4, 0]) });
@@ -35,10 +35,10 @@ fn known_addresses_of_a_small_surface() {
     ] {
         assert_eq!(surface.locate(x, y).0, GpuVa(0x1_0000 + offset), "{x},{y}");
     }
-    assert_eq!(surface.locate(70, 3).1, 58, "bytes to the end of the GOB's row");
+    assert_eq!(surface.locate(70, 3).1, 58, "bytes to the end of the GOB row");
 }
 
-/// Tests two slices of a block of 64 bytes by 8 rows by 2 slices.
+/// Tests two slices of a block with 64 bytes, 8 rows and 2 slices.
 #[test]
 fn known_addresses_of_slices() {
     let at = |z| Surface::Blocks(Blocks { z, ..blocks([64, 16, 4], [6, 3, 1]) }).locate(0, 8).0.0;

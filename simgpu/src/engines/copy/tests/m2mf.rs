@@ -14,8 +14,8 @@ fn address(high: u32, va: u64) -> [(u32, u32); 2] {
     [(high, (va >> 32) as u32), (high + 4, va as u32)]
 }
 
-/// Appends the methods for the source if `source` is true, and otherwise the methods for the destination. Returns the
-/// bit for EXEC.
+/// Appends the source methods if `source` is true, otherwise the destination methods. Returns the corresponding EXEC
+/// bit.
 fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>) -> u32 {
     let (high, pitch_method, tiling, position, bit) =
         if source { (0x30c, 0x314, 0x204, 0x344, 0x10) } else { (0x238, 0x318, 0x220, 0x34c, 0x100) };
@@ -99,7 +99,7 @@ proptest! {
         }
         assert_same(&bench.arena(), &model)?;
         prop_assert_eq!((bench.work.bytes, bench.work.bus_bytes), (line * lines, bus_bytes));
-        prop_assert_eq!(bench.send(CLASS, &[(DATA, 0)]), Err(EngineError::Data(3)), "nothing more is expected");
+        prop_assert_eq!(bench.send(CLASS, &[(DATA, 0)]), Err(EngineError::Data(3)), "no further data is expected");
     }
 }
 
@@ -111,7 +111,7 @@ fn linear(from: u64, to: u64, line: u32, lines: u32) -> Vec<(u32, u32)> {
     methods
 }
 
-/// Tests the methods that nouveau uses to move buffers.
+/// Tests the methods that nouveau uses for buffer moves.
 #[test]
 fn pages_are_moved_as_lines_of_4096_bytes() {
     let mut bench = Bench::<M2mf>::new();
@@ -160,7 +160,7 @@ fn semaphore_is_released_after_copy_in_both_forms() {
         let mut bench = Bench::<M2mf>::new();
         let before = bench.fill(4);
         let mut methods = linear(ARENA, ARENA + HALF, 0x3000, 1);
-        // Place the semaphore within the destination: the copy must not overwrite the released value.
+        // Put the semaphore inside the destination: the copy must not overwrite the released value.
         methods.extend(address(0x32c, ARENA + HALF + 0x100));
         methods.extend([(0x334, 0xcafe_f00d), (EXEC, exec)]);
         bench.budget = 0x500;
@@ -189,7 +189,7 @@ fn interrupt_is_raised_when_asked_for() {
     upload.extend([(EXEC, LINEAR | 0x1_0001), (DATA, 0)]);
     bench.work = Work::default();
     bench.send(CLASS, &upload).expect("begun");
-    assert!(!bench.work.non_stall, "two bytes are still to come");
+    assert!(!bench.work.non_stall, "two bytes are outstanding");
     bench.send(CLASS, &[(DATA, 0)]).expect("done");
     assert!(bench.work.non_stall);
 }
@@ -240,9 +240,9 @@ fn rectangles_that_leave_a_block_linear_surface_are_refused() {
         let mut methods = linear(ARENA, ARENA + HALF, 16, 4);
         methods.extend(surface);
         methods.push((EXEC, 0x100));
-        assert_eq!(bench.send(CLASS, &methods), Ok(()), "good without a change");
+        assert_eq!(bench.send(CLASS, &methods), Ok(()), "valid without the change");
         assert_eq!(bench.send(CLASS, &[change, (EXEC, 0x100)]), Err(EngineError::Data(code)), "{change:x?}");
-        // Make the same change to the other side.
+        // Apply the same change to the other side.
         let method = match change.0 {
             tiling @ 0x204..=0x214 => tiling + 0x1c,
             position @ 0x344..=0x348 => position + 8,
@@ -284,7 +284,7 @@ fn state_of_a_new_channel_is_loaded_as_fresh() {
     assert_eq!(bench.work.bytes, 0);
 }
 
-/// Parses arbitrary images, because a guest can write to its images.
+/// Parses arbitrary images, because guests can write their images.
 #[test]
 fn context_image_of_anything_is_a_state() {
     let mut bench = Bench::<M2mf>::new();

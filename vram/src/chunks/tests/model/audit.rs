@@ -1,11 +1,11 @@
-//! Checks the invariants of a chunk table at any time, and at the end of its use.
+//! Checks the invariants of a chunk table during and after its use.
 
 use super::{CHUNK, CHUNKS, Flight, Model, start};
 use crate::{GuestVramAddr, Lookup, Place, TenantId, Tier, To, VmSummary};
 use proptest::prelude::*;
 
 impl Model {
-    /// Checks that each chunk has one owner and one place and contains its VM's data, and that the totals are correct.
+    /// Checks that each chunk has one owner, one place, and its VM's data, and that the totals are correct.
     pub(super) fn check(&self) -> Result<(), TestCaseError> {
         let owned = self.owned(Tier::Card).len() + self.owned(Tier::Host).len();
         let held = self.mediator() as usize + self.flights.len();
@@ -20,7 +20,7 @@ impl Model {
                     prop_assert_eq!((first, whole), (None, Lookup::Unplaced));
                     continue;
                 };
-                prop_assert_eq!(self.contents.get(&piece), Some(&token), "what the VM left is gone");
+                prop_assert_eq!(self.contents.get(&piece), Some(&token), "data of the VM is lost");
                 prop_assert_eq!(
                     (first.map(|run| run.place), whole),
                     (Some(start(piece)), Lookup::Placed(start(piece)))
@@ -84,15 +84,15 @@ impl Model {
         Ok(())
     }
 
-    /// Checks that nothing leaks, and that all promises can be kept at the same time, even after other VMs have taken
-    /// their chunks.
+    /// Checks that nothing leaks, and that all promises can be kept at the same time, even after other VMs have used
+    /// these chunks.
     pub(super) fn collect(mut self) -> Result<(), TestCaseError> {
         while !self.flights.is_empty() {
             self.end(0, self.flights.len().is_multiple_of(2))?;
             self.note_peaks();
         }
         self.scrub()?;
-        // A chunk in the reserve is moved to host memory, or returns to its VM if host memory has no free slot for it.
+        // A chunk in the reserve is moved to host memory, or returned to its VM if no host slot is free.
         for (vm, index) in self.table.parked().collect::<Vec<_>>() {
             self.begin(vm.0, index, To::Host)?;
             self.end(0, true)?;
