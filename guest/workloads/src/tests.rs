@@ -23,5 +23,5 @@ pub mod sweep;
 pub mod timed;
 pub mod workload;
 
-/// Additional facts for the result line, as pairs of a name and a value.
+/// Additional facts for the result line, as pairs of name and value.
 pub type Facts = Vec<(&'static str, String)>;
