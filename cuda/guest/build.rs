@@ -30,10 +30,7 @@ fn stubs() -> String {
         let call = cuda_calls::find(name).map_or(-1, |index| index as i32);
         let _ = writeln!(text, "    (\"{name}\", {call}, {}),", form.per_thread());
     }
-    let _ = writeln!(
-        text,
-        "];\n/// Families, sorted by name: name, and version, kind and symbol of each variant."
-    );
+    let _ = writeln!(text, "];\n/// Families, sorted by name: name, and version, kind and symbol of each variant.");
     let mut sorted: Vec<_> = families().map(|(_, family)| family).collect();
     sorted.sort_by_key(|family| family.name);
     let _ = writeln!(text, "pub static FAMILIES: &[crate::lookup::Family] = &[");
