@@ -1,7 +1,7 @@
 //! Kernels, identified by name. Arguments are 64-bit numbers.
 //!
-//! UNSAFETY: reads and writes addresses that the program names, as a card does; a wrong address kills the program. One
-//! kernel can make any system call, for tests of sandboxes.
+//! UNSAFETY: like a card, reads and writes addresses that the program specifies. An invalid address kills the program.
+//! One kernel can make any system call, for tests of sandboxes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::time::Duration;
@@ -46,11 +46,11 @@ pub const KERNELS: [Kernel; 10] = [
         time: |a| Duration::from_micros(a[0]),
         run: |a| store(a[1], load(a[1]) + a[0]),
     },
-    // Announces `round` in word `own` of `count` words, and spins until all words have announced it. Then takes a
-    // number of microseconds of the card's time. Therefore the kernel ends only when its peers run, like a kernel of a
-    // collective operation.
+    // Announces `round` in word `own` of `count` words, and spins until all words contain it. Then uses a number of
+    // microseconds of card time. Like a kernel of a collective operation, this kernel therefore completes only if its
+    // peers run.
     Kernel { name: "meet", arguments: 5, time: |a| Duration::from_micros(a[4]), run: |_| () },
-    // Follows a chain of `steps` addresses from the first one, and writes the last address to an address.
+    // Follows a chain of `steps` addresses, and writes the last address to an address.
     Kernel {
         name: "chase",
         arguments: 3,
@@ -61,18 +61,18 @@ pub const KERNELS: [Kernel; 10] = [
     Kernel { name: "sample", arguments: 4, time: |_| Duration::ZERO, run: |a| store(a[3], sample(a[0], a[1], a[2])) },
     // Writes a value to element (x, y) of a surface.
     Kernel { name: "paint", arguments: 4, time: |_| Duration::ZERO, run: |a| paint(a[0], a[1], a[2], a[3]) },
-    // Makes an illegal access, which ends the contexts of the process, and of all other clients of its MPS server.
+    // Makes an illegal access, which destroys the contexts of the process and of all other clients of its MPS server.
     Kernel { name: "illegal", arguments: 0, time: |_| Duration::ZERO, run: |_| mps::fault() },
-    // Makes system call `number` with six arguments, and writes its result to an address. No kernel on a real card can
-    // do this. The kernel represents code that a guest manages to run in the driver's process.
+    // Makes system call `number` with six arguments, and writes the result to an address. This is not possible on a
+    // real card. The kernel represents code that an attacker in a guest runs in the driver's process.
     Kernel { name: "syscall", arguments: 8, time: |_| Duration::ZERO, run: |a| store(a[0], system_call(&a[1..])) },
 ];
 
-/// Makes a system call. Returns its result, or the negative error.
+/// Makes a system call. Returns its result or the negative errno.
 fn system_call(words: &[u64]) -> u64 {
-    // SAFETY: see UNSAFETY. The set is a local, which is filled before it is read.
+    // SAFETY: see UNSAFETY. The set is a local variable that is initialised before it is read.
     let (result, error) = unsafe {
-        // Threads of this library block all signals, which hostile code would not.
+        // This library's threads block all signals, but hostile code would not.
         let mut forbidden: libc::sigset_t = std::mem::zeroed();
         libc::sigaddset(&raw mut forbidden, libc::SIGSYS);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const forbidden, std::ptr::null_mut());
@@ -83,7 +83,7 @@ fn system_call(words: &[u64]) -> u64 {
     if result == -1 { i64::from(-error) as u64 } else { result as u64 }
 }
 
-/// Returns an element of at most eight bytes; `u64::MAX` if the texture does not exist.
+/// Returns an element of at most eight bytes, or `u64::MAX` if the texture does not exist.
 fn sample(texture: u64, x: u64, y: u64) -> u64 {
     let Some((at, bytes)) = views::element(texture, x, y) else { return u64::MAX };
     let mut word = [0u8; 8];
@@ -98,7 +98,7 @@ fn paint(surface: u64, x: u64, y: u64, value: u64) {
     unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), at as *mut u8, bytes.min(8) as usize) };
 }
 
-/// Announces a kernel's round if the kernel meets its peers. Returns true while it must use the card to wait for them.
+/// If the kernel must meet its peers, announces its round. Returns true while it must use the card to wait for them.
 pub fn spins(kernel: &Kernel, arguments: &[u64]) -> bool {
     let &[words, count, own, round, _] = arguments else { return false };
     if kernel.name != "meet" {
