@@ -135,7 +135,7 @@ fn run(command: &mut Command) -> Result<()> {
 /// Measures tenants that share a real card. Requires a GPU, NVIDIA's driver, and a `python3` with PyTorch, CuPy and
 /// JAX.
 pub fn bench(json: Option<&Path>) -> Result<bool> {
-    let built = build()?;
+    let built = build(&[])?;
     let json = json.map_or_else(|| built.join("cuda-bench.json"), Path::to_owned);
     let mut command = Command::new("python3");
     command.arg(root().join("cuda/rig/gpu/bench.py")).arg(built).arg(std::path::absolute(json)?);
@@ -143,9 +143,9 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
 }
 
 /// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. The scripts require a GPU, NVIDIA's driver, and
-/// a `python3`; all except `disk` also require PyTorch.
+/// a `python3`; all except `disk` also require PyTorch, and `cards` requires two GPUs.
 pub fn bench_with_options(name: &str, options: &BenchOptions) -> Result<bool> {
-    let built = build()?;
+    let built = build(if name == "cards" { &["mediatord", "mediatorctl"] } else { &[] })?;
     let json = options.json.clone().unwrap_or_else(|| built.join(format!("cuda-{name}.json")));
     let mut command = Command::new("python3");
     command.arg(root().join("cuda/rig/gpu").join(name).with_extension("py")).arg("--build").arg(built);
@@ -171,11 +171,12 @@ fn commit() -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Builds the library, the owner and the rig's programs in release mode. Returns the program folder.
-fn build() -> Result<PathBuf> {
-    let packages =
-        ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker", "gdev-crypt"].map(|name| ["-p", name]);
-    if !shown(cargo(&["build", "--release"]).args(packages.concat()))? {
+/// Builds the library, the owner, the rig's programs and the `further` packages in release mode. Returns the program
+/// folder.
+fn build(further: &[&str]) -> Result<PathBuf> {
+    let packages = ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker", "gdev-crypt"];
+    let arguments = packages.iter().chain(further).flat_map(|name| ["-p", name]);
+    if !shown(cargo(&["build", "--release"]).args(arguments))? {
         bail!("the programs of the benchmark cannot be built");
     }
     Ok(target().join("release"))

@@ -10,11 +10,13 @@ mod functions;
 #[cfg(any(test, feature = "model"))]
 mod model;
 mod real;
+mod speeds;
 mod users;
 
 #[cfg(any(test, feature = "model"))]
 pub use model::Model;
 pub use real::Real;
+pub use speeds::Speeds;
 pub use users::{CardUse, User, Users};
 
 use std::os::fd::{BorrowedFd, OwnedFd};

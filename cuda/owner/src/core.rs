@@ -260,6 +260,7 @@ pub struct Core {
     /// Number of card chunks refused since the last plan, by tenant.
     unmet: BTreeMap<TenantId, u32>,
     deadlines: Deadlines,
+    probes: owner_host::Probes,
     /// Set if a plan is due.
     needs_plan: bool,
     strangers: unmanaged::UnmanagedProcesses,
@@ -320,6 +321,7 @@ impl Core {
             misplaced: BTreeMap::new(),
             unmet: BTreeMap::new(),
             deadlines: Deadlines::default(),
+            probes: owner_host::Probes::default(),
             needs_plan: false,
             strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
@@ -672,6 +674,7 @@ impl Core {
         self.renew_servers();
         self.shares.forget(id);
         self.deadlines.cancel(Deadline::SecondLimit(id));
+        self.probes.forget(id);
     }
 
     fn sessions_of(&self, tenant: TenantId) -> impl Iterator<Item = SessionId> + '_ {

@@ -384,6 +384,7 @@ impl World {
             | Action::StartServer { .. }
             | Action::RetireServer { .. }
             | Action::PollServer { .. }
+            | Action::Probe { .. }
             | Action::Tell { .. } => {}
             Action::KillStranger { .. } | Action::Adopted { .. } => {}
         }
