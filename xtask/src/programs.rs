@@ -13,8 +13,8 @@ use crate::run::{cargo, root, target};
 
 /// Features to enable, so that the guest and CUDA programs are built together with all others.
 ///
-/// Cargo unifies the features of a dependency over all packages in a command, so a command for only some packages would
-/// recompile a third of all dependencies.
+/// Cargo unifies the features of a dependency over all packages of a command. A command for only some packages would
+/// compile a third of all dependencies again.
 pub const FEATURES: &str = "tests/vm,cuda-table/headers,cuda-rig/libraries";
 
 /// Groups of crates with separate test suites.

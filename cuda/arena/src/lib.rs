@@ -3,7 +3,7 @@
 //! The strategy is best fit: the arena uses the smallest sufficiently large hole, so that small allocations fill chunks
 //! that are already in use. A caller that restores a program can specify the offset ([`Arena::place_at`]).
 //!
-//! The crate does not map memory. It only handles offsets, not addresses.
+//! The crate does not map memory and does not know addresses: it works on offsets.
 
 #![forbid(unsafe_code)]
 

@@ -247,7 +247,7 @@ pub enum Answer {
     Moving(String),
     /// The request completes when these processes have exited.
     Leaving(Vec<u32>),
-    /// Lines of a recording.
+    /// Lines of a record.
     Record(String),
     /// The card's current state.
     View(Box<Card>),

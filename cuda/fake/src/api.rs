@@ -22,7 +22,7 @@ use crate::work::{self, Op};
 #[repr(C)]
 struct Ipc([u64; 8]);
 
-/// ID of the process that has initialised the driver. Its children must initialise the driver again.
+/// ID of the process that has initialised the driver. Children of this process must initialise the driver again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 /// Returns the card of a device number.

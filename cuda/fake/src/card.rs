@@ -146,8 +146,7 @@ pub fn all() -> &'static [Card] {
     })
 }
 
-/// Returns the cards visible to this process, in its order. The first call (in `cuInit`) reads the environment
-/// variable.
+/// Returns the cards that this process sees, in its order. The first call, in `cuInit`, reads the variable.
 pub fn visible() -> &'static [usize] {
     static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE_CARDS.get_or_init(|| {
@@ -291,8 +290,8 @@ impl Card {
         self.allocate(Tier::Device, self.context).map(Some).ok_or(())
     }
 
-    /// Records that this process has a context until it exits. Returns false if the card does not have enough memory
-    /// for a context.
+    /// Records that this process has a context, until the process ends. Returns false if the card lacks memory for a
+    /// context.
     pub fn enter(&self) -> bool {
         let mut may = true;
         self.lost_before.get_or_init(|| self.lost());

@@ -46,11 +46,11 @@ pub const KERNELS: [Kernel; 10] = [
         time: |a| Duration::from_micros(a[0]),
         run: |a| store(a[1], load(a[1]) + a[0]),
     },
-    // Announces `round` in word `own` of `count` words, and spins until all words contain it. Then uses a number of
-    // microseconds of card time. Like a kernel of a collective operation, this kernel therefore completes only if its
-    // peers run.
+    // Announces `round` in word `own` of `count` words, and spins until all words have announced it. Then takes a
+    // number of microseconds of the card's time. Therefore the kernel ends only when its peers run, like a kernel of a
+    // collective operation.
     Kernel { name: "meet", arguments: 5, time: |a| Duration::from_micros(a[4]), run: |_| () },
-    // Follows a chain of `steps` addresses, and writes the last address to an address.
+    // Follows a chain of `steps` addresses from the first one, and writes the last address to an address.
     Kernel {
         name: "chase",
         arguments: 3,
@@ -61,10 +61,10 @@ pub const KERNELS: [Kernel; 10] = [
     Kernel { name: "sample", arguments: 4, time: |_| Duration::ZERO, run: |a| store(a[3], sample(a[0], a[1], a[2])) },
     // Writes a value to element (x, y) of a surface.
     Kernel { name: "paint", arguments: 4, time: |_| Duration::ZERO, run: |a| paint(a[0], a[1], a[2], a[3]) },
-    // Makes an illegal access, which destroys the contexts of the process and of all other clients of its MPS server.
+    // Makes an illegal access, which ends the contexts of the process, and of all other clients of its MPS server.
     Kernel { name: "illegal", arguments: 0, time: |_| Duration::ZERO, run: |_| mps::fault() },
-    // Makes system call `number` with six arguments, and writes the result to an address. This is not possible on a
-    // real card. The kernel represents code that an attacker in a guest runs in the driver's process.
+    // Makes system call `number` with six arguments, and writes its result to an address. No kernel on a real card can
+    // do this. The kernel represents code that a guest manages to run in the driver's process.
     Kernel { name: "syscall", arguments: 8, time: |_| Duration::ZERO, run: |a| store(a[0], system_call(&a[1..])) },
 ];
 

@@ -341,7 +341,7 @@ pub fn take_off() {
     }
 }
 
-/// Restores the process's memory.
+/// Restores the memory that this process had.
 pub fn put_back() -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();

@@ -149,8 +149,7 @@ pub use message::{
 
 /// Version of the messages.
 pub const VERSION: u16 = 7;
-/// Oldest version that the owner supports. Programs can outlive owners and continue to use the library that they have
-/// loaded.
+/// Oldest version that an owner supports. Programs outlive owners, and keep the library with which they started.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
 pub const VERSION_HANDOVER: u16 = 2;
@@ -164,7 +163,8 @@ pub const VERSION_RECLAIM: u16 = 5;
 pub const VERSION_CONCURRENT: u16 = 6;
 /// First version with [`FromOwner::Drain`] and [`FromOwner::Step`].
 pub const VERSION_GANGS: u16 = 7;
-/// Maximum number of a process's pending requests ([`FromTenant::Allocate`] and [`FromTenant::Fix`]).
+/// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
+/// answers.
 pub const MAX_PENDING: usize = 64;
 /// Maximum size of a packet in bytes.
 pub const MAX_PACKET: usize = 16 << 10;

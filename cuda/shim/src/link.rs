@@ -73,7 +73,7 @@ pub struct Link {
     /// The program's fixed memory in bytes, by card and kind. Locked while a change is reported to an owner.
     fixed: Mutex<HashMap<(u8, FixedKind), u64>>,
     in_flight: Mutex<usize>,
-    /// Signalled when a request releases its slot.
+    /// Signalled when a request releases its place.
     left: Condvar,
 }
 
@@ -315,7 +315,7 @@ impl Link {
             self.send(&FromTenant::Fix { request: 0, card, kind, bytes });
         }
         drop(fixed);
-        // Lock once, because a thread that is about to wait may not have seen the connection yet.
+        // Take the lock once, because a thread that is about to wait may not have seen the connection yet.
         drop(self.answers());
         self.answered.notify_all();
     }

@@ -1,7 +1,7 @@
 //! The program's memory.
 //!
 //! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks ([`region`]);
-//! - [`ordered`]: memory freed in stream order;
+//! - [`ordered`]: memory that is freed in the order of a stream's work;
 //! - [`handles`]: virtual memory that the program manages itself, backed by chunks;
 //! - [`opened`]: memory shared between processes of a tenant;
 //! - [`access`]: access from the program's other cards;
@@ -31,7 +31,7 @@ use chunks::ChunkMemory;
 use fixed::Fixed;
 use graphs::Graphs;
 
-/// The program's memory on one card.
+/// Memory of the program on one card.
 #[derive(Debug)]
 pub struct Memory {
     chunks: Mutex<ChunkMemory>,

@@ -416,9 +416,9 @@ impl<'a> Operations<'a> {
         u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
     }
 
-    /// Reports all chunks through `tell` in several parts, and then calls `connected`. The last argument of `tell` is
-    /// true if more parts follow. Returns false as soon as a report fails. No chunk is allocated or freed in between,
-    /// so the program refers only to chunks that the new owner knows.
+    /// Reports all chunks through `tell`, in parts with a flag that is set if more parts follow, and then calls
+    /// `connected`. Returns false as soon as a report fails. No chunk is allocated or freed in between. From
+    /// `connected` on, the program therefore refers only to chunks that the owner knows.
     pub fn adopted(
         self,
         mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,

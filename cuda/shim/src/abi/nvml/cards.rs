@@ -13,8 +13,8 @@ use crate::symbols::{at, real};
 /// Maximum number of cards examined and of devices in a list. No machine has this many cards.
 const MAX_CARDS: u32 = 256;
 
-/// Returns the tenant's cards in the tenant's order, each as the index of its owner's socket and its UUID. The list is
-/// empty until all owners have replied once, because the index of a card must not change.
+/// Returns the tenant's cards in the tenant's order, each with the position of its owner's socket and its UUID. The
+/// list is empty until each owner has answered once, because a card's index does not change.
 fn cards() -> &'static [(usize, [u8; 16])] {
     let shim = shim();
     let known = &shim.libraries.cards;
