@@ -1,8 +1,8 @@
 //! Full virtualization: runs the guest's workloads in each mediation mode, and compares them with the same workloads in
 //! a VM with a passed-through card.
 //!
-//! All VMs run at the same time, each on its own software card, and alternate with each workload, so that changes in
-//! the host's speed affect all of them equally.
+//! All VMs run concurrently, each on its own software card, and alternate with each workload, so that changes in the
+//! host's speed affect all of them equally.
 
 use std::collections::BTreeMap;
 

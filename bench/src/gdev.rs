@@ -2,7 +2,7 @@
 //! the aperture or with the copy engine. Also the cost of the library: the papers' workloads with it, and with a driver
 //! that issues the same ioctls without it.
 //!
-//! The link is modelled for copies: a copy engine is as fast as the guest's processor, which a first machine measures.
+//! The link is modelled for copies: a copy engine is as fast as the guest's CPU, which is measured on a first machine.
 //! Both stages of a large copy therefore take equally long, as on the papers' hosts.
 //!
 //! Copies of pinned memory, as in the paper's figure 5, are not split into chunks. They are reported as `link` in
@@ -73,7 +73,7 @@ fn microseconds(line: &str, key: &str) -> Result<f64> {
     Ok(value.with_context(|| format!("{key} in {line}"))?.parse::<f64>()? / 1e3)
 }
 
-/// Returns the copy speed of the guest's processor in MiB/s.
+/// Returns the copy speed of the guest's CPU in MiB/s.
 fn processor() -> Result<u64> {
     let machine = Machine::boot("gdev-processor", 0)?;
     let us = machine.copy("write", LARGE_BYTES, 5, "--pinned")?;
@@ -125,7 +125,7 @@ fn raw(rounds: usize) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures copies on a card with a link as fast as the guest's processor.
+/// Measures copies on a card with a link as fast as the guest's CPU.
 fn copies(request: &Request, rounds: usize) -> Result<Vec<Metric>> {
     let rate = processor()?;
     eprintln!("bench: gdev, the processor copies {rate} MiB in a second, and so does the link");
@@ -185,7 +185,7 @@ fn direct(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metri
 
 /// Measures large copies by chunk size (figure 3), and the gain from overlap.
 fn pieces(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metric>> {
-    // Without chunks, the processor copies everything before the copy engine starts.
+    // Without chunks, the CPU copies all data before the copy engine starts.
     let whole = format!("--serial --piece {LARGE_BYTES}");
     let ways: Vec<String> =
         std::iter::once(whole).chain(PIECES.iter().map(|bytes| format!("--piece {bytes}"))).collect();

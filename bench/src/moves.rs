@@ -1,6 +1,6 @@
 //! Measures the pauses of VMs during daemon upgrades, by memory size and number of channels. Two daemons, one with
-//! small VMs and one with large VMs, run at the same time and are upgraded in alternation while all VMs work. Also
-//! measures the pauses of VMs that move to another card ([`cards`]).
+//! small VMs and one with large VMs, run concurrently and are upgraded in alternation while all VMs work. Also measures
+//! the pauses of VMs that move to another card ([`cards`]).
 
 mod cards;
 

@@ -3,7 +3,7 @@
 //! both; and the default), in guests with the modified driver (one call per entry, and batches), and in a guest with a
 //! passed-through card.
 //!
-//! All VMs run at the same time, each on its own software card, and alternate with each workload. The report shows the
+//! All VMs run concurrently, each on its own software card, and alternate with each workload. The report shows the
 //! measured time next to the time of a model ([`crate::model`]), which multiplies the guest's operations in each phase
 //! by their cost on a real host.
 //!
@@ -146,7 +146,7 @@ fn configuration(paths: &Paths) -> String {
     text
 }
 
-/// Returns how many times slower a guest's processor is than this host's.
+/// Returns how many times slower a guest's CPU is than this host's.
 fn emulation(vm: &Vm) -> Result<f64> {
     let mut factors = Vec::new();
     for _ in 0..ROUNDS {

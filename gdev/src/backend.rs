@@ -100,7 +100,7 @@ pub trait Backend: Send {
     /// Returns an error if the context did not allocate the memory, or on a driver error.
     fn share(&mut self, memory: Memory) -> Result<Shared>;
 
-    /// Maps shared memory into this context. The memory lives until all references are freed.
+    /// Maps shared memory into this context. The memory exists until all references are freed.
     ///
     /// # Errors
     /// Returns an error if the memory belongs to another device type, or on a driver error.

@@ -332,8 +332,9 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.share(memory)
     }
 
-    /// Maps another context's memory into this context. The memory lives until all references are freed; [`Self::free`]
-    /// frees this reference. The contexts' work is not ordered: wait for one context before the other uses the memory.
+    /// Maps another context's memory into this context. The memory exists until all references are freed;
+    /// [`Self::free`] frees this reference. The contexts' work is not ordered: wait for one context before the other
+    /// uses the memory.
     ///
     /// # Errors
     /// Returns an error if the memory belongs to another device type, or on a driver error.

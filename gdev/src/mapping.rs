@@ -100,7 +100,7 @@ impl Mapping {
     pub fn load(&self, offset: usize, width: Width) -> u64 {
         let address = self.checked(offset, width.bytes());
         let value: u64;
-        // SAFETY: `checked` has verified that all bytes are in the mapping, which lives as long as `self`. A load does
+        // SAFETY: `checked` has verified that all bytes are in the mapping, which exists as long as `self`. A load does
         // not change this program's memory, and x86 loads require no alignment.
         unsafe {
             match width {
@@ -119,7 +119,7 @@ impl Mapping {
     /// Panics if the access exceeds the mapping, which is a bug: offsets come from this program itself.
     pub fn store(&self, offset: usize, width: Width, value: u64) {
         let address = self.checked(offset, width.bytes());
-        // SAFETY: `checked` has verified that all bytes are in the mapping, which lives as long as `self` and is not
+        // SAFETY: `checked` has verified that all bytes are in the mapping, which exists as long as `self` and is not
         // borrowed Rust memory. x86 stores require no alignment.
         unsafe {
             match width {

@@ -11,8 +11,8 @@ pub struct Tuning {
     pub direct_read_bytes: u64,
     /// Chunk size of larger copies in bytes. While a copy engine copies one chunk, the CPU copies the next.
     pub piece_bytes: u64,
-    /// True if the CPU and the copy engine work on larger copies concurrently. If false, both copies of a chunk
-    /// complete before the next chunk begins.
+    /// Set if the CPU and the copy engine work on larger copies concurrently. If false, both copies of a chunk complete
+    /// before the next chunk begins.
     pub overlap: bool,
 }
 

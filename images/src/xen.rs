@@ -76,7 +76,7 @@ pub struct XenHost {
 }
 
 impl XenHost {
-    /// Returns the hypervisor in the form that QEMU boots.
+    /// Returns the path of the hypervisor image that QEMU boots.
     pub fn hypervisor(&self) -> PathBuf {
         self.folder.join(HYPERVISOR)
     }

@@ -21,7 +21,7 @@ const NICE: i32 = 19;
 pub enum Background {
     /// The work is running.
     Pending(JoinHandle<Result<()>>),
-    /// The work has ended. Contains the reason if it failed.
+    /// The work has finished. Contains the reason if it failed.
     Ended(Result<(), String>),
 }
 

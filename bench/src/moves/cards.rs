@@ -1,5 +1,5 @@
 //! Moves a working VM back and forth between two cards of a daemon. Measures the number of bytes copied, and the VM's
-//! pauses relative to the time in which this processor copies the VM's memory once.
+//! pauses relative to the time that this CPU needs to copy the VM's memory once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -29,7 +29,7 @@ const MOST_BYTES: f64 = 1.3;
 const BASELINE_MIB: u64 = 64;
 const BASELINES: usize = 9;
 
-/// Returns this processor's copy speed in MiB/s for memory that is already mapped.
+/// Returns this CPU's copy speed in MiB/s for memory that is already mapped.
 fn copy_rate() -> f64 {
     let from = vec![0x5a_u8; (BASELINE_MIB * MIB) as usize];
     let rates: Vec<f64> = (0..BASELINES)
@@ -122,7 +122,7 @@ fn measure_load(load: Load, host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
     let copied = median(&copied).context("no moves")?;
     let on_card = if host_mib == 0 { "_on_card" } else { "" };
     let name = |what: &str| format!("move.card.{what}_{mib}_mib_{channels}_channels{on_card}");
-    // Time in which this processor copies the VM's memory once.
+    // Time that this CPU needs to copy the VM's memory once.
     let once_ms = mib as f64 / rate * 1000.0;
     let mut metrics = vec![
         Metric::ratio(name("pause_p50"), at(0.5)?, "ms", once_ms, Target::AtMost(MOST_PAUSE)),

@@ -2,8 +2,8 @@
 //! with the modified driver. The baseline is a VM with a passed-through card.
 //!
 //! As in the paper, each context launches `madd` repeatedly, on a card with a fixed kernel duration. A model computes
-//! the cost of contexts, excluding their kernels, from the counts, also for the host itself ([`crate::model`]).
-//! Measured times would mean little, because the emulated guests share two processors.
+//! the cost of contexts, excluding their kernels, from the counts, also for the host ([`crate::model`]). Measured times
+//! would mean little, because the emulated guests share two CPUs.
 
 use std::time::Instant;
 

@@ -1,8 +1,7 @@
 //! Gdev's figure 11: graphs with nodes that pass their outputs in segments, compared with copies through CPU memory.
 //!
-//! An emulated processor performs the copies through CPU memory, so measured times would overstate the benefit of
-//! segments. Therefore, the copies are counted, and a model computes the times of both methods on a real host
-//! ([`crate::model`]).
+//! An emulated CPU performs the copies through CPU memory, so measured times would overstate the benefit of segments.
+//! Therefore, the copies are counted, and a model computes the times of both methods on a real host ([`crate::model`]).
 
 use anyhow::{Context, Result};
 use tests::guest;

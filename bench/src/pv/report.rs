@@ -21,8 +21,7 @@ struct Column {
     target: Target,
 }
 
-/// Returns the columns of all kinds, and a column for the host itself, which uses the driver's counts in passthrough
-/// mode.
+/// Returns the columns of all kinds, and a column for the host, which uses the driver's counts in passthrough mode.
 fn columns() -> impl Iterator<Item = Column> {
     let native = Column { name: NATIVE, counts: BASELINE, platform: Platform::Native, target: Target::None };
     let kinds = KINDS.iter().map(|kind| Column {
@@ -43,7 +42,7 @@ fn sum<'a>(counts: impl IntoIterator<Item = &'a Counts>) -> Counts {
     counts.into_iter().fold(Counts::default(), |sum, counts| sum.plus(counts))
 }
 
-/// Returns all figures of the table. `factor` states how many times slower a guest's processor is than the host's.
+/// Returns all figures of the table. `factor` is the number of times that a guest's CPU is slower than the host's.
 pub fn all(table: &Table, factor: f64) -> Result<Vec<Metric>> {
     let measured: Vec<&'static str> =
         workloads().filter(|workload| table.contains_key(&(*workload, BASELINE))).collect();
@@ -145,8 +144,8 @@ fn counted(name: &str, counts: &Counts) -> Vec<Metric> {
     .collect()
 }
 
-/// Returns the time in seconds that is common to all kinds: the fastest time of each phase, scaled to a real processor.
-/// It includes messages and the software card, so it exceeds the guest's own time.
+/// Returns the time in seconds that is common to all kinds: the fastest time of each phase, scaled to a real CPU. It
+/// includes messages and the software card, so it exceeds the guest's own time.
 fn common(table: &Table, workload: &'static str, factor: f64) -> Result<f64> {
     let mut seconds = 0.0;
     for phase in PHASES {

@@ -53,7 +53,7 @@ fn commit() -> Option<String> {
     Some(if changed.is_empty() { head } else { head + "+" })
 }
 
-/// Returns the processor model from the text of `/proc/cpuinfo`.
+/// Returns the CPU model from the text of `/proc/cpuinfo`.
 fn processor(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     line.split_once(':').map(|(_, model)| model.trim().to_owned())

@@ -97,7 +97,7 @@ pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures four equal VMs that start one after another.
+/// Measures four equal VMs that start at different times.
 pub fn gdev_16(stage: &Stage) -> Result<Vec<Metric>> {
     let row = "sched.guests.gdev16";
     let loads = (0..4).map(|vm| steady(vm, MADD).after(Duration::from_secs(5) * vm as u32));

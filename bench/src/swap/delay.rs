@@ -97,7 +97,7 @@ struct Cost {
 
 fn request(rig: &Rig, vm: u32, chunks: u64, chunk: u64) -> Result<Cost> {
     let mut requester = Vm::new(rig, vm, chunk)?;
-    // Do not count memory that the driver itself needs.
+    // Do not count memory that the driver needs for its own purposes.
     let settled = |rig: &Rig| -> Result<bool> {
         let own = account(rig, vm)?;
         Ok(own.host == 0 && own.moving == 0 && account(rig, 0)?.moving == 0)

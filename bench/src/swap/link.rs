@@ -1,11 +1,11 @@
 //! Measures the overhead of moving chunks relative to their transfer time on a link, and the resulting speeds on links
 //! of 6 to 50 GB/s.
 //!
-//! The software card transfers bytes with this machine's processors, and measures the duration of the transfers. The
-//! rest of a relocation's time is software overhead: the mover, the model of the card's engines and rings, and waits
-//! for both. A real card's engines transfer the bytes concurrently. Here, link time and software time are added as if
-//! they never overlapped, so times are upper bounds and speeds are lower bounds. The baseline, a guest driver's copies
-//! with the same engines, is computed in the same way.
+//! The software card transfers bytes with this machine's CPUs, and measures the duration of the transfers. The rest of
+//! a relocation's time is software overhead: the mover, the model of the card's engines and rings, and waits for both.
+//! A real card's engines transfer the bytes concurrently. Here, link time and software time are added as if they never
+//! overlapped, so times are upper bounds and speeds are lower bounds. The baseline, a guest driver's copies with the
+//! same engines, is computed in the same way.
 
 use std::time::Instant;
 

@@ -112,7 +112,7 @@ unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), 
     Ok(())
 }
 
-/// Sends an image, and then the call that uses it. The call itself handles a null image.
+/// Sends an image, and then the call that uses it. The call handles a null image.
 fn with_image(image: u64, call: impl FnOnce() -> Result<(), i32>) -> Result<(), i32> {
     let connection = connection::get()?;
     let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);

@@ -46,7 +46,7 @@ pub struct Record {
     function: AtomicU64,
 }
 
-/// Static: the records never move and are never freed, so readers need no lock.
+/// Static: the records never move and are never freed, so readers do not need a lock.
 static RECORDS: [AtomicPtr<Record>; PAGES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PAGES];
 
 /// Returns the record of a function.

@@ -10,7 +10,7 @@ pub fn wanted() -> bool {
     const UNKNOWN: u8 = 2;
     /// Static because messages are written without a reference to the shim, and before it exists.
     static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
-    // Take no lock, because a child forked in the meantime would wait for it.
+    // Do not acquire a lock, because a child forked in the meantime would wait for it.
     match WANTED.load(Ordering::Relaxed) {
         UNKNOWN => {
             let wanted = std::env::var_os(cuda_protocol::LOG_VARIABLE).is_some_and(|value| value == "1");

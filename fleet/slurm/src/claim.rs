@@ -53,7 +53,7 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
 /// Creates the table for a job's tenant or virtual machine.
 ///
 /// # Errors
-/// Returns an error if the job has no shards or makes an invalid request.
+/// Returns an error if the job does not have any shards or makes an invalid request.
 pub fn table(
     arguments: &Arguments,
     given: &Given,

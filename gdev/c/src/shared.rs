@@ -81,7 +81,7 @@ pub unsafe extern "C" fn gshmctl(handle: Ghandle, id: c_int, command: c_int, buf
 }
 
 /// Maps memory that `master` has allocated with [`crate::gmalloc`] into `slave`. Returns its GPU virtual address in
-/// `slave`, or 0 on error. The memory lives until both contexts have freed it.
+/// `slave`, or 0 on error. The memory exists until both contexts have freed it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gref(master: Ghandle, address: u64, size: u64, slave: Ghandle) -> u64 {
     value((|| {

@@ -38,7 +38,7 @@ macro_rules! functions {
                 };
                 // SAFETY: the library is NVIDIA's driver or a stand-in for it; its initializers have no preconditions.
                 let file = unsafe { File::new(NAME) }.map_err(missing)?;
-                // SAFETY: the types are the same as in `cuda.h`; the pointers live as long as `_file`.
+                // SAFETY: the types are the same as in `cuda.h`; the pointers are valid as long as `_file` exists.
                 unsafe {
                     Ok(Self {
                         $($method: *file.get(concat!($symbol, "\0").as_bytes()).map_err(missing)?,)*

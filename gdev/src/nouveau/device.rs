@@ -461,7 +461,7 @@ impl Channel {
             push: pieces.as_mut_ptr().expose_provenance() as u64,
             ..Default::default()
         };
-        // Both lists live until the call returns.
+        // Both lists are valid until the call returns.
         self.device.call(&mut argument).map_err(refused)?;
         self.submitted.set(submission);
         Ok(submission)

@@ -36,7 +36,7 @@ fn main() -> Result<()> {
 fn word(blob: &Blob, offset: u64) -> &AtomicU64 {
     assert!(offset + 8 <= blob.bytes && offset.is_multiple_of(8), "outside of the blob");
     let place = std::ptr::with_exposed_provenance_mut((blob.address + offset) as usize);
-    // SAFETY: the word is in the blob's mapping, which lives until the blob is removed.
+    // SAFETY: the word is in the blob's mapping, which exists until the blob is removed.
     unsafe { AtomicU64::from_ptr(place) }
 }
 

@@ -181,7 +181,7 @@ impl Raw {
             push: pieces.as_mut_ptr().expose_provenance() as u64,
             ..Default::default()
         };
-        // Both lists live until the call returns.
+        // Both lists are valid until the call returns.
         call(&self.file, &mut pushbuf)?;
         self.submitted = submission;
         Ok(submission)

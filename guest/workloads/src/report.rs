@@ -1,5 +1,5 @@
-//! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, followed by facts and, on
-//! failure, the error.
+//! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, followed by further key-value
+//! pairs and, on failure, the error.
 //!
 //! Values other than the error contain no spaces; the error is quoted.
 //!

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::output;
 use super::spec::Spec;
 
-/// Returns all problems of a package. `again` is the package from a second build.
+/// Returns all problems with a package. `again` is the package from a second build.
 pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let mut problems = problems_of_contents(spec, package, again)?;
     problems.extend(lintian_problems(package)?);

@@ -120,7 +120,7 @@ fn own_file() -> Option<(u64, u64)> {
         let mut info: libc::Dl_info = std::mem::zeroed();
         (libc::dladdr(resolve as *const c_void, &raw mut info) != 0).then_some(info)
     }?;
-    // SAFETY: the loader's string lives as long as the library.
+    // SAFETY: the loader's string is valid as long as the library is loaded.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     let file = std::fs::metadata(OsStr::from_bytes(name.to_bytes())).ok()?;
     Some((file.dev(), file.ino()))

@@ -1,6 +1,6 @@
 //! NVML, the management library. Calls go to the real NVML, but the reported card memory is the tenant's quota.
 //!
-//! NVML users need no context and may never call the driver, and forked children may use NVML too. Therefore, each
+//! NVML users do not need a context and may never call the driver. Forked children may also use NVML. Therefore, each
 //! query opens a separate connection to the owner, like a program without work. NVML reports only the tenant's cards,
 //! and none before all owners have replied once. If the owner does not reply to a later query, the program receives
 //! NVML's own result for the card. A tenant sees only its own processes on a card.

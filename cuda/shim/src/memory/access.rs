@@ -21,7 +21,7 @@ impl Memory {
         self.elsewhere.store(true, Ordering::SeqCst);
     }
 
-    /// Returns true if an address belongs to the program's memory on this card. Most calls take no lock.
+    /// Returns true if an address belongs to the program's memory on this card. Most calls do not acquire a lock.
     pub fn has(&self, address: Address) -> bool {
         let (base, end) = (self.region.0.load(Ordering::SeqCst), self.region.1.load(Ordering::SeqCst));
         if (base..end).contains(&address) {

@@ -1,4 +1,4 @@
-//! Memory that the driver itself allocates. This library counts such memory, which never moves.
+//! Memory that the driver allocates. This library counts such memory, which never moves.
 //!
 //! UNSAFETY: forwards the program's calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -1,6 +1,6 @@
 //! Handles of memory that only the driver can provide: compressed, sparse, host, or shared memory.
 //!
-//! Such memory lives, and is counted, until its last reference, mapping and binding are gone.
+//! Such memory exists and is counted until its last reference, mapping and binding are gone.
 
 use std::collections::{BTreeMap, HashMap};
 

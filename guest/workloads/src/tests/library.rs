@@ -211,7 +211,7 @@ fn tune_both(rig: &Rig, options: &Options, bytes: u64, count: u64) -> Result<Fac
     report("both", bytes, times)
 }
 
-/// Returns the result facts of measured copies.
+/// Returns the key-value pairs with the results of measured copies.
 fn report(direction: &str, bytes: u64, mut times: Vec<Duration>) -> Result<Facts> {
     times.sort_unstable();
     let median = times.get(times.len() / 2).context("a time")?;

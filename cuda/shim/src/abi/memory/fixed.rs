@@ -1,4 +1,4 @@
-//! Driver functions that allocate memory in the driver itself. This library counts that memory.
+//! Functions for which the driver allocates memory. This library counts that memory.
 //!
 //! UNSAFETY: reads descriptors through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
