@@ -72,7 +72,7 @@ impl Ordered {
         self.freed.is_empty()
     }
 
-    /// Returns the number of bytes that only the freeing lanes may reuse.
+    /// Returns the number of bytes that only the lanes that freed them may reuse.
     pub fn loose_bytes(&self) -> u64 {
         self.loose_bytes
     }
@@ -104,7 +104,7 @@ impl Ordered {
         Some(self.spare.swap_remove(at).1)
     }
 
-    /// Returns the lanes with freed memory.
+    /// Returns the lanes that have freed memory.
     pub fn lanes(&self) -> Vec<Lane> {
         self.loose
             .iter()
