@@ -111,8 +111,8 @@ struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // Errors from freeing memory cannot be handled. SAFETY: this allocation retains the context, and nothing else
-        // refers to the address.
+        // Errors from freeing memory cannot be handled. SAFETY: this allocation retains the context, and this is the
+        // only reference to the address.
         unsafe {
             let _ = self.library.set_current(self.context);
             let _ = match self.place {

@@ -1,6 +1,6 @@
 //! A Debian system with systemd. As on an operator's host, the Debian package is installed on it.
 //!
-//! The system stays in its initramfs. The packages are unpacked, not configured. This module replaces the necessary
+//! The root file system is the initramfs. The packages are unpacked, not configured. This module replaces the necessary
 //! parts of their maintainer scripts: it creates users and groups, the merged `/usr`, and dpkg's database. The database
 //! lists all packages as installed, so that dpkg checks the dependencies of packages that are installed later.
 //!

@@ -110,7 +110,7 @@ impl Agent {
         self.wait(limit, "the guest to be ready", |state| (state.boots >= boots).then(|| Ok(state.release.clone())))
     }
 
-    /// Runs one command until it ends. Does not check the exit code; see [`Output::success`].
+    /// Runs one command until it exits. Does not check the exit code; see [`Output::success`].
     pub fn run(&self, command: &str) -> Result<Output> {
         self.run_within(command, COMMAND_LIMIT)
     }
@@ -177,7 +177,7 @@ impl Agent {
 }
 
 impl Pending<'_> {
-    /// Waits until the command ends.
+    /// Waits until the command exits.
     pub fn wait(self) -> Result<Output> {
         self.wait_within(COMMAND_LIMIT)
     }
@@ -223,7 +223,7 @@ impl Pending<'_> {
         self.agent.run(&format!("kill {} 9", self.id))?.success().map(drop)
     }
 
-    /// Returns true if the command has ended.
+    /// Returns true if the command has exited.
     pub fn ended(&self) -> bool {
         self.agent.shared.lock().jobs.get(&self.id).is_none_or(|j| j.code.is_some() || j.lost.is_some())
     }

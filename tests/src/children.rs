@@ -15,7 +15,7 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 /// A command to spawn, and the channel for the result.
 type Order = (Command, SyncSender<io::Result<Child>>);
 
-/// Starts a program that is killed when this process ends. Takes the contents of `command`, and leaves an empty
+/// Starts a program that is killed when this process exits. Takes the contents of `command`, and leaves an empty
 /// command.
 ///
 /// # Errors
@@ -36,7 +36,7 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     started.recv().map_err(|_| ended())?
 }
 
-/// Returns the thread that spawns programs. The kernel kills a program when the thread that spawned it ends, and most
+/// Returns the thread that spawns programs. The kernel kills a program when the thread that spawned it exits, and most
 /// callers are short-lived threads that boot several VMs in parallel.
 fn starter() -> &'static Mutex<Sender<Order>> {
     static STARTER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
@@ -52,7 +52,7 @@ fn starter() -> &'static Mutex<Sender<Order>> {
     })
 }
 
-/// Makes the kernel kill this process when its parent ends.
+/// Makes the kernel kill this process when its parent exits.
 ///
 /// # Errors
 /// Returns an error if the kernel rejects the request.

@@ -97,7 +97,7 @@ enum Command {
         /// Run only attacks of `isolation` (or other parts) with names that contain one of these comma-separated words.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
-        /// Keep the results in the file given by `--json`, and measure the rest.
+        /// Keep the results in the file given by `--json`, and measure the missing ones.
         #[arg(long, requires = "json")]
         resume: bool,
         /// Measure with this number of concurrent busy loops.

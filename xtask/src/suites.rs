@@ -114,12 +114,12 @@ pub struct Ran {
     pub cpu: Duration,
 }
 
-/// Runs the requested suite, or all suites. Returns true if nothing failed.
+/// Runs the requested suite, or all suites. Returns true if there were no failures.
 pub fn run(args: &TestArgs) -> Result<bool> {
     let suites: Vec<Suite> = args.suite.map_or_else(|| Suite::value_variants().to_vec(), |suite| vec![suite]);
     let mut session = Session::start(args, &suites);
     if args.beside_load > 0 {
-        // Only the tests should run under load, so first create everything that they need.
+        // Only the tests should run under load, so first create all files that they need.
         session.make()?;
     }
     let _loops = BusyLoops::start(args.beside_load);

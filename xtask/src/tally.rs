@@ -18,7 +18,7 @@ impl Tally {
         Self { passed: u64::from(passed), failed: u64::from(!passed) }
     }
 
-    /// Returns true if nothing failed.
+    /// Returns true if there were no failures.
     pub fn good(self) -> bool {
         self.failed == 0
     }

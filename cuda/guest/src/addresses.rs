@@ -110,7 +110,7 @@ pub fn add(address: u64, bytes: u64) -> bool {
     true
 }
 
-/// Removes freed card memory. Its addresses stay reserved, because the driver may reuse them.
+/// Removes freed card memory. Its addresses remain reserved, because the driver may reuse them.
 pub fn remove(address: u64) {
     if ADDRESSES.contains(&address) || OUTSIDE_COUNT.load(Ordering::Acquire) == 0 {
         return;

@@ -199,7 +199,7 @@ fn load_library_from(frame: &Frame, image: u64) -> i32 {
     let load = || {
         // SAFETY: the program passes valid arguments. Arguments from the sixth on are on the stack.
         let jit = unsafe { options(frame.int(4), frame.arg(2), frame.arg(3))? };
-        // Omit library options: they refer to tables of the program, or promise that the image stays in memory.
+        // Omit library options: they refer to tables of the program, or promise that the image remains in memory.
         let [jits, jit_kinds, jit_values] = jit.arguments();
         let args = [frame.arg(0), u64::from(image != 0), jit_kinds, jit_values, jits, 0, 0, 0];
         with_image(image, || invoke(index!("cuLibraryLoadData+"), &args))

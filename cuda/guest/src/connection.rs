@@ -119,7 +119,7 @@ fn open() -> std::io::Result<Connection> {
     addresses::reserve()?;
     let transport = transport::open()?;
     let blob = transport.create(BlobKind::Control, control::BYTES, None)?;
-    // SAFETY: the transport has mapped the blob, which stays mapped until the process exits.
+    // SAFETY: the transport has mapped the blob, which remains mapped until the process exits.
     let control = unsafe { Shared::new(blob.address, blob.bytes) };
     control.store(control::VERSION, cuda_ring::VERSION);
     let blob = transport.create(BlobKind::Ring, cuda_ring::ring::BYTES, None)?;

@@ -33,7 +33,7 @@ fn make(place: u64, graph: u64, flags: u64) -> i32 {
     code(invoke(index!("cuGraphInstantiateWithFlags"), &[place, graph, flags]))
 }
 
-/// Handles the first versions of the call, which also return the error node and a log. Both stay empty, even if the
+/// Handles the first versions of the call, which also return the error node and a log. Both remain empty even if the
 /// call fails.
 fn instantiate(frame: &Frame) -> i32 {
     frame.put_optional(2, 0u64);

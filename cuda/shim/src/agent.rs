@@ -23,7 +23,7 @@ use crate::pace::{Left, RunAhead};
 use crate::shim::{Card, Shim, Start};
 use crate::{gate, process};
 
-/// Time for which empty chunks stay cached, unless the owner requests them.
+/// Time for which empty chunks remain cached unless the owner requests them.
 // TIMEOUT: without this cache, an asynchronous pool that returns all of its memory and allocates it again is 40 times
 // slower.
 const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
@@ -206,7 +206,7 @@ struct Agent {
     order: Option<Order>,
 }
 
-/// Executes the commands of a card's owner until the process ends.
+/// Executes the commands of a card's owner until the process exits.
 fn serve(shim: &'static Shim, card: &'static Card, connection: Arc<Connection>, version: u16) {
     // A capture in another thread must not restrict this thread.
     let mut mode = 2;

@@ -310,7 +310,7 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(again.spec.devices, slice.spec.devices);
     assert!(again.spec.pool.generation > slice.spec.pool.generation);
 
-    // If nothing changes, the driver writes no object.
+    // If nothing changes, the driver does not write any object.
     let writes = node.api.writes();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(node.api.writes(), writes);

@@ -9,7 +9,7 @@
 //! Slurm tracks the shards and never allocates more than a card has. The daemon limits each job to its part. The plugin
 //! only defines the size of a shard.
 //!
-//! The plugin does not schedule, and does not trust jobs: nothing in a job's environment increases its part.
+//! The plugin does not schedule or trust jobs: a job's environment cannot increase its part.
 //!
 //! Sources: `spank(7)`, `gres.conf(5)`, `prolog_epilog`, `plugstack.conf`.
 

@@ -82,8 +82,8 @@ static GIVEN: Mutex<Given> = Mutex::new(Given::new());
 
 /// Looks up a Slurm function in this process.
 fn function<T>(name: &str) -> Option<Symbol<T>> {
-    // SAFETY: the type matches the signature of this function in `spank(7)`. This process, and therefore the symbol,
-    // stays loaded.
+    // SAFETY: the type matches the signature of this function in `spank(7)`. The symbol is in this process and is never
+    // unloaded.
     unsafe { Library::this().get::<T>(name.as_bytes()) }.ok()
 }
 

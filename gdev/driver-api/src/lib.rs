@@ -9,7 +9,7 @@
 //! earlier work of its context. An event with timing waits for that work when it is recorded.
 //!
 //! Calls on one context are serialized, including waits, so use a separate context for each thread. The code of an
-//! unloaded module stays in card memory until its context is destroyed.
+//! unloaded module remains in card memory until its context is destroyed.
 //!
 //! Handles are numbers that this library looks up, so an invalid or stale handle causes an error. Parts: `error`
 //! (results), `device`, `context`, `memory`, `module`, `order` (streams and events), `segment`.

@@ -202,7 +202,7 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         // If the daemon is lost, all of the device's resources are lost as well. If the channel does not leave its
-        // engine, its memory stays allocated until the device is closed.
+        // engine, its memory remains allocated until the device is closed.
         if self.device.unbind(self.id).is_ok_and(|has_left| has_left) {
             let mut state = self.device.lock();
             self.space.destroy(&mut state);

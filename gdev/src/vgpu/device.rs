@@ -168,7 +168,7 @@ impl Device {
         let _removal = lock(&self.removal);
         {
             let mut state = self.lock();
-            // The number stays in use until the channel is unbound.
+            // The number remains in use until the channel is unbound.
             state.channels.remove(&id);
             state.leaving.insert(id);
             state.submit_runlist()?;

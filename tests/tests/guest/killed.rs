@@ -1,4 +1,4 @@
-//! Kills the daemon while guests run, and restarts it like a service manager: the VMMs stay connected, and the guests
+//! Kills the daemon while guests run, and restarts it like a service manager: the VMMs remain connected, and the guests
 //! reload their driver.
 
 use std::time::{Duration, Instant};

@@ -309,7 +309,7 @@ fn is_misconfigured(host: &Host) -> Result<()> {
     let before = state(host)?;
     host.ok("sed -i 's/^kind = .*/kind = \"gtx480\"/' /etc/gpu-mediator.toml")?;
     assert_ne!(host.sh("systemctl restart gpu-mediator")?.code, 0);
-    // The service stays failed: systemd does not retry, and no client waits for it.
+    // The service remains in the failed state: systemd does not retry, and no client waits for it.
     for (name, value) in
         [("ActiveState", "failed"), ("ExecMainStatus", "2"), ("NRestarts", "0"), ("NFileDescriptorStore", "0")]
     {

@@ -45,8 +45,8 @@ fn load(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// Runs three programs on a kernel: one that checks everything, one that is killed, and one that loses its worker. Then
-/// resets the guest while a program runs.
+/// Runs three programs on a kernel: one that performs all checks, one that is killed, and one that loses its worker.
+/// Then resets the guest while a program runs.
 fn programs_work_on(kernel: &str) -> Result<()> {
     let name = format!("cuda-{kernel}");
     let scratch = Scratch::new(&name)?;

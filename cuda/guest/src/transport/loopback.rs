@@ -48,7 +48,7 @@ fn wake_all(control: &Shared) {
 
 fn shared(address: &AtomicU64) -> Option<Shared> {
     let address = address.load(Ordering::Acquire);
-    // SAFETY: the control blob stays mapped until the process ends.
+    // SAFETY: the control blob remains mapped until the process exits.
     (address != 0).then(|| unsafe { Shared::new(address, control::BYTES) })
 }
 
@@ -196,7 +196,7 @@ impl Transport for Loopback {
     }
 
     fn close_in_child(&self) {
-        // SAFETY: nothing else in the child uses its copies, because every call there returns an error.
+        // SAFETY: the child does not use its copies otherwise, because every call there returns an error.
         unsafe {
             libc::close(std::os::fd::AsFd::as_fd(&*self.link).as_raw_fd());
             libc::close(self.window.as_raw_fd());

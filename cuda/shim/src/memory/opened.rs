@@ -179,7 +179,7 @@ impl Foreign {
         if !self.pieces.is_empty() {
             Driver.unmap(self.base, self.pieces.len() as u64 * self.chunk_bytes);
         }
-        // SAFETY: this reservation is ours, and has no mappings.
+        // SAFETY: the reservation belongs to this library, and has no mappings.
         unsafe { driver::mem_address_free(self.base, length as usize) };
         self.pieces.iter().for_each(|(handle, _)| Driver.release(*handle));
         self.pieces.into_iter().map(|(_, chunk)| chunk.id).collect()

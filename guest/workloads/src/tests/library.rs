@@ -142,7 +142,7 @@ fn references(rig: &Rig, node: &Path) -> Result<u64> {
     let again = other.reference(&shared)?;
     drop(shared);
     let mut verified = check(&mut same, here, 0, &bytes)? + check(&mut other, there, 0, &bytes)?;
-    // Free one of a file's two references, and then the owner's memory: the other reference must stay valid.
+    // Free one of a file's two references, and then the owner's memory: the other reference must remain valid.
     other.free(again)?;
     owner.free(memory)?;
     drop(owner);

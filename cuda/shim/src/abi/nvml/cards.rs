@@ -71,7 +71,7 @@ unsafe fn counted(index: usize, to: *mut u32) -> c_int {
     if function.is_null() {
         return NO_FUNCTION;
     }
-    // SAFETY: the header declares the symbol with this argument; the rest is guaranteed by the caller.
+    // SAFETY: the header declares the symbol with this argument, and the caller guarantees the remaining requirements.
     unsafe {
         let function: unsafe extern "C" fn(*mut u32) -> c_int = std::mem::transmute(function);
         let result = function(to);
