@@ -218,7 +218,7 @@ pub struct Bill([f64; ITEMS]);
 
 impl Bill {
     /// Returns a platform's bill for a guest's operations. For [`Platform::Native`], pass the counts of a guest for
-    /// which all accesses are counted; the result is then the bill of its driver on the host.
+    /// which all accesses are counted; the result is then the cost of its driver on the host.
     #[must_use]
     pub fn for_counts(platform: Platform, counts: &Counts) -> Self {
         let mut bill = Self::default();

@@ -27,8 +27,8 @@ impl Pacing {
         Self { run_ahead: RunAhead::default(), solo_backlog: SoloBacklog::new(), fences: Fences::new(card) }
     }
 
-    /// Waits before a submission until little enough work is in flight or the gate is closed. Returns true if work is
-    /// measured.
+    /// Waits before a submission until the work in flight is within the limit or the gate is closed. Returns true if
+    /// work is measured.
     #[inline]
     pub fn wait(&self, captures: &Captures, gate: &Gate, stream: impl FnOnce() -> Stream) -> bool {
         let measured = self.run_ahead.is_active();
