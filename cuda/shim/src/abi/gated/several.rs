@@ -10,7 +10,7 @@ use crate::symbols::{Arguments, COPIES, COUNT, at};
 
 /// Bit position of the card number in a token.
 const CARD: u32 = 32;
-/// Bits of the card's number.
+/// Mask of the card's number.
 const CARD_MASK: u64 = 0xffff;
 /// Set in a token if the stream's context may not be current.
 const HAS_CONTEXT: u64 = 1 << 48;
@@ -177,7 +177,7 @@ pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
 #[inline(never)]
 pub fn leave(shim: &Shim, index: usize, arguments: Arguments, token: u64, result: c_int) {
     let card = shim.card((token >> CARD & CARD_MASK) as usize);
-    // The lookup of most submissions, which use a default stream, is not repeated.
+    // Only repeat the lookup if the stream's context may not be current, which is not the case for most submissions.
     let context = if token & HAS_CONTEXT == 0 { None } else { place(shim, index, arguments).1 };
     within(context, || leave_on(shim, card, index, arguments, token & u64::from(u32::MAX), result));
 }
