@@ -77,14 +77,14 @@ impl Wait {
     pub fn in_words(&self, name: impl Fn(TenantId) -> String) -> String {
         match *self {
             Self::Quarantine => "its release from quarantine".to_owned(),
-            Self::Stopped => "its programs, which are stopped".to_owned(),
+            Self::Stopped => "its stopped programs".to_owned(),
             Self::MemoryQuantum { holder, left_ns: None } => {
                 format!("memory quantum of `{}`, whose memory moves", name(holder))
             }
             Self::MemoryQuantum { holder, left_ns: Some(left) } => {
                 format!("memory quantum of `{}`, {:.1} s left", name(holder), left as f64 / 1e9)
             }
-            Self::Move => "its memory, which moves".to_owned(),
+            Self::Move => "a move of its memory".to_owned(),
             Self::Memory { bytes: None } => "memory on the card".to_owned(),
             Self::Memory { bytes: Some(bytes) } => format!("memory, {} MiB missing", bytes >> 20),
             Self::Slice { holder: None } => "a slice".to_owned(),

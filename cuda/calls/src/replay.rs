@@ -9,8 +9,14 @@ use crate::own;
 /// Treatment of a call that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replay {
-    /// The call has no effect that outlives the work on the card: queries, copies, launches.
+    /// The call has no effect that outlives it: queries, and copies that have ended.
     Nothing,
+    /// The call adds work to a stream. The work outlives the call only as a part of a capture.
+    Work,
+    /// The call begins a capture.
+    BeginsCapture,
+    /// The call ends a capture, and creates the graph of its new handle.
+    EndsCapture,
     /// The call creates the object of its new handle.
     Creates,
     /// The call destroys the object of the handle that it drops.
@@ -46,8 +52,8 @@ pub enum Ended {
     ByAddress,
     /// The number that the driver has chosen: the first result.
     ByNumber,
-    /// The object in the first argument, and not the call's own object: its state cannot be restored.
-    WithFirst,
+    /// The object whose handle is the message's word with this index, because its state cannot be restored.
+    With(u8),
     /// The object exists until the program ends.
     Never,
 }
@@ -92,14 +98,16 @@ const RULES: &[(&str, Replay)] = &[
     ("cuTexObjectCreate", Replay::Refused(Ended::ByNumber)),
     ("cuSurfObjectCreate", Replay::Refused(Ended::ByNumber)),
     // The addresses of variables are the driver's choice, and programs store them.
-    ("cuModuleGetGlobal_v2+", Replay::Refused(Ended::Never)),
-    ("cuLibraryGetGlobal+", Replay::Refused(Ended::Never)),
+    ("cuModuleGetGlobal_v2+", Replay::Refused(Ended::With(1))),
+    ("cuLibraryGetGlobal+", Replay::Refused(Ended::With(2))),
     ("cuLibraryGetManaged+", Replay::Refused(Ended::Never)),
     ("cuLinkCreate_v2+", Replay::Refused(Ended::ByHandle)),
-    ("cuStreamEndCapture", Replay::Refused(Ended::ByHandle)),
+    ("cuStreamBeginCapture", Replay::BeginsCapture),
+    ("cuStreamBeginCapture_v2", Replay::BeginsCapture),
+    ("cuStreamEndCapture", Replay::EndsCapture),
     // The source may have changed since the call.
-    ("cuStreamCopyAttributes", Replay::Refused(Ended::WithFirst)),
-    ("cuGraphKernelNodeCopyAttributes", Replay::Refused(Ended::WithFirst)),
+    ("cuStreamCopyAttributes", Replay::Refused(Ended::With(0))),
+    ("cuGraphKernelNodeCopyAttributes", Replay::Refused(Ended::With(0))),
     ("cuStreamSetAttribute", changes(Some(0), Some(0b11))),
     // Functions.
     ("cuKernelSetCacheConfig", changes(Some(0), Some(0b101))),
@@ -123,6 +131,22 @@ const RULES: &[(&str, Replay)] = &[
     ("cuGraphExecMemcpyNodeSetParams+", changes(Some(0), Some(0b11))),
     ("cuGraphNodeSetEnabled", changes(Some(0), Some(0b11))),
 ];
+
+/// Calls that add work to the stream whose handle is an argument.
+const WORK: &[&str] = &[
+    "cuStreamWaitEvent",
+    "cuStreamWriteValue32_v2",
+    "cuStreamWriteValue64_v2",
+    "cuStreamWaitValue32_v2",
+    "cuStreamWaitValue64_v2",
+    // The times of records are lost: the log refuses a replay if they may be needed.
+    "cuEventRecord",
+    "cuEventRecordWithFlags",
+    "cuGraphLaunch",
+];
+
+/// Beginnings of the names of calls that add work to a stream, if they have one.
+const WORK_BEGINS: &[&str] = &["cuMemset", "cuMemcpy"];
 
 /// Calls without a lasting effect: queries, and work of the card.
 const NOTHING: &[&str] = &[
@@ -156,27 +180,15 @@ const NOTHING: &[&str] = &[
     "cuMemGetAllocationGranularity",
     "cuMemGetAllocationPropertiesFromHandle",
     "cuStreamQuery",
-    "cuStreamWaitEvent",
     "cuStreamGetFlags",
     "cuStreamGetPriority",
     "cuStreamGetId",
     "cuStreamGetDevice",
     "cuStreamGetAttribute",
-    "cuStreamWriteValue32_v2",
-    "cuStreamWriteValue64_v2",
-    "cuStreamWaitValue32_v2",
-    "cuStreamWaitValue64_v2",
-    // The times of records are lost: the log refuses a replay if they may be needed.
-    "cuEventRecord",
-    "cuEventRecordWithFlags",
     "cuEventQuery",
     "cuEventElapsedTime",
     "cuEventElapsedTime_v2",
-    // An open capture prevents the replay.
-    "cuStreamBeginCapture",
-    "cuStreamBeginCapture_v2",
     "cuStreamIsCapturing",
-    "cuGraphLaunch",
     "cuGraphUpload",
     "cuGraphExecGetFlags",
     "cuGraphNodeGetType",
@@ -229,6 +241,10 @@ pub fn replay(call: &Call) -> Option<Replay> {
             _ => {}
         }
     }
+    let has_stream = call.args.contains(&Arg::Handle(Kind::Stream));
+    if WORK.contains(&call.name) || has_stream && WORK_BEGINS.iter().any(|begin| call.name.starts_with(begin)) {
+        return Some(Replay::Work);
+    }
     let has_none = NOTHING.contains(&call.name) || NOTHING_BEGINS.iter().any(|begin| call.name.starts_with(begin));
     has_none.then_some(Replay::Nothing)
 }
@@ -238,8 +254,9 @@ pub fn replay_own(op: u16, edit: Option<u64>) -> Option<Replay> {
     Some(match (op, edit) {
         // The state of the worker contains its own start, image and staging blob.
         (own::START | own::IMAGE_PART, _) => Replay::Nothing,
-        (own::WAIT_STREAM | own::WAIT_EVENT | own::WAIT_CONTEXT | own::HOST_FUNCTION, _) => Replay::Nothing,
-        (own::LAUNCH | own::MAX_CLUSTERS | own::FUNCTION_NAME, _) => Replay::Nothing,
+        (own::WAIT_STREAM | own::WAIT_EVENT | own::WAIT_CONTEXT, _) => Replay::Nothing,
+        (own::MAX_CLUSTERS | own::FUNCTION_NAME, _) => Replay::Nothing,
+        (own::LAUNCH | own::HOST_FUNCTION, _) => Replay::Work,
         (own::COPY_INLINE | own::COPY_IN | own::COPY_OUT | own::COPY_BOX, _) => Replay::Nothing,
         (own::FUNCTION_INFO, _) => changes(Some(0), Some(1)),
         (own::PIN, _) => Replay::Creates,
@@ -283,15 +300,31 @@ mod tests {
             let call = CALLS.iter().find(|call| call.name == *name);
             let call = call.unwrap_or_else(|| panic!("{name} is not a described call"));
             assert!(call.treatment != Treatment::Guest, "{name}");
-            if let Replay::Changes(Change { target: Some(target), .. }) = rule {
-                let is_handle = matches!(call.args.get(usize::from(*target)), Some(Arg::Handle(_)));
-                // Words and arguments have the same index if no earlier argument is longer than a word.
-                let before = call.args.iter().take(usize::from(*target));
-                assert!(is_handle && before.into_iter().all(|arg| matches!(arg, Arg::Word | Arg::Handle(_))), "{name}");
+            let target = match rule {
+                Replay::Changes(Change { target: Some(target), .. }) | Replay::Refused(Ended::With(target)) => {
+                    Some(target)
+                }
+                _ => None,
+            };
+            if let Some(target) = target {
+                // A result has no word, and a result that may be null has one.
+                let worded = call.args.iter().filter(|arg| !matches!(arg, Arg::Out(_)));
+                let args: Vec<&Arg> = worded.take(usize::from(*target) + 1).collect();
+                let is_word = |arg: &&Arg| matches!(arg, Arg::Word | Arg::Handle(_) | Arg::OutOptional(_));
+                assert!(args.iter().all(is_word) && matches!(args.last(), Some(Arg::Handle(_))), "{name}");
             }
             if let Replay::Refused(Ended::ByHandle) = rule {
                 assert!(created(call).is_some(), "{name}");
             }
+        }
+        for name in WORK {
+            let call = CALLS.iter().find(|call| call.name == *name);
+            let call = call.unwrap_or_else(|| panic!("{name} is not a described call"));
+            assert!(call.args.contains(&Arg::Handle(Kind::Stream)), "{name} has no stream");
+            assert!(
+                !NOTHING.contains(name) && !RULES.iter().any(|(rule, _)| rule == name),
+                "{name} has two treatments"
+            );
         }
         for name in NOTHING {
             let call = CALLS.iter().find(|call| call.name == *name);

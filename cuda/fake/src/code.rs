@@ -13,8 +13,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::api::{any, api, context, current_card, initialised, put};
 use crate::current::{current_device, device_of};
-use crate::further;
 use crate::kernels::{KERNELS, Kernel};
+use crate::modules;
 use crate::result::{FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, SUCCESS};
 use crate::work::{self, Op};
 
@@ -39,7 +39,7 @@ struct LaunchConfig {
 
 /// Returns the kernel of a handle, if the first kernel has the handle `first`.
 fn kernel(handle: u64, first: u64) -> Option<&'static Kernel> {
-    KERNELS.get(usize::try_from(handle.checked_sub(first)?).ok()?)
+    KERNELS.get(usize::try_from(modules::kernel(handle)?.checked_sub(first)?).ok()?)
 }
 
 /// Returns the kernel of a function handle or kernel handle. Functions and kernels can both be launched.
@@ -47,14 +47,14 @@ fn either(handle: u64) -> Option<&'static Kernel> {
     kernel(handle, FUNCTION).or_else(|| kernel(handle, KERNEL))
 }
 
-/// Returns the handle of the kernel with a name.
-unsafe fn named(name: *const c_char, first: u64) -> Result<u64, i32> {
+/// Returns the handle of a module's kernel with a name.
+unsafe fn named(module: u64, name: *const c_char, first: u64) -> Result<u64, i32> {
     if name.is_null() {
         return Err(INVALID_VALUE);
     }
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
     let found = KERNELS.iter().position(|kernel| kernel.name.as_bytes() == name);
-    found.map(|at| at as u64 + first).ok_or(NOT_FOUND)
+    found.map(|at| modules::handle(module, at as u64 + first)).ok_or(NOT_FOUND)
 }
 
 /// Returns a kernel as an operation. The kernel's parameters are 64-bit numbers.
@@ -63,8 +63,10 @@ pub unsafe fn operation(function: u64, parameters: *const *const u64) -> Result<
     if parameters.is_null() {
         return Err(INVALID_VALUE);
     }
-    let arguments = (0..kernel.arguments).map(|n| unsafe { **parameters.add(n) }).collect();
-    Ok(Op::Kernel(*kernel, arguments))
+    let arguments = (0..kernel.arguments).map(|n| unsafe { **parameters.add(n) });
+    // The code of a kernel contains the address of its variable.
+    let variable = kernel.variable.map(|name| modules::used(function, name));
+    Ok(Op::Kernel(*kernel, arguments.chain(variable).collect()))
 }
 
 /// Launches a kernel.
@@ -163,11 +165,13 @@ api! {
         module: *mut u64, image: *const c_char, _count: u32, _options: *const c_int, _values: *mut *mut c_void
     ) { load(module, image) }
     context cuModuleLoadFatBinary(module: *mut u64, image: *const c_char) { load(module, image) }
-    context cuModuleUnload(module: u64) { if module == 1 { SUCCESS } else { further::unload(module) } }
-    context cuModuleGetFunction(function: *mut u64, _module: u64, name: *const c_char) {
-        put(function, named(name, FUNCTION))
+    context cuModuleUnload(module: u64) { modules::unload(module) }
+    context cuModuleGetFunction(function: *mut u64, module: u64, name: *const c_char) {
+        put(function, named(module, name, FUNCTION))
     }
-    context cuModuleGetGlobal_v2(_at: *mut u64, _bytes: *mut usize, _module: u64, _name: *const c_char) { NOT_FOUND }
+    context cuModuleGetGlobal_v2(at: *mut u64, bytes: *mut usize, module: u64, name: *const c_char) {
+        variable(at, bytes, module, name)
+    }
 
     initialised cuLibraryLoadData(
         library: *mut u64, image: *const c_char, _options: *const c_int, _values: *const *mut c_void, _count: u32,
@@ -176,7 +180,7 @@ api! {
         if image.is_null() {
             return INVALID_VALUE;
         }
-        put(library, further::load(current_card(), ""))
+        put(library, modules::load(current_card(), image))
     }
     initialised cuLibraryLoadFromFile(
         library: *mut u64, path: *const c_char, _options: *const c_int, _values: *const *mut c_void, _count: u32,
@@ -186,16 +190,18 @@ api! {
             return INVALID_VALUE;
         }
         match std::fs::read(OsStr::from_bytes(CStr::from_ptr(path).to_bytes())) {
-            Ok(_) => put(library, further::load(current_card(), "")),
+            Ok(_) => put(library, modules::load_plain(current_card())),
             Err(_) => FILE_NOT_FOUND,
         }
     }
-    initialised cuLibraryUnload(library: u64) { further::unload(library) }
+    initialised cuLibraryUnload(library: u64) { modules::unload(library) }
     initialised cuLibraryGetModule(module: *mut u64, library: u64) { put(module, Ok(library)) }
     initialised cuLibraryGetKernelCount(count: *mut u32, _library: u64) { put(count, Ok(KERNELS.len() as u32)) }
-    initialised cuLibraryGetKernel(to: *mut u64, _library: u64, name: *const c_char) { put(to, named(name, KERNEL)) }
-    initialised cuLibraryGetGlobal(_at: *mut u64, _bytes: *mut usize, _library: u64, _name: *const c_char) {
-        NOT_FOUND
+    initialised cuLibraryGetKernel(to: *mut u64, library: u64, name: *const c_char) {
+        put(to, named(library, name, KERNEL))
+    }
+    context cuLibraryGetGlobal(at: *mut u64, bytes: *mut usize, library: u64, name: *const c_char) {
+        variable(at, bytes, library, name)
     }
     context cuKernelGetFunction(function: *mut u64, of: u64) {
         put(function, kernel(of, KERNEL).map(|_| of - KERNEL + FUNCTION).ok_or(INVALID_HANDLE))
@@ -306,8 +312,22 @@ api! {
 /// Loads an image. A null image is the module of all programs that need no variables.
 unsafe fn load(module: *mut u64, image: *const c_char) -> i32 {
     if image.is_null() {
-        return unsafe { put(module, Ok(1)) };
+        return unsafe { put(module, Ok(modules::PLAIN)) };
     }
-    let text = unsafe { CStr::from_ptr(image) }.to_string_lossy();
-    unsafe { put(module, further::load(current_card(), &text)) }
+    unsafe { put(module, modules::load(current_card(), image)) }
+}
+
+/// Writes the address and the size of a variable.
+unsafe fn variable(at: *mut u64, bytes: *mut usize, module: u64, name: *const c_char) -> i32 {
+    let (address, size) = match unsafe { modules::variable(module, name) } {
+        Ok(found) => found,
+        Err(error) => return error,
+    };
+    if !at.is_null() {
+        unsafe { *at = address };
+    }
+    if !bytes.is_null() {
+        unsafe { *bytes = size as usize };
+    }
+    SUCCESS
 }

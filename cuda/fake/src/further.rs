@@ -3,8 +3,12 @@
 //! Sizes were measured with driver 580 on an H100: a context has a stack for each thread that the card can run. On the
 //! H100, the heap and the buffer of `printf` take no memory until a kernel needs them; here they are allocated
 //! immediately.
+//!
+//! UNSAFETY: maps the memory of variables.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
+use std::os::fd::AsRawFd as _;
 use std::sync::{Mutex, PoisonError};
 
 use crate::card::{Allocation, Card, Tier};
@@ -88,16 +92,32 @@ pub fn limit(card: &Card, limit: i32, value: u64) -> i32 {
     }
 }
 
-/// Loads a module of PTX. Only its variables are used: `.global ... name[BYTES]`.
-pub fn load(card: &Card, text: &str) -> Result<u64, i32> {
-    let length = |line: &str| line.split_once('[')?.1.split_once(']')?.0.trim().parse::<u64>().ok();
-    let bytes = text.split(';').filter(|line| line.contains(".global")).filter_map(length).sum();
+/// Allocates and maps memory for a module's variables. Returns the module's number, and the address of the memory.
+pub fn load(card: &Card, bytes: u64) -> Result<(u64, u64), i32> {
     let memory = take(card, bytes)?;
+    let address = match &memory {
+        None => 0,
+        Some(memory) => map(memory, bytes.next_multiple_of(GRANULE)).ok_or(OUT_OF_MEMORY)?,
+    };
     with(|has, next| {
         *next += 1;
         has.insert(Of::Module(*next + 1), memory);
-        Ok(*next + 1)
+        Ok((*next + 1, address))
     })
+}
+
+/// Maps an allocation at an address that the kernel chooses.
+fn map(memory: &Allocation, bytes: u64) -> Option<u64> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the mapping is new, and lies in no other one.
+    let found =
+        unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, access, libc::MAP_SHARED, memory.as_raw_fd(), 0) };
+    (found != libc::MAP_FAILED).then_some(found as u64)
+}
+
+/// Returns true if a module with this number is loaded.
+pub fn is_loaded(module: u64) -> bool {
+    with(|has, _| has.contains_key(&Of::Module(module)))
 }
 
 /// Unloads a module.

@@ -15,6 +15,8 @@ pub struct Kernel {
     pub name: &'static str,
     /// Number of arguments.
     pub arguments: usize,
+    /// Variable of the module whose address is a further argument; 0 if the module does not have it.
+    pub variable: Option<&'static str>,
     /// Returns the card time that the kernel takes in addition to the work.
     pub time: fn(&[u64]) -> Duration,
     /// The work.
@@ -22,11 +24,12 @@ pub struct Kernel {
 }
 
 /// All kernels.
-pub const KERNELS: [Kernel; 10] = [
+pub const KERNELS: [Kernel; 12] = [
     // Writes `value + i` to word `i` of `count` words.
     Kernel {
         name: "fill",
         arguments: 3,
+        variable: None,
         time: |_| Duration::ZERO,
         run: |a| words(a[0], a[1], |i, _| a[2].wrapping_add(i)),
     },
@@ -34,38 +37,84 @@ pub const KERNELS: [Kernel; 10] = [
     Kernel {
         name: "add",
         arguments: 3,
+        variable: None,
         time: |_| Duration::ZERO,
         run: |a| words(a[0], a[1], |_, word| word.wrapping_add(a[2])),
     },
     // Writes a checksum of `count` words to an address.
-    Kernel { name: "checksum", arguments: 3, time: |_| Duration::ZERO, run: |a| store(a[2], checksum(a[0], a[1])) },
+    Kernel {
+        name: "checksum",
+        arguments: 3,
+        variable: None,
+        time: |_| Duration::ZERO,
+        run: |a| store(a[2], checksum(a[0], a[1])),
+    },
     // Takes a number of microseconds of the card's time, and adds them to a word.
     Kernel {
         name: "spin",
         arguments: 2,
+        variable: None,
         time: |a| Duration::from_micros(a[0]),
         run: |a| store(a[1], load(a[1]) + a[0]),
     },
     // Announces `round` in word `own` of `count` words, and spins until all words have announced it. Then takes a
     // number of microseconds of the card's time. Therefore the kernel ends only when its peers run, like a kernel of a
     // collective operation.
-    Kernel { name: "meet", arguments: 5, time: |a| Duration::from_micros(a[4]), run: |_| () },
+    Kernel { name: "meet", arguments: 5, variable: None, time: |a| Duration::from_micros(a[4]), run: |_| () },
     // Follows a chain of `steps` addresses from the first one, and writes the last address to an address.
     Kernel {
         name: "chase",
         arguments: 3,
+        variable: None,
         time: |_| Duration::ZERO,
         run: |a| store(a[2], (0..a[1]).fold(a[0], |at, _| load(at))),
     },
     // Writes element (x, y) of a texture to an address.
-    Kernel { name: "sample", arguments: 4, time: |_| Duration::ZERO, run: |a| store(a[3], sample(a[0], a[1], a[2])) },
+    Kernel {
+        name: "sample",
+        arguments: 4,
+        variable: None,
+        time: |_| Duration::ZERO,
+        run: |a| store(a[3], sample(a[0], a[1], a[2])),
+    },
     // Writes a value to element (x, y) of a surface.
-    Kernel { name: "paint", arguments: 4, time: |_| Duration::ZERO, run: |a| paint(a[0], a[1], a[2], a[3]) },
+    Kernel {
+        name: "paint",
+        arguments: 4,
+        variable: None,
+        time: |_| Duration::ZERO,
+        run: |a| paint(a[0], a[1], a[2], a[3]),
+    },
     // Makes an illegal access, which ends the contexts of the process, and of all other clients of its MPS server.
-    Kernel { name: "illegal", arguments: 0, time: |_| Duration::ZERO, run: |_| mps::fault() },
+    Kernel { name: "illegal", arguments: 0, variable: None, time: |_| Duration::ZERO, run: |_| mps::fault() },
     // Makes system call `number` with six arguments, and writes its result to an address. No kernel on a real card can
     // do this. The kernel represents code that a guest manages to run in the driver's process.
-    Kernel { name: "syscall", arguments: 8, time: |_| Duration::ZERO, run: |a| store(a[0], system_call(&a[1..])) },
+    Kernel {
+        name: "syscall",
+        arguments: 8,
+        variable: None,
+        time: |_| Duration::ZERO,
+        run: |a| store(a[0], system_call(&a[1..])),
+    },
+    // Adds 1 to the module's variable `tally`, and writes the sum to an address.
+    Kernel {
+        name: "tally",
+        arguments: 1,
+        variable: Some("tally"),
+        time: |_| Duration::ZERO,
+        run: |a| {
+            store(a[1], load(a[1]) + 1);
+            store(a[0], load(a[1]));
+        },
+    },
+    // Writes the address of the module's variable `tally` to an address.
+    Kernel {
+        name: "locate",
+        arguments: 1,
+        variable: Some("tally"),
+        time: |_| Duration::ZERO,
+        run: |a| store(a[0], a[1]),
+    },
 ];
 
 /// Makes a system call. Returns its result or the negative errno.

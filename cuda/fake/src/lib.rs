@@ -39,6 +39,7 @@ mod graphs;
 mod kernels;
 mod lookup;
 mod memory;
+mod modules;
 mod mps;
 mod nvml;
 mod nvml_facts;

@@ -12,7 +12,6 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use crate::api::{any, api, initialised, put};
 use crate::card;
 use crate::current::{CONTEXT, CURRENT, device_of};
-use crate::further;
 use crate::result::{INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, SUCCESS};
 
 /// `cuDriverGetVersion`.
@@ -58,7 +57,7 @@ impl cuda_exports::Driver for Fake {
     }
 
     fn load_module(&self, _image: *const c_void) -> Result<u64, i32> {
-        further::load(crate::api::current_card(), "")
+        crate::modules::load_plain(crate::api::current_card())
     }
 
     fn refused(&self, table: &str, slot: usize) {

@@ -15,7 +15,7 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{access, card, current, memory, mps, registered};
+use crate::{access, card, current, memory, modules, mps, registered};
 
 /// `CUhostFn`.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
@@ -328,7 +328,7 @@ pub fn destroy(handle: u64) -> i32 {
 
 /// Returns true if an address is in host memory that the card cannot access.
 fn is_pageable(at: u64) -> bool {
-    memory::find(at).is_none() && !registered::is_registered(at)
+    memory::find(at).is_none() && !registered::is_registered(at) && !modules::contains(at)
 }
 
 /// Submits work. As in NVIDIA's driver, pageable memory is read immediately.

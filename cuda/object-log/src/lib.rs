@@ -5,19 +5,16 @@
 //!   bounded.
 //! - [`SavedState`] is the log and the other state of a worker in a file. The next worker decodes it, and trusts it as
 //!   little as the guest's ring.
-//! - [`may_have_variables`] examines images of modules: the contents of variables cannot be saved.
 //!
 //! The crate does not call the driver and does no I/O. The contents of memory are not a part of the log.
 
 #![forbid(unsafe_code)]
 
-mod images;
 mod log;
 mod saved;
 
-pub use images::{Image, may_have_variables};
 pub use log::{Log, Outcome, created_by};
-pub use saved::{Malformed, SavedBlob, SavedState, Step, StepKind};
+pub use saved::{Image, Malformed, SavedBlob, SavedState, Step, StepKind};
 
 use cuda_calls::CALLS;
 use worker_link::Obstacle;

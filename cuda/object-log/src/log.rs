@@ -13,8 +13,7 @@ use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 use foldhash::{HashMap, HashSet};
 use worker_link::Obstacle;
 
-use crate::images::{Image, may_have_variables};
-use crate::saved::{Step, StepKind};
+use crate::saved::{Image, Step, StepKind};
 
 /// Maximum number of entries. A program that needs more than half of them cannot continue in another worker.
 const MAX_ENTRIES: usize = 1 << 18;
@@ -24,6 +23,8 @@ const MAX_WORDS: usize = 8 << 20;
 const MAX_IMAGE_BYTES: usize = 512 << 20;
 /// Number of entries below which the log is not compacted.
 const MIN_COMPACTED: usize = 4096;
+/// Maximum number of searches for the groups of captures that a replay needs. After them, all groups are kept.
+const MAX_SEARCHES: usize = 16;
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u64 = 2;
 
@@ -52,6 +53,8 @@ enum Role {
     Destroys(Id),
     /// Changes an object, or the program.
     Changes(Option<Id>),
+    /// Is a part of a group of captures.
+    Captures,
 }
 
 #[derive(Clone, Debug)]
@@ -64,6 +67,10 @@ struct Entry {
     used: bool,
     /// Entries that return the object once more.
     again: Vec<Id>,
+    /// Number of the group of captures that contains the entry, or whose graph it creates; 0 if there is none.
+    group: u64,
+    /// Last entry that creates an object from the entry's object, or captures it.
+    last_use: Id,
     /// True if the message cannot be executed again.
     refused: bool,
     /// Key of the changed part, if a later change replaces this change.
@@ -92,6 +99,10 @@ pub struct Outcome<'a> {
     pub results: &'a [u64],
     /// The last image of the program, and its size in bytes.
     pub image: (&'a [u64], usize),
+    /// True if the call's work has become a part of a capture.
+    pub is_captured: bool,
+    /// Number of captures that are open after the call.
+    pub captures: u64,
 }
 
 /// The log of a program.
@@ -103,6 +114,13 @@ pub struct Log {
     parts: HashMap<Part, Id>,
     /// Events with timing, by handle, each with true if it was recorded.
     clocks: HashMap<u64, bool>,
+    /// Number of the current group of captures: the captures that were open at the same time, and the work of all of
+    /// them. A replay repeats a whole group.
+    group: u64,
+    /// True if a part of the current group cannot be repeated.
+    is_group_broken: bool,
+    /// Number of open captures.
+    captures: u64,
     words: usize,
     image_bytes: usize,
     /// Number of entries at which the log is compacted.
@@ -114,6 +132,8 @@ pub struct Log {
     pitch: usize,
     /// Calls that return a module of a library or of a function again each time.
     module_queries: [usize; 2],
+    /// Calls that return the address of a variable.
+    name_queries: [usize; 2],
 }
 
 fn index(name: &str) -> usize {
@@ -128,6 +148,9 @@ impl Default for Log {
             live: HashMap::default(),
             parts: HashMap::default(),
             clocks: HashMap::default(),
+            group: 0,
+            is_group_broken: false,
+            captures: 0,
             words: 0,
             image_bytes: 0,
             compacted_at: MIN_COMPACTED,
@@ -138,6 +161,7 @@ impl Default for Log {
             event_records: ["cuEventRecord", "cuEventRecordWithFlags"].map(index),
             pitch: index("cuMemAllocPitch_v2+"),
             module_queries: ["cuFuncGetModule", "cuLibraryGetModule"].map(index),
+            name_queries: ["cuModuleGetGlobal_v2+", "cuLibraryGetGlobal+"].map(index),
         }
     }
 }
@@ -152,14 +176,25 @@ impl Log {
     pub fn described(&mut self, call: usize, route: Route, words: &[u64], outcome: &Outcome<'_>) {
         let Some(treatment) = self.treatments.get(call).copied() else { return };
         if treatment == Replay::Nothing {
-            if !self.clocks.is_empty() && self.event_records.contains(&call) {
+            return;
+        }
+        if treatment == Replay::Work {
+            // A captured record has no time, unless it has the flag `CU_EVENT_RECORD_EXTERNAL`.
+            let is_external = words.get(2).is_some_and(|flags| flags & 1 == 1);
+            if self.event_records.contains(&call) && (!outcome.is_captured || is_external) {
                 let recorded = words.first().and_then(|event| self.clocks.get_mut(event));
                 recorded.into_iter().for_each(|recorded| *recorded = true);
             }
-            return;
+            if !outcome.is_captured {
+                return;
+            }
         }
         if self.is_full {
             return;
+        }
+        // The graph would own the memory.
+        if outcome.is_captured && matches!(treatment, Replay::Allocates | Replay::Frees) {
+            self.break_captures();
         }
         let step = |log: &Self| Step {
             kind: StepKind::Message,
@@ -172,6 +207,25 @@ impl Log {
         let [first, second, _, fourth, ..] = *outcome.values;
         match treatment {
             Replay::Nothing => {}
+            Replay::Work => self.capture(step(self)),
+            Replay::BeginsCapture => {
+                self.captures = outcome.captures;
+                if outcome.captures == 1 {
+                    self.group += 1;
+                    self.is_group_broken = false;
+                }
+                self.capture(step(self));
+            }
+            Replay::EndsCapture => {
+                let Some(made) = outcome.made else { return };
+                let id = self.next;
+                self.captures = outcome.captures;
+                self.create(Key::Handle(made), step(self), None, self.is_group_broken);
+                // The step also ends the capture, so it stays while another graph of the group is needed.
+                if let Some(entry) = self.entries.get_mut(&id) {
+                    (entry.group, entry.used) = (self.group, true);
+                }
+            }
             Replay::Creates => {
                 let Some(made) = outcome.made else { return };
                 if call == self.event_create && words.get(1).is_some_and(|flags| flags & DISABLE_TIMING == 0) {
@@ -227,9 +281,13 @@ impl Log {
                     |call: &cuda_calls::Call| call.args.contains(&Arg::NewNumber(cuda_calls::Numbered::Surface));
                 Some(Key::Number(CALLS.get(call).is_some_and(makes), result))
             }
-            Ended::WithFirst => {
-                let target = step.words.first().and_then(|first| self.live.get(&Key::Handle(*first))).copied();
-                return self.push(step, Role::Changes(target), None, true);
+            Ended::With(at) => {
+                let target = step.words.get(usize::from(at)).and_then(|of| self.live.get(&Key::Handle(*of))).copied();
+                let part = (step.op, target, step.words.clone());
+                if !self.parts.contains_key(&part) {
+                    self.push(step, Role::Changes(target), Some(part), true);
+                }
+                return;
             }
             Ended::Never => {
                 let part = (step.op, None, Vec::new());
@@ -244,8 +302,22 @@ impl Log {
         }
     }
 
-    /// Records a message of [`own`] that has succeeded. `made` is the handle of a new node, and `owner` is the handle
-    /// of its graph.
+    /// Records work that has become a part of a capture, or the begin of a capture.
+    fn capture(&mut self, step: Step) {
+        let id = self.next;
+        self.push(step, Role::Captures, None, false);
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.group = self.group;
+        }
+    }
+
+    /// Records that the open captures contain work that cannot be repeated, or that one of them has failed.
+    pub fn break_captures(&mut self) {
+        self.is_group_broken = true;
+    }
+
+    /// Records a message of [`own`] that has succeeded. Work must be a part of a capture. `made` is the handle of a new
+    /// node, and `owner` is the handle of its graph.
     pub fn own(&mut self, op: u16, route: Route, words: &[u64], made: Option<u64>, owner: Option<u64>) {
         if self.is_full {
             return;
@@ -260,6 +332,7 @@ impl Log {
                 }
             }
             Some(Replay::Changes(change)) => self.change(change, step, route),
+            Some(Replay::Work) => self.capture(step),
             _ => {}
         }
     }
@@ -299,10 +372,18 @@ impl Log {
         self.words += step.words.len();
         self.image_bytes += step.image.as_ref().map_or(0, |image| image.bytes);
         let uses = self.uses(&step);
+        if matches!(role, Role::Creates { .. } | Role::Captures) {
+            for used in &uses {
+                if let Some(entry) = self.entries.get_mut(used) {
+                    entry.last_use = self.next;
+                }
+            }
+        }
         if let Some(part) = &part {
             self.parts.insert(part.clone(), self.next);
         }
-        self.entries.insert(self.next, Entry { role, step, uses, used: false, again: Vec::new(), refused, part });
+        let (used, again, group, last_use) = (false, Vec::new(), 0, 0);
+        self.entries.insert(self.next, Entry { role, step, uses, used, again, group, last_use, refused, part });
         self.next += 1;
         if self.entries.len() >= self.compacted_at || self.words > MAX_WORDS || self.image_bytes > MAX_IMAGE_BYTES {
             self.compact();
@@ -349,7 +430,12 @@ impl Log {
             let named = words.filter(|(at, _)| mask >> at & 1 == 1).map(|(_, word)| *word);
             (step.op, id, named.collect())
         });
-        if let Some(older) = part.as_ref().and_then(|part| self.parts.remove(part)) {
+        // A graph has the value at its creation.
+        let uses = change.target.and(id).and_then(|id| self.entries.get(&id));
+        let last_use = uses.map_or(0, |entry| entry.last_use);
+        if let Some(older) = part.as_ref().and_then(|part| self.parts.remove(part))
+            && older > last_use
+        {
             self.remove(older);
         }
         self.push(step, Role::Changes(id), part, false);
@@ -401,11 +487,34 @@ impl Log {
 
     /// Returns the entries that a replay needs, in order.
     fn needed(&self) -> Vec<Id> {
+        let mut groups = HashSet::default();
+        for _ in 0..MAX_SEARCHES {
+            let (kept, found) = self.needed_with(&groups);
+            // A group that is found late has earlier entries and later ones.
+            if found.len() == groups.len() {
+                return kept;
+            }
+            groups = found;
+        }
+        self.needed_with(&(1..=self.group).collect()).0
+    }
+
+    /// Returns the entries that a replay needs if it repeats these groups of captures, and all groups that it needs.
+    fn needed_with(&self, groups: &HashSet<u64>) -> (Vec<Id>, HashSet<u64>) {
+        let mut groups = groups.clone();
+        if self.captures > 0 {
+            groups.insert(self.group);
+        }
         let mut needed: HashSet<Id> = self.live.values().copied().collect();
         let mut kept = Vec::new();
         for (id, entry) in self.entries.iter().rev() {
             let is_needed = match entry.role {
-                Role::Creates { owner } => needed.contains(id) || owner.is_some_and(|owner| needed.contains(&owner)),
+                Role::Creates { owner } => {
+                    needed.contains(id)
+                        || owner.is_some_and(|owner| needed.contains(&owner))
+                        || groups.contains(&entry.group)
+                }
+                Role::Captures => groups.contains(&entry.group),
                 Role::Again(of) | Role::Changes(Some(of)) => needed.contains(&of),
                 Role::Changes(None) => true,
                 // Only the end shows if the entry's object is needed.
@@ -417,6 +526,9 @@ impl Log {
             if is_needed {
                 kept.push(*id);
                 needed.insert(*id);
+                if entry.group > 0 {
+                    groups.insert(entry.group);
+                }
                 needed.extend(&entry.uses);
             }
         }
@@ -426,7 +538,7 @@ impl Log {
         };
         kept.retain(destroys);
         kept.reverse();
-        kept
+        (kept, groups)
     }
 
     /// Removes entries that a replay does not need.
@@ -448,11 +560,9 @@ impl Log {
         for entry in self.entries.values() {
             match (entry.refused, entry.step.kind) {
                 (true, StepKind::Memory) => return Err(Obstacle::Placement),
-                (true, StepKind::Message | StepKind::Again) => return Err(Obstacle::Object(entry.step.op.into())),
+                (true, _) if self.name_queries.contains(&entry.step.op.into()) => return Err(Obstacle::Addresses),
+                (true, _) => return Err(Obstacle::Object(entry.step.op.into())),
                 (false, _) => {}
-            }
-            if entry.step.image.as_deref().is_some_and(may_have_variables) {
-                return Err(Obstacle::Variables);
             }
         }
         if self.clocks.values().any(|recorded| *recorded) {
@@ -472,7 +582,7 @@ impl Log {
 /// Returns the handle of the object that a step creates, if it is the step of a described call.
 pub fn created_by(step: &Step) -> Option<(Kind, u64)> {
     let call = CALLS.get(usize::from(step.op))?;
-    if step.kind != StepKind::Message || replay(call) != Some(Replay::Creates) {
+    if step.kind != StepKind::Message || !matches!(replay(call), Some(Replay::Creates | Replay::EndsCapture)) {
         return None;
     }
     let (kind, at) = created(call)?;

@@ -4,14 +4,30 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use crate::images::Image;
-
 /// First word of the state: "objlog" and the version of the format.
 const MAGIC: u64 = 0x0001_676f_6c6a_626f;
 /// Words of a step before its own words.
 const STEP_WORDS: usize = 4;
 /// Image of a step without one.
 const NO_IMAGE: u64 = u64::MAX;
+
+/// An image of a module: its words, followed by at least one zero byte, and its size in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Image {
+    /// The bytes, in words; the last word is padded with zeros.
+    pub words: Vec<u64>,
+    /// Number of bytes.
+    pub bytes: usize,
+}
+
+impl Image {
+    /// Returns the bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.truncate(self.bytes);
+        bytes
+    }
+}
 
 /// Kind of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +38,9 @@ pub enum StepKind {
     Again,
     /// Allocates memory. The words are its address and its size in bytes; the file has its contents.
     Memory,
+    /// Writes a variable of a module or library. The words are the handle, the variable's size in bytes, the size of
+    /// its name in bytes, and the name; the file has the contents.
+    Variable,
 }
 
 /// One step of a replay.
@@ -149,6 +168,7 @@ impl SavedState {
                 StepKind::Message => 0,
                 StepKind::Memory => 1,
                 StepKind::Again => 2,
+                StepKind::Variable => 3,
             };
             let count = step.words.len() as u64;
             words.extend([u64::from(step.op) | kind << 16, step.route, image, count]);
@@ -188,6 +208,7 @@ impl SavedState {
                 0 => StepKind::Message,
                 1 => StepKind::Memory,
                 2 => StepKind::Again,
+                3 => StepKind::Variable,
                 _ => return Err(Malformed),
             };
             let image = match image {
@@ -231,6 +252,7 @@ mod tests {
                 step(StepKind::Message, 1, Some(&image), &[1, 2]),
                 step(StepKind::Memory, 0, None, &[1 << 45, 512]),
                 step(StepKind::Again, 2, Some(&image), &[]),
+                step(StepKind::Variable, 0, None, &[7, 8, 1, 0x61]),
             ],
         }
     }

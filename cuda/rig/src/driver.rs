@@ -18,6 +18,7 @@ mod nodes;
 mod objects;
 mod peers;
 mod registered;
+mod variables;
 
 pub use objects::Objects;
 

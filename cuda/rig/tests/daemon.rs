@@ -144,8 +144,8 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
     for child in waiting {
         let output = child.wait_with_output().expect("ends");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        let told =
-            text.contains("card `fake`") && (text.contains("restarted") || text.contains("wait until some are done"));
+        let told = text.contains("card `fake`")
+            && (text.contains("restarted") || text.contains("wait until pending changes have completed"));
         assert!(!output.status.success() && told, "{text}");
     }
     // The stuck owner was killed, and the next one serves as before.

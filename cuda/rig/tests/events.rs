@@ -47,7 +47,7 @@ fn killed_endless_kernels_and_lost_owner_are_events() {
     }
     // While other tenants share the card, each endless kernel is first reported as an overrun, and then as a strike.
     let overran = awaited(&rig, "overran", "a", 4);
-    let is_strike = |event: &&Value| text(event).starts_with("a turn ran beyond its limit, strike ");
+    let is_strike = |event: &&Value| text(event).starts_with("a turn exceeded its time limit, strike ");
     let (strikes, others): (Vec<_>, Vec<_>) = overran.iter().partition(is_strike);
     assert_eq!(strikes.len(), 2, "{overran:?}");
     assert!(others.iter().all(|event| text(event).starts_with("its turn continued for ")), "{overran:?}");
@@ -95,7 +95,7 @@ fn strikes_and_quarantine_of_tenant_are_events() {
     let held = awaited(&rig, "quarantined", "a", 1);
     assert_eq!(text(&held[0]), "quarantined: none of its work is started; `mediatorctl sched release a` releases it");
     let struck = awaited(&rig, "overran", "a", 1);
-    assert!(struck.iter().any(|event| text(event) == "a turn ran beyond its limit, strike 1"), "{struck:?}");
+    assert!(struck.iter().any(|event| text(event) == "a turn exceeded its time limit, strike 1"), "{struck:?}");
     good(&rig, &["sched", "release", "a"]);
     let released = awaited(&rig, "released", "a", 1);
     assert_eq!(released[0]["author"]["program"], "mediatorctl");

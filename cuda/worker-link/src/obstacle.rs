@@ -11,7 +11,7 @@ pub enum Obstacle {
     Sticky(u32),
     /// An object that a call has created. Contains the number of the call in messages.
     Object(u32),
-    /// A module that has variables, or whose compressed image may have some.
+    /// A module whose variables cannot be found. The worker's messages name the variable or the reason.
     Variables,
     /// An event with timing that was recorded. The time of the record would be lost.
     Timing,
@@ -27,6 +27,10 @@ pub enum Obstacle {
     Starting,
     /// The contents of memory could not be read, or the file could not be written.
     Copy,
+    /// The address of a module's variable is known to the program or is in its memory. The next worker has another one.
+    Addresses,
+    /// A module whose kernels allocate memory. The contents of this memory would be lost.
+    Heap,
     /// An obstacle that this version does not know.
     Unknown(u32),
 }
@@ -46,6 +50,8 @@ impl Obstacle {
             Self::Busy => (9, 0),
             Self::Starting => (10, 0),
             Self::Copy => (11, 0),
+            Self::Addresses => (12, 0),
+            Self::Heap => (13, 0),
             Self::Unknown(number) => (number, 0),
         }
     }
@@ -64,6 +70,8 @@ impl Obstacle {
             9 => Self::Busy,
             10 => Self::Starting,
             11 => Self::Copy,
+            12 => Self::Addresses,
+            13 => Self::Heap,
             other => Self::Unknown(other),
         }
     }
@@ -75,7 +83,9 @@ impl fmt::Display for Obstacle {
             Self::Capture => f.write_str("a stream captures a graph: retry when the capture has ended"),
             Self::Sticky(code) => write!(f, "its context has failed with CUDA error {code}"),
             Self::Object(op) => write!(f, "it has an object of call {op} that cannot be created again"),
-            Self::Variables => f.write_str("a module has variables, or a compressed image that may have some"),
+            Self::Variables => {
+                f.write_str("a module has variables that are not found: the messages of its worker name them")
+            }
             Self::Timing => f.write_str("it has recorded an event with timing, whose time would be lost"),
             Self::Placement => f.write_str("it has memory outside chunks, which cannot get the same address again"),
             Self::Size(bytes) => write!(f, "its memory and images have {} MiB, more than the limit", bytes >> 20),
@@ -83,6 +93,8 @@ impl fmt::Display for Obstacle {
             Self::Busy => f.write_str("its work has not ended in time: retry when it computes less"),
             Self::Starting => f.write_str("it has not started yet: retry"),
             Self::Copy => f.write_str("its memory could not be read, or the host has no memory for a copy of it"),
+            Self::Addresses => f.write_str("it uses the address of a module's variable, which would change"),
+            Self::Heap => f.write_str("its kernels allocate memory (malloc), whose contents would be lost"),
             Self::Unknown(number) => write!(f, "an obstacle with number {number}: update the daemon"),
         }
     }
@@ -94,7 +106,7 @@ mod tests {
 
     #[test]
     fn each_obstacle_has_its_numbers_and_its_text() {
-        let known: Vec<_> = (1..=11).map(|number| Obstacle::from_numbers(number, 700)).collect();
+        let known: Vec<_> = (1..=13).map(|number| Obstacle::from_numbers(number, 700)).collect();
         for (obstacle, number) in known.iter().zip(1..) {
             let (found, detail) = obstacle.numbers();
             assert_eq!(found, number);

@@ -75,6 +75,9 @@ needed! {
     LinkComplete = "cuLinkComplete",
     FunctionName = "cuFuncGetName",
     KernelName = "cuKernelGetName",
+    DeviceAttribute = "cuDeviceGetAttribute",
+    ModuleVariable = "cuModuleGetGlobal_v2",
+    LibraryVariable = "cuLibraryGetGlobal",
 }
 
 /// A loaded library.
@@ -161,7 +164,32 @@ impl Driver {
         ) -> i32 {
             INVALID_VALUE
         }
+        /// Finds each variable, with 8 bytes.
+        unsafe extern "C" fn variable(
+            address: u64,
+            bytes: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+        ) -> i32 {
+            // SAFETY: the worker passes pointers to two words.
+            unsafe {
+                *(address as *mut u64) = 0x7000;
+                *(bytes as *mut u64) = 8;
+            }
+            0
+        }
         let mut needed: Vec<Option<Function>> = vec![Some(accept); NEEDED.len()];
+        for variables in [Needed::ModuleVariable, Needed::LibraryVariable] {
+            needed[variables as usize] = Some(variable);
+        }
         for parameters in [Needed::FunctionParameter, Needed::KernelParameter] {
             needed[parameters as usize] = Some(none);
         }

@@ -184,6 +184,9 @@ impl Executor {
             origin.header.op,
             own::FUNCTION_INFO | own::PIN | own::STAGING | own::GRAPH_KERNEL | own::GRAPH_HOST
         );
+        if self.captures > 0 && self.last_code == 0 {
+            self.record_captured(origin, words);
+        }
         if is_recorded && self.last_code == 0 {
             let [_, graph, node, ..] = *words else {
                 self.log.own(origin.header.op, origin.route, words, None, None);
@@ -301,6 +304,9 @@ impl Executor {
         if effect == Effect::EndsCapture && (code == 0 || !self.is_capturing(first)) {
             self.captures = self.captures.saturating_sub(1);
         }
+        if effect == Effect::EndsCapture && code != 0 {
+            self.log.break_captures();
+        }
         let mut results: Vec<u64> = Vec::new();
         if code == 0 {
             let mut ended = Vec::new();
@@ -330,6 +336,8 @@ impl Executor {
                 values: &prepared.values,
                 results: &results,
                 image: (&self.objects.image, self.objects.image_bytes),
+                is_captured: self.is_captured(call, &prepared),
+                captures: self.captures,
             };
             self.log.described(index, origin.route, words, &outcome);
             results.extend(known);

@@ -266,6 +266,15 @@ mod tests {
         }
     }
 
+    /// An image with a variable.
+    const TEXT: &[u8] = b".global .u64 sum;";
+
+    /// Returns the words of a message with an image.
+    fn image(text: &[u8]) -> Vec<u64> {
+        let word = |part: &[u8]| part.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        [1, text.len() as u64].into_iter().chain(text.chunks(8).map(word)).collect()
+    }
+
     /// A program with objects of each kind of step, whose state is in a file.
     fn saved(size: u64) -> Result<OwnedFd, Obstacle> {
         let _alone = alone();
@@ -289,6 +298,8 @@ mod tests {
             in_context(find("cuStreamCreate"), &[handle(Kind::Stream, 1), 0]),
             in_context(find("cuGraphCreate"), &[handle(Kind::Graph, 1), 0]),
             in_context(own::GRAPH_HOST, &node),
+            in_context(own::IMAGE_PART, &image(TEXT)),
+            in_context(find("cuModuleLoadData+"), &[handle(Kind::Module, 1), 1]),
         ] {
             executor.execute(&message).expect("a valid message");
         }
@@ -322,6 +333,8 @@ mod tests {
     }
 
     const MEMORY: usize = 20 << 20;
+    /// Size of the memory and the variable.
+    const CONTENTS: usize = MEMORY + 8;
 
     #[test]
     fn saved_program_is_restored_with_the_same_steps() {
@@ -334,7 +347,10 @@ mod tests {
         let control = window.first(BlobKind::Control).expect("added");
         let mut executor = Executor::new(Driver::accepting(), control, window);
         executor.restore(&state, &file, offset).expect("restored");
-        assert_eq!(executor.steps(), Ok(state.steps));
+        let (variable, steps) = state.steps.split_last().expect("steps");
+        let expected = [handle(Kind::Module, 1), 8, 3, u64::from(u32::from_le_bytes(*b"sum\0"))];
+        assert_eq!((variable.kind, &variable.words[..]), (StepKind::Variable, &expected[..]));
+        assert_eq!(executor.steps().as_deref(), Ok(steps));
         assert!(executor.is_started() && executor.staging == Some(3));
         // SAFETY: the executor is not used any longer.
         unsafe { executor.window().unmap() };
@@ -353,26 +369,58 @@ mod tests {
     fn restore_fails_at_each_step_that_cannot_be_executed() {
         let file = saved(64 << 20).expect("no obstacle");
         let (state, _) = read_state(&file).expect("a state");
-        assert!(restore(&with_state(&state, MEMORY)));
+        assert!(restore(&with_state(&state, CONTENTS)));
         for number in 0..state.steps.len() {
             let mut other = state.clone();
             other.steps[number].words.push(1);
-            assert!(!restore(&with_state(&other, MEMORY)), "step {number} with another word");
+            assert!(!restore(&with_state(&other, CONTENTS)), "step {number} with another word");
             let mut other = state.clone();
             other.steps[number].op = own::START;
-            let is_memory = other.steps[number].kind == StepKind::Memory;
-            assert_eq!(restore(&with_state(&other, MEMORY)), is_memory, "step {number} with another message");
+            let is_memory = other.steps[number].kind != StepKind::Message;
+            assert_eq!(restore(&with_state(&other, CONTENTS)), is_memory, "step {number} with another message");
             let mut other = state.clone();
             let step = other.steps[number].clone();
             other.steps.insert(number, step);
-            let restored = restore(&with_state(&other, 2 * MEMORY));
+            let restored = restore(&with_state(&other, 2 * CONTENTS));
             // The driver of this test accepts repeated calls without a new handle, and each address.
             let op = state.steps[number].op;
             let makes = CALLS.get(usize::from(op)).is_some_and(|call| cuda_calls::replay::created(call).is_some());
             let is_once = makes || matches!(op, own::PIN | own::STAGING | own::GRAPH_HOST);
             assert_eq!(restored, !is_once, "step {number} twice");
         }
-        assert!(!restore(&with_state(&state, MEMORY - 8)), "a part of the memory is missing");
+        assert!(!restore(&with_state(&state, CONTENTS - 8)), "a part of the contents is missing");
+    }
+
+    #[test]
+    fn variables_that_do_not_match_are_not_restored() {
+        let file = saved(64 << 20).expect("no obstacle");
+        let (state, _) = read_state(&file).expect("a state");
+        let at = state.steps.len() - 1;
+        let module = handle(Kind::Module, 1);
+        for words in [
+            &[][..],
+            &[module, 8],
+            &[module, 16, 1, 0x61],
+            &[module, 0, 1, 0x61],
+            &[module, u64::MAX, 1, 0x61],
+            &[module, 8, 9, 0x61],
+            &[module, 8, u64::MAX, 0x61],
+            &[module, 8, 2, 0x61],
+            &[module + 16, 8, 1, 0x61],
+            &[handle(Kind::Library, 1), 8, 1, 0x61],
+            &[handle(Kind::Stream, 1), 8, 1, 0x61],
+            &[0, 8, 1, 0x61],
+        ] {
+            let mut other = state.clone();
+            other.steps[at].words = words.to_vec();
+            assert!(!restore(&with_state(&other, 2 * CONTENTS)), "{words:x?}");
+        }
+        let mut other = state.clone();
+        other.steps[at].route = 2;
+        assert!(!restore(&with_state(&other, CONTENTS)), "another context");
+        let mut other = state;
+        other.steps.rotate_right(1);
+        assert!(restore(&with_state(&other, CONTENTS)), "contents are written after all objects exist");
     }
 
     #[test]
@@ -415,7 +463,7 @@ mod tests {
         let (mut state, _) = read_state(&file).expect("a state");
         let memory = state.steps.iter_mut().find(|step| step.kind == StepKind::Memory).expect("memory");
         memory.words = vec![ADDRESSES.start + 512, 4096];
-        let bytes = with_state(&state, 4096);
+        let bytes = with_state(&state, 4096 + 8);
         assert!(restore(&bytes));
         let seed =
             std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/cuda_restore/program");

@@ -19,6 +19,8 @@
 //! owner do. The worker does not create blobs, and is independent of virtual machines and their devices.
 
 mod arguments;
+mod captures;
+mod contents;
 mod copies;
 mod device_link;
 mod driver;
@@ -38,6 +40,7 @@ mod restore;
 pub mod sandbox;
 mod save;
 mod serve;
+mod variables;
 mod waits;
 mod window;
 

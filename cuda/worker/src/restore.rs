@@ -10,10 +10,10 @@ use cuda_calls::own;
 use cuda_ring::{ADDRESSES, Header, PINNED_ADDRESSES};
 use object_log::{SavedState, Step, StepKind, created_by};
 
+use crate::contents::{COPY_WORDS, ReadError, content_words, read};
 use crate::driver::Needed;
 use crate::executor::Executor;
 use crate::processes;
-use crate::save::{COPY_WORDS, content_words};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
@@ -43,29 +43,10 @@ pub enum RestoreError {
     },
 }
 
-/// Reads words at an offset of the file.
-fn read(file: BorrowedFd<'_>, words: &mut [u64], mut offset: u64) -> Result<(), RestoreError> {
-    let mut bytes = vec![0u8; COPY_WORDS.min(words.len()) * 8];
-    for part in words.chunks_mut(COPY_WORDS) {
-        let room = bytes.get_mut(..part.len() * 8).unwrap_or_default();
-        let mut filled = 0;
-        while filled < room.len() {
-            let rest = room.get_mut(filled..).unwrap_or_default();
-            match rustix::io::pread(file, rest, offset) {
-                Ok(0) => return Err(RestoreError::File),
-                Ok(count) => {
-                    filled += count;
-                    offset += count as u64;
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return Err(RestoreError::File),
-            }
-        }
-        for (word, bytes) in part.iter_mut().zip(room.chunks_exact(8)) {
-            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        }
+impl From<ReadError> for RestoreError {
+    fn from(_: ReadError) -> Self {
+        Self::File
     }
-    Ok(())
 }
 
 /// Reads the state in a file. Returns the state, and the offset of the contents of the memory.
@@ -111,19 +92,29 @@ impl Executor {
             *self.counts.get_mut(usize::from(*slot)).ok_or(RestoreError::File)? = *count;
         }
         self.is_replaying = true;
+        let steps = state.steps.len();
+        let failed = |number, step: &Step, code| RestoreError::Step { step: number + 1, steps, op: step.op, code };
         for (number, step) in state.steps.iter().enumerate() {
             let done = match step.kind {
                 StepKind::Message | StepKind::Again => self.replay_message(step),
-                StepKind::Memory => {
-                    let at = offset;
-                    offset = offset.checked_add(content_words(step).saturating_mul(8)).ok_or(RestoreError::File)?;
-                    self.replay_memory(step, file, at)
-                }
+                StepKind::Memory => self.allocate_again(step),
+                StepKind::Variable => Ok(()),
             };
-            let steps = state.steps.len();
-            done.map_err(|code| RestoreError::Step { step: number + 1, steps, op: step.op, code })?;
+            done.map_err(|code| failed(number, step, code))?;
         }
         self.is_replaying = false;
+        // Copies would disturb the captures that the steps repeat.
+        for (number, step) in state.steps.iter().enumerate() {
+            let target = match step.kind {
+                StepKind::Message | StepKind::Again => continue,
+                StepKind::Memory => self.memory_of(step),
+                StepKind::Variable => self.variable_of(step),
+            };
+            let at = offset;
+            offset = offset.checked_add(content_words(step).saturating_mul(8)).ok_or(RestoreError::File)?;
+            let done = target.and_then(|target| self.write_contents(target, file, at));
+            done.map_err(|code| failed(number, step, code))?;
+        }
         self.objects.image.clone_from(&state.image.words);
         self.objects.image_bytes = state.image.bytes;
         Ok(())
@@ -152,7 +143,8 @@ impl Executor {
         }
     }
 
-    fn replay_memory(&mut self, step: &Step, file: BorrowedFd<'_>, offset: u64) -> Result<(), i32> {
+    /// Allocates the memory of a step at its address.
+    fn allocate_again(&mut self, step: &Step) -> Result<(), i32> {
         let [address, bytes] = *step.words else { return Err(0) };
         let end = address.checked_add(bytes);
         let is_card = (ADDRESSES.start..PINNED_ADDRESSES).contains(&address)
@@ -161,6 +153,8 @@ impl Executor {
         if !is_card || !self.enter_step(step) {
             return Err(0);
         }
+        // An allocation must not disturb captures.
+        self.set_mode(2);
         let until = Instant::now() + ALLOCATION_LIMIT;
         loop {
             match self.driver.allocate_at(address, bytes) {
@@ -170,6 +164,18 @@ impl Executor {
             }
         }
         self.log.restored(step);
+        Ok(())
+    }
+
+    /// Returns the memory of a step, and makes its context current.
+    fn memory_of(&mut self, step: &Step) -> Result<(u64, u64), i32> {
+        let [address, bytes] = *step.words else { return Err(0) };
+        if self.enter_step(step) { Ok((address, bytes)) } else { Err(0) }
+    }
+
+    /// Writes the contents of memory of the current context.
+    fn write_contents(&mut self, (address, bytes): (u64, u64), file: BorrowedFd<'_>, offset: u64) -> Result<(), i32> {
+        self.set_mode(2);
         let mut buffer = vec![0u64; COPY_WORDS.min(usize::try_from(bytes.div_ceil(8)).unwrap_or(COPY_WORDS))];
         for first in (0..bytes).step_by(8 * COPY_WORDS) {
             let count = (bytes - first).min(8 * COPY_WORDS as u64);

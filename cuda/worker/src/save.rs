@@ -3,7 +3,7 @@
 //! The program does not change. The file has a fixed size, which the process that created the file chose.
 //!
 //! ```text
-//! words of the state | the state | contents of each `StepKind::Memory`, in the order of the steps
+//! words of the state | the state | contents of each memory and variable, in the order of the steps
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,20 +13,11 @@ use cuda_ring::{Words as _, control};
 use object_log::{Image, SavedBlob, SavedState, Step, StepKind};
 use worker_link::Obstacle;
 
+use crate::contents::{COPY_WORDS, content_words, read};
 use crate::driver::{NOT_READY, Needed};
 use crate::executor::Executor;
 use crate::host_functions;
-
-/// Number of words that are copied at once.
-pub(crate) const COPY_WORDS: usize = 512 << 10;
-
-/// Returns the size of the contents of a step's memory, in words.
-pub(crate) fn content_words(step: &Step) -> u64 {
-    match (step.kind, &step.words[..]) {
-        (StepKind::Memory, [_, bytes]) => bytes.div_ceil(8),
-        _ => 0,
-    }
-}
+use crate::variables::{Addresses, Variable};
 
 /// Returns the bytes of words.
 fn bytes_of(words: &[u64]) -> Vec<u8> {
@@ -118,7 +109,17 @@ impl Executor {
     /// Returns the obstacle. In this case, the program is unchanged, and the file has no valid state.
     pub(crate) fn save(&mut self, file: impl AsFd, tail: u64) -> Result<(), Obstacle> {
         let file = file.as_fd();
-        let steps = self.steps()?;
+        let mut steps = self.steps()?;
+        let variables = self.variables(&steps)?;
+        let known = Addresses::of(&variables);
+        if !variables.is_empty() {
+            self.search_pinned(&known)?;
+        }
+        if steps.iter().any(|step| known.are_in(&step.words)) {
+            return Err(Obstacle::Addresses);
+        }
+        let first_variable = steps.len();
+        steps.extend(variables.iter().map(Variable::step));
         let blob = |(id, blob): (u32, crate::window::Blob)| SavedBlob {
             id,
             kind: blob.kind.number(),
@@ -145,24 +146,31 @@ impl Executor {
             return Err(Obstacle::Size(total));
         }
         let mut offset = 8 * (1 + words.len() as u64);
-        for step in &state.steps {
+        let (memory, _) = state.steps.split_at_checked(first_variable).unwrap_or_default();
+        for step in memory {
             if let (StepKind::Memory, [address, bytes]) = (step.kind, &step.words[..]) {
-                self.save_contents(file, step.route as u32, (*address, *bytes), offset)?;
+                self.save_contents(file, step.route as u32, (*address, *bytes), offset, &known)?;
                 offset += 8 * content_words(step);
             }
+        }
+        for variable in &variables {
+            let (context, range) = (variable.context, (variable.address, variable.bytes));
+            self.save_contents(file, context, range, offset, &known)?;
+            offset += 8 * variable.bytes.div_ceil(8);
         }
         write(file, &words, 8)?;
         // The first word makes the file valid.
         write(file, &[words.len() as u64], 0)
     }
 
-    /// Copies memory of the card to the file.
+    /// Copies memory of the card to the file. The memory must not contain any of the `known` addresses.
     fn save_contents(
         &mut self,
         file: BorrowedFd<'_>,
         context: u32,
         (address, bytes): (u64, u64),
         offset: u64,
+        known: &Addresses,
     ) -> Result<(), Obstacle> {
         if !self.enter_for(context) {
             return Err(Obstacle::Placement);
@@ -176,7 +184,27 @@ impl Executor {
             if self.copy_now(words.as_mut_ptr().addr() as u64, address + first, count) != 0 {
                 return Err(Obstacle::Copy);
             }
+            if known.are_in(words) {
+                return Err(Obstacle::Addresses);
+            }
             write(file, words, offset + first)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that pinned memory contains none of the addresses.
+    fn search_pinned(&self, known: &Addresses) -> Result<(), Obstacle> {
+        let mut buffer = vec![0u64; COPY_WORDS];
+        // Reads the file, because an access to a page that is not used yet would allocate it.
+        for (offset, bytes) in self.window.pinned() {
+            for first in (0..bytes).step_by(8 * COPY_WORDS) {
+                let count = (bytes - first).min(8 * COPY_WORDS as u64) / 8;
+                let words = buffer.get_mut(..count as usize).unwrap_or_default();
+                read(self.window.file(), words, offset + first).map_err(|_| Obstacle::Copy)?;
+                if known.are_in(words) {
+                    return Err(Obstacle::Addresses);
+                }
+            }
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use cuda_ring::{ADDRESSES, BlobKind, PINNED_ADDRESSES, Shared};
 
@@ -95,6 +95,17 @@ impl Window {
     /// Returns all blobs with their identifiers.
     pub fn blobs(&self) -> impl Iterator<Item = (u32, Blob)> {
         self.blobs.iter().map(|(id, blob)| (*id, *blob))
+    }
+
+    /// Returns the file of the window.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// Returns the offsets in the file and the sizes of all pinned memory.
+    pub fn pinned(&self) -> Vec<(u64, u64)> {
+        let pinned = self.blobs.values().filter(|blob| blob.pinned.is_some());
+        pinned.map(|blob| (blob.offset, blob.bytes)).collect()
     }
 
     /// Removes a blob. The blob must not be mapped for the card.

@@ -1,47 +1,47 @@
-//! All that operators can change, as one document.
+//! All state that operators can change, as one document.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use config::{CardMemory, TenantSpec, VmSpec};
 
-/// The response to `GET /v1/desired`. It can be sent back as [`Desired`], and then changes nothing.
+/// Response to `GET /v1/desired`. Applying it as a [`Desired`] document changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Exported {
-    /// Revision of the state. Every change of the state changes it.
+    /// Revision of the state, which differs after every change.
     pub revision: String,
-    /// The cards by name, with their changeable settings.
+    /// Changeable settings of all cards, sorted by name.
     pub card: Vec<CardSettings>,
-    /// The virtual machines by name: `[[vm]]` tables of the configuration file.
+    /// All virtual machines, sorted by name, as `[[vm]]` tables of the configuration file.
     pub vm: Vec<VmSpec>,
-    /// The tenants of CUDA cards by name: `[[tenant]]` tables of the configuration file.
+    /// All tenants of CUDA cards, sorted by name, as `[[tenant]]` tables of the configuration file.
     #[serde(default)]
     pub tenant: Vec<TenantSpec>,
 }
 
-/// Settings of a card that can be changed while the daemon runs.
+/// Settings of a card that can be changed at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CardSettings {
     /// Name of the card.
     pub name: String,
-    /// True if the card accepts no further virtual machines and tenants.
+    /// True if the card accepts no new virtual machines or tenants.
     #[serde(default)]
     pub drained: bool,
-    /// Division of the card's memory: a `[card.memory]` table.
+    /// Memory settings of the card: a `[card.memory]` table.
     pub memory: CardMemory,
-    /// Division of the card's time: a `[card.scheduler]` table.
+    /// Scheduler settings of the card: a `[card.scheduler]` table.
     pub scheduler: sched::Config,
 }
 
-/// The body of requests that compare or change the state: tables of a configuration file. Objects and keys that are
-/// absent are not compared, and stay unchanged.
+/// Body of requests that compare or change the state: tables of a configuration file. Absent objects and keys are
+/// neither compared nor changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Desired {
-    /// Required revision: the request is refused if the state has another revision.
+    /// Expected revision: the request is rejected if the state has another revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
-    /// Keys of the `[daemon]` table. They cannot be changed, only compared.
+    /// Keys of the `[daemon]` table, which can only be compared, not changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub daemon: Option<Map<String, Value>>,
     /// Tables of cards, each with its `name`.
@@ -52,7 +52,7 @@ pub struct Desired {
     pub tenant: Vec<Map<String, Value>>,
 }
 
-/// Kind of an object.
+/// Kind of an object in a desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -66,17 +66,17 @@ pub enum Kind {
     Tenant,
 }
 
-/// Action that brings an object to the desired state.
+/// Action that changes an object to the desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
     /// No action.
     Keep,
-    /// The object does not exist, and is added.
+    /// The object is added, because it does not exist.
     Create,
-    /// Some keys of the object have other values, and are changed.
+    /// Keys of the object are changed, because their values differ.
     Change,
-    /// The object exists but is not desired, and is removed.
+    /// The object is removed, because it exists but is not desired.
     Remove,
 }
 
@@ -85,27 +85,27 @@ pub enum Action {
 pub struct KeyChange {
     /// Path of the key, such as `time.weight`.
     pub key: String,
-    /// Present value; null if the key is not set.
+    /// Current value; null if the key is not set.
     pub from: Value,
     /// Desired value.
     pub to: Value,
 }
 
-/// One object of a desired state.
+/// Step for one object of a desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Step {
     /// Kind of the object.
     pub kind: Kind,
     /// Name of the object; empty for the daemon.
     pub name: String,
-    /// Action that was done or, with `dry_run` and in comparisons, would be done.
+    /// Action that was taken or, with `dry_run` and in comparisons, would be taken.
     pub action: Action,
-    /// Keys that change.
+    /// Changed keys.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<KeyChange>,
 }
 
-/// The response to `POST /v1/desired/compare`.
+/// Response to `POST /v1/desired/compare`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Comparison {
     /// Revision of the compared state.
@@ -114,12 +114,12 @@ pub struct Comparison {
     pub differences: Vec<Step>,
 }
 
-/// The response to `PATCH /v1/desired`.
+/// Response to `PATCH /v1/desired`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Applied {
-    /// Revision after the request.
+    /// Revision of the state after the request.
     pub revision: String,
-    /// True for a dry run: nothing was changed, and `steps` lists the actions that would be done.
+    /// True for a dry run: nothing was changed, and `steps` lists the actions that would be taken.
     pub dry_run: bool,
     /// One step for each object in the document, in the order of execution.
     pub steps: Vec<Step>,

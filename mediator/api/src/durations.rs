@@ -1,10 +1,10 @@
-//! Distributions of durations, as the admin API shows them.
+//! Distributions of durations in the admin API.
 
 use sched::Histogram;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Distribution of a duration.
+/// Distribution of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Durations {
     /// Number of durations.
@@ -13,17 +13,17 @@ pub struct Durations {
     pub sum_ns: u64,
     /// Mean duration, in ns.
     pub mean_ns: u64,
-    /// Median duration, in ns, overestimated by at most an eighth.
+    /// Median duration, in ns, overestimated by at most one eighth.
     pub p50_ns: u64,
-    /// 99th percentile of the durations, in ns, overestimated by at most an eighth.
+    /// 99th percentile, in ns, overestimated by at most one eighth.
     pub p99_ns: u64,
     /// Longest duration, in ns.
     pub max_ns: u64,
-    /// Cumulative counts, by upper bound.
+    /// Cumulative counts by upper bound.
     pub buckets: Vec<Bucket>,
 }
 
-/// Number of durations up to a bound. Durations less than an eighth below the bound may be missing.
+/// Number of durations up to a bound. Durations less than one eighth below the bound may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Bucket {
     /// Upper bound of the durations, in ns.
@@ -32,8 +32,7 @@ pub struct Bucket {
     pub count: u64,
 }
 
-/// Upper bounds of the buckets of displayed durations, in ns: from 10 us to 30 s, each about three times the previous
-/// one.
+/// Upper bounds of the buckets in ns: from 10 us to 30 s, each about three times as high as the previous one.
 const BUCKETS: [u64; 14] = {
     let mut ends = [0; 14];
     let (mut index, mut end) = (0, 10_000);

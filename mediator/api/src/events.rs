@@ -1,50 +1,51 @@
-//! Events: changes of virtual machines, tenants, cards and the daemon, with their time and author.
+//! Events: changes to virtual machines, tenants, cards and the daemon, with their time and originator.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The response to `GET /v1/events`, and each line of its stream.
+/// Response to `GET /v1/events`, and each line of its stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EventPage {
-    /// The events after the cursor, oldest first.
+    /// Events after the cursor, oldest first.
     pub events: Vec<Event>,
-    /// The cursor after these events: `after` of the next request.
+    /// Cursor after these events, for `after` in the next request.
     pub next: String,
-    /// Number of events between the cursor and `next` that the log no longer has.
+    /// Number of events between the cursor and `next` that are no longer in the log.
     pub lost: u64,
-    /// The cursor is from a daemon that has ended. Its later events are gone and not counted in `lost`.
+    /// True if the cursor is from a daemon that has exited. Its later events are lost, and not counted in `lost`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restarted: bool,
-    /// A sentence about the lost events.
+    /// Human-readable note about lost events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// An event.
+/// Event of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Event {
-    /// The cursor after this event.
+    /// Cursor after this event.
     pub cursor: String,
-    /// Number of the event, which is higher than those of all earlier events. Numbers rise by one, also across an
-    /// upgrade; a restarted daemon continues at a higher number.
+    /// Number of the event. Numbers increase by one, also across upgrades; after a restart, the daemon continues with a
+    /// higher number.
     pub number: u64,
-    /// Time of the event in UTC, as RFC 3339 with milliseconds.
+    /// Time of the event in UTC, in RFC 3339 format with milliseconds.
     pub at: String,
-    /// Its kind.
+    /// Kind of the event.
     pub kind: EventKind,
-    /// The object that the event is about.
+    /// Object to which the event relates.
     pub subject: Subject,
-    /// The card of a virtual machine or tenant.
+    /// Card of the virtual machine or tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<String>,
-    /// The originator.
+    /// Originator of the event.
     pub author: Author,
-    /// A sentence that describes the event.
+    /// Human-readable description of the event.
     pub text: String,
-    /// Length of a wait, in ms.
+    /// Duration of the wait, in ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
-    /// Number of events of this kind and subject that this event stands for; they occurred too fast to be listed.
+    /// Number of events of this kind and subject that this event summarizes, because they occurred too fast to be
+    /// listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub suppressed: u64,
 }
@@ -53,16 +54,16 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Object that an event is about.
+/// Object to which an event relates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Subject {
-    /// Its kind.
+    /// Kind of the object.
     pub kind: SubjectKind,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
 }
 
-/// Kinds of objects that events are about.
+/// Kind of object to which an event relates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SubjectKind {
@@ -77,7 +78,7 @@ pub enum SubjectKind {
 }
 
 impl SubjectKind {
-    /// Its name in the API.
+    /// Returns the name in the API.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -92,32 +93,32 @@ impl SubjectKind {
 /// Originator of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Author {
-    /// Its kind.
+    /// Kind of the originator.
     pub kind: AuthorKind,
-    /// The user of a client, from the credentials of its connection.
+    /// User ID of the client, from the credentials of its connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// The process of a client, from the same credentials; absent if the daemon cannot see it.
+    /// Process ID of the client, from the same credentials; absent if the daemon cannot see the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// Name of the client's program, which the client can choose.
+    /// Name of the client's program. The client can choose it freely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
 }
 
-/// Kinds of originators.
+/// Kind of originator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AuthorKind {
-    /// A client of the admin socket: an operator, or a program that places work.
+    /// A client of the admin socket: an operator, or an orchestration program.
     Client,
-    /// The configuration file, with the stored changes.
+    /// The configuration file, including stored changes.
     Configuration,
     /// The daemon itself.
     Daemon,
 }
 
-/// Programs of this project that place work, by the name that the kernel shows (at most 15 bytes).
+/// Orchestration programs of this project, by their process name in the kernel (at most 15 bytes).
 const KNOWN_PROGRAMS: [(&str, &str); 3] = [
     ("gpu-mediator-dr", "the Kubernetes driver"),
     ("gpu-mediator-ku", "the KubeVirt hook"),
@@ -125,7 +126,7 @@ const KNOWN_PROGRAMS: [(&str, &str); 3] = [
 ];
 
 impl Author {
-    /// Describes the author in words; `None` for the daemon.
+    /// Returns a description of the originator; `None` for the daemon.
     #[must_use]
     pub fn in_words(&self) -> Option<String> {
         let Self { kind, uid, pid, program } = self;
@@ -144,19 +145,19 @@ impl Author {
     }
 }
 
-/// Declares the kinds of events: doc comment, variant, name.
+/// Declares the kinds of events, each with a doc comment, a variant and a name.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// Kinds of events.
+        /// Kind of an event.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
         #[serde(rename_all = "snake_case")]
         pub enum EventKind { $($(#[$doc])* $kind,)* }
 
         impl EventKind {
-            /// All kinds.
+            /// All kinds of events.
             pub const ALL: &[Self] = &[$(Self::$kind,)*];
 
-            /// Its name in the API.
+            /// Returns the name in the API.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$kind => $name,)* }
@@ -168,13 +169,13 @@ macro_rules! kinds {
 kinds! {
     /// The daemon has started.
     Started = "started",
-    /// The daemon ends.
+    /// The daemon exits.
     Ended = "ended",
-    /// An upgrade of the daemon begins.
+    /// An upgrade of the daemon began.
     UpgradeBegan = "upgrade_began",
-    /// The next daemon has taken over.
+    /// The new daemon has taken over.
     Upgraded = "upgraded",
-    /// An upgrade failed, and the daemon continues.
+    /// An upgrade failed, and the old daemon continues.
     UpgradeFailed = "upgrade_failed",
     /// A virtual machine or tenant was added.
     Added = "added",
@@ -184,31 +185,31 @@ kinds! {
     Changed = "changed",
     /// A desired state was applied.
     Applied = "applied",
-    /// A VMM or a program has connected.
+    /// A VMM or program has connected.
     Connected = "connected",
-    /// A VMM or a program has disconnected.
+    /// A VMM or program has disconnected.
     Disconnected = "disconnected",
     /// A virtual machine or card is out of service.
     Failed = "failed",
-    /// Work or a program was killed.
+    /// A submission or a program was killed.
     Killed = "killed",
-    /// A program was given up, but could not be killed.
+    /// A program was given up but could not be killed.
     KillFailed = "kill_failed",
     /// A program was suspended.
     Suspended = "suspended",
-    /// Work ran beyond its limit.
+    /// Work exceeded its time limit.
     Overran = "overran",
-    /// A quarantine begins.
+    /// A quarantine began.
     Quarantined = "quarantined",
-    /// A quarantine ends.
+    /// A quarantine ended.
     Released = "released",
-    /// Work has waited for some seconds.
+    /// Work has been waiting for several seconds.
     Waits = "waits",
     /// A long wait has ended.
     Waited = "waited",
-    /// A move to another card begins.
+    /// A move to another card began.
     MoveBegan = "move_began",
-    /// A move to another card has ended.
+    /// A move to another card completed.
     Moved = "moved",
     /// A move to another card failed.
     MoveFailed = "move_failed",
@@ -216,27 +217,27 @@ kinds! {
     Saved = "saved",
     /// A virtual machine could not be saved.
     SaveFailed = "save_failed",
-    /// A virtual machine was restored from a saved one.
+    /// A virtual machine was restored from a saved state.
     Restored = "restored",
     /// A virtual machine could not be restored.
     RestoreFailed = "restore_failed",
-    /// An operator has moved memory to host memory or back.
+    /// An operator moved memory to host memory or back.
     MemoryMoved = "memory_moved",
-    /// A drain of a card begins.
+    /// A drain of a card began.
     DrainBegan = "drain_began",
-    /// A drain of a card has ended.
+    /// A drain of a card completed.
     Drained = "drained",
     /// A card accepts virtual machines and tenants again.
     Undrained = "undrained",
-    /// The owner of a CUDA card has ended.
+    /// The owner of a CUDA card has exited.
     OwnerLost = "owner_lost",
-    /// The owner of a CUDA card was started again.
+    /// The owner of a CUDA card was restarted.
     OwnerStarted = "owner_started",
-    /// The MPS server of a share group has ended, or has lost its clients.
+    /// The MPS server of a share group has exited, or has lost its clients.
     MpsLost = "mps_lost",
-    /// The MPS server of a share group was started again.
+    /// The MPS server of a share group was restarted.
     MpsStarted = "mps_started",
-    /// Events of many subjects occurred too fast to be listed.
+    /// Events of many objects occurred too fast to be listed.
     Suppressed = "suppressed",
 }
 

@@ -1,4 +1,4 @@
-//! Command lines of VMMs for a virtual machine's socket.
+//! VMM command lines that connect to a virtual machine's socket.
 
 use std::fmt;
 use std::path::Path;
@@ -13,18 +13,18 @@ mod domain;
 
 pub use domain::NAMESPACE;
 
-/// A VMM that a virtual machine can run under.
+/// VMM under which a virtual machine can run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Vmm {
-    /// QEMU, 10.1 or newer.
+    /// QEMU 10.1 or newer.
     #[default]
     Qemu,
     /// cloud-hypervisor.
     CloudHypervisor,
-    /// QEMU through libvirt: a whole domain.
+    /// QEMU through libvirt, as a complete domain.
     Libvirt,
-    /// Xen's `xl`, for a virtual machine that is a domain of Xen.
+    /// Xen's `xl`, for a virtual machine that is a Xen domain.
     Xen,
 }
 
@@ -39,10 +39,10 @@ impl fmt::Display for Vmm {
     }
 }
 
-/// A VMM that speaks vfio-user over a socket.
+/// VMM that uses vfio-user over a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketVmm {
-    /// QEMU, 10.1 or newer.
+    /// QEMU 10.1 or newer.
     Qemu,
     /// cloud-hypervisor.
     CloudHypervisor,
@@ -60,7 +60,7 @@ impl From<SocketVmm> for Vmm {
     }
 }
 
-/// Size of a guest's RAM: digits and `M` or `G`.
+/// Size of a guest's RAM: a number followed by `M` or `G`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct MemorySize(String);
@@ -77,21 +77,21 @@ impl FromStr for MemorySize {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = text.strip_suffix(['M', 'G']).unwrap_or(text);
         match number.parse::<u32>() {
-            // VMMs do not agree about a bare number.
+            // The meaning of a number without a unit depends on the VMM.
             Ok(1..) if number.starts_with('+') => {
-                Err(format!("`{text}` is not a size of memory, expected one such as 2G"))
+                Err(format!("`{text}` is not a memory size, expected for example 2G"))
             }
             Ok(1..) if text == number => Ok(Self(format!("{number}M"))),
             Ok(1..) => Ok(Self(text.to_owned())),
             _ => Err(format!(
-                "`{text}` is not a size of memory, expected a number of MiB, or one with M or G, such as 2G"
+                "`{text}` is not a memory size, expected a number of MiB, or a number with M or G, such as 2G"
             )),
         }
     }
 }
 
 impl MemorySize {
-    /// Size in MiB.
+    /// Returns the size in MiB.
     #[must_use]
     pub fn mib(&self) -> u64 {
         let number = |text: &str, factor| text.parse::<u64>().unwrap_or(0) * factor;
@@ -116,35 +116,36 @@ impl From<MemorySize> for String {
     }
 }
 
-/// A virtual machine, as a libvirt domain describes it.
+/// Virtual machine, as described by a libvirt domain.
 #[derive(Clone, Copy, Debug)]
 pub struct Named<'a> {
-    /// Its name.
+    /// Name of the virtual machine.
     pub name: &'a str,
-    /// Its socket.
+    /// Path of the virtual machine's socket.
     pub socket: &'a Path,
-    /// The profile from which libvirt's hook creates it, if it does.
+    /// Profile from which the libvirt hook creates the virtual machine, if any.
     pub profile: Option<&'a str>,
-    /// Its programs use CUDA, through a device that is no virtual GPU.
+    /// True if the guest's programs use CUDA, through a device that is not a virtual GPU.
     pub is_cuda: bool,
 }
 
 impl Named<'_> {
-    /// Returns the device's name in QEMU: a virtual GPU and the CUDA function of another entry can be in one guest.
+    /// Returns the device ID in QEMU. The IDs differ by kind, because a guest can have both a virtual GPU and the CUDA
+    /// function of another entry.
     fn id(&self) -> &'static str {
         if self.is_cuda { "cuda0" } else { "vgpu0" }
     }
 }
 
-/// Returns the lines of `xl`'s configuration that the domain `domain` of a virtual machine needs, with `memory` of
-/// guest RAM and BARs of `bars_mib` in total.
+/// Returns the `xl` configuration for the domain `domain` of a virtual machine, with `memory` of guest RAM, and with
+/// BARs of `bars_mib` MiB in total.
 #[must_use]
 pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> LaunchArgs {
     let mib = match memory.strip_suffix('G') {
         Some(gib) => gib.parse::<u64>().unwrap_or(0).saturating_mul(1024),
         None => memory.trim_end_matches('M').parse().unwrap_or(0),
     };
-    // Below 4 GiB the BARs need room in addition to the ranges that QEMU and the firmware use.
+    // Below 4 GiB, the BARs need space in addition to the ranges used by QEMU and the firmware.
     let hole = bars_mib.saturating_add(96).next_multiple_of(256).max(256);
     let name = if domain.bytes().all(|byte| byte.is_ascii_digit()) { "..." } else { domain };
     let args = vec![
@@ -155,16 +156,16 @@ pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> Launc
         format!("mmio_hole = {hole}"),
     ];
     let notes = [
-        "lines for the domain's file; create it paused with `xl create -p FILE`, wait until `mediatorctl vm show` says connected, \
-         then `xl unpause NAME`: firmware that runs earlier does not see the device",
-        "maxmem must not be more than memory: pages that the domain has not used yet cannot be lent",
-        "slot 10 of bus 0 (00:10.0) is the device's; give no device of QEMU that slot",
-        "xl refuses to save or migrate such a domain while it is served: the device's state would be lost",
+        "lines for the domain's configuration file; create the domain paused with `xl create -p FILE`, wait until `mediatorctl vm show` shows it as connected, \
+         then run `xl unpause NAME`: firmware that runs earlier does not detect the device",
+        "maxmem must not exceed memory, because pages that the domain does not have yet cannot be lent",
+        "the device uses slot 10 of bus 0 (00:10.0); do not assign this slot to a QEMU device",
+        "xl does not save or migrate such a domain while it is served, because the device's state would be lost",
     ];
     LaunchArgs { vmm: Vmm::Xen.to_string(), command: args.join("\n"), args, notes: notes.map(str::to_owned).to_vec() }
 }
 
-/// Returns the arguments that connect `vmm`, with `memory` of guest RAM, to the device of a virtual machine.
+/// Returns the arguments of `vmm` for a guest with `memory` of RAM and the device of a virtual machine.
 #[must_use]
 pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
     let path = vm.socket.display().to_string();
@@ -189,14 +190,14 @@ pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
                 device.to_string(),
             ];
             let mut notes = vec![
-                "QEMU 10.1 or newer; start it after the VM is listed as waiting",
-                "share=on is needed: the card reads guest memory through the file that QEMU passes",
-                "do not set x-no-posted-writes for a VM with `apertures = \"trapped\"`: it makes each register write wait for an answer",
-                "do not migrate or save such a VM: the device's state would be lost without an error",
+                "requires QEMU 10.1 or newer; start QEMU after the VM is listed as waiting",
+                "share=on is required, because the card accesses guest memory through the file that QEMU passes",
+                "do not set x-no-posted-writes for a VM with `apertures = \"trapped\"`: each register write would wait for a response",
+                "do not migrate or save such a VM: the device's state would be lost without an error message",
             ];
             if vm.is_cuda {
                 notes.push("the guest's kernel needs the driver virtio_gpu, which Debian's cloud kernels lack");
-                notes.push("with a virtual GPU of another VM entry in the same guest, give QEMU both -device arguments, the rest once");
+                notes.push("for a virtual GPU of another VM entry in the same guest, pass both -device arguments to QEMU, and the others once");
             }
             (args.to_vec(), notes)
         }
@@ -208,7 +209,7 @@ pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
                 format!("socket={path}"),
             ];
             let notes = vec![
-                "shared=on is needed: the card reads guest memory through the file that cloud-hypervisor passes",
+                "shared=on is required, because the card accesses guest memory through the file that cloud-hypervisor passes",
                 "do not migrate or snapshot such a VM: the device's state would be lost",
             ];
             (args.to_vec(), notes)
@@ -279,7 +280,7 @@ mod tests {
     fn sizes_without_number_are_refused() {
         for text in ["", "G", "0G", "0", "2T", "-1G", "+1G", "1G,share=off", "99999999999G"] {
             let error = text.parse::<MemorySize>().unwrap_err();
-            assert!(error.starts_with(&format!("`{text}` is not a size of memory, expected")), "{error}");
+            assert!(error.starts_with(&format!("`{text}` is not a memory size, expected")), "{error}");
         }
         for (text, mib) in [("512M", 512), ("2G", 2048), ("512", 512)] {
             assert_eq!(text.parse::<MemorySize>().map(|size| size.mib()), Ok(mib));

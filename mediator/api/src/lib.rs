@@ -1,8 +1,8 @@
-//! The types of messages over the admin socket, which the daemon and `mediatorctl` share.
+//! Message types of the admin API, shared by the daemon and `mediatorctl`.
 //!
-//! A reader must ignore keys that it does not know; keys are added, not renamed, within `/v1`.
+//! Readers must ignore unknown keys; within `/v1`, keys are added but not renamed.
 //!
-//! The crate does not serve or send requests; `mediatord` and `mediatorctl` do.
+//! The crate neither serves nor sends requests; `mediatord` and `mediatorctl` do.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -40,23 +40,23 @@ pub use scheduler::{
 };
 
 pub use config::Labels;
-/// The body of a request to add a tenant: a `[[tenant]]` table of the configuration file, as JSON.
+/// Body of a request to add a tenant: a `[[tenant]]` table of the configuration file, as JSON.
 pub use config::TenantSpec as AddTenant;
-/// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
+/// Body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
 pub use config::VmSpec as AddVm;
 pub use tenant::{
     GivenUp, GroupState, MpsState, Program, ServedProgram, Tenant, TenantCard, TenantList, TenantPatch, Unaccounted,
 };
 pub use work::{WaitKind, WaitReason, WorkState};
 
-/// The response to `GET /v1/vms`.
+/// Response to `GET /v1/vms`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VmList {
-    /// The virtual machines by name.
+    /// All virtual machines, sorted by name.
     pub vms: Vec<Vm>,
 }
 
-/// The response to `GET /v1/cards`.
+/// Response to `GET /v1/cards`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CardList {
     /// All cards, sorted by name.
@@ -67,7 +67,7 @@ pub struct CardList {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmState {
-    /// The virtual machine is being created: its memory is scrubbed, and its socket does not exist yet.
+    /// The virtual machine is being created: its memory is being scrubbed, and its socket does not exist yet.
     Starting,
     /// The socket waits for a VMM.
     Waiting,
@@ -75,12 +75,12 @@ pub enum VmState {
     Connected,
     /// The virtual machine is being removed.
     Stopping,
-    /// The thread of the virtual machine has ended with an error.
+    /// The virtual machine has failed.
     Failed,
 }
 
 impl VmState {
-    /// Its name in the API.
+    /// Returns the name in the API.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -93,20 +93,20 @@ impl VmState {
     }
 }
 
-/// Way in which a virtual machine reaches its card.
+/// How a virtual machine uses its card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmMode {
-    /// Through a vGPU of its own.
+    /// Through its own vGPU.
     Mediated,
     /// Directly, by passthrough.
     Passthrough,
-    /// Through CUDA, which the guest's programs use.
+    /// Through CUDA calls of the guest's programs.
     Cuda,
 }
 
 impl VmMode {
-    /// Its name in the API.
+    /// Returns the name in the API.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -117,19 +117,19 @@ impl VmMode {
     }
 }
 
-/// A virtual machine.
+/// State of a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Vm {
-    /// Its name.
+    /// Name of the virtual machine.
     pub name: String,
-    /// Card that the virtual machine uses.
+    /// Name of the virtual machine's card.
     pub card: String,
-    /// Profile from which the virtual machine was created.
+    /// Name of the profile from which the virtual machine was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Way in which the virtual machine uses the card.
+    /// How the virtual machine uses the card.
     pub mode: VmMode,
-    /// Its state.
+    /// State of the virtual machine.
     pub state: VmState,
     /// Reason why the virtual machine failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -137,124 +137,126 @@ pub struct Vm {
     /// Path of the socket; absent if the service manager provided the socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
-    /// Name or number of the Xen domain of this virtual machine.
+    /// Name or number of the virtual machine's Xen domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xen_domain: Option<String>,
-    /// The connected VMM.
+    /// Connected VMM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<Client>,
-    /// MiB of VRAM that the guest sees.
+    /// Size of the VRAM visible to the guest, in MiB.
     pub vram_mib: u64,
     /// Maximum number of channels of the guest.
     pub channels_limit: u32,
-    /// Number of channels that the guest has on the card.
+    /// Number of channels that the guest uses on the card.
     pub channels_used: u32,
-    /// True if the VMM does not share guest memory (`share=off`): the card would read zeros, and the guest cannot work.
+    /// True if the VMM does not share guest memory (`share=off`). The guest cannot use the card, because the card would
+    /// read zeros.
     pub memory_not_shared: bool,
-    /// True if the VMM withdrew guest memory while the card could reach it.
+    /// True if the VMM took back guest memory while the card could access it.
     pub memory_withdrawn: bool,
-    /// RAM that the virtual machine lends to its card.
+    /// RAM lent to the card by the virtual machine.
     #[serde(default)]
     pub ram: Ram,
     /// State of the device as configured by the guest's driver.
     pub driver: Driver,
-    /// Total number of denied accesses of the guest.
+    /// Total number of denied guest accesses.
     pub denied_total: u64,
-    /// Denied accesses by location and reason.
+    /// Denied guest accesses by location and reason.
     pub denied: Vec<Denied>,
     /// Counters of the virtual device.
     pub counters: BTreeMap<String, u64>,
-    /// Programs of the guest that use CUDA, for a VM on a card of `kind = "cuda"`.
+    /// CUDA programs in the guest, for a VM on a card of `kind = "cuda"`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub programs: Vec<GuestProgram>,
     /// Counters of the connection to the VMM.
     pub transport: BTreeMap<String, u64>,
-    /// Labels for placement software.
+    /// Labels for orchestrators.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
 }
 
-/// A program of a guest that uses CUDA. The name comes from the guest's kernel, and the process from the program.
+/// CUDA program in a guest. The guest's kernel reports the name, and the program itself reports its process ID.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct GuestProgram {
-    /// Name of the program; empty if the guest's kernel does not send it.
+    /// Name of the program; empty if the guest's kernel does not report it.
     pub name: String,
-    /// Process ID in the guest, if the program's library sent it.
+    /// Process ID in the guest, if the program's library reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Process ID of the program's worker on the host, which is in the list of the tenant's programs.
+    /// Process ID of the program's worker on the host, which is listed among the tenant's programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u32>,
-    /// Bytes of the window that the program uses.
+    /// Size of the used part of the window, in bytes.
     pub window_bytes: u64,
-    /// Number of threads of the program that wait for the card.
+    /// Number of threads of the program waiting for the card.
     pub waits: u64,
-    /// True if the program's worker has ended: all calls of the program fail.
+    /// True if the program's worker has exited, so that all calls of the program fail.
     pub lost: bool,
 }
 
-/// RAM that a virtual machine lends to its card.
+/// RAM lent to a card by a virtual machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct Ram {
-    /// Lent bytes.
+    /// Size of the lent RAM in bytes.
     pub lent_bytes: u64,
-    /// Maximum number of bytes that the virtual machine may lend.
+    /// Maximum size of the lent RAM in bytes.
     pub quota_bytes: u64,
-    /// Bytes for which bus addresses are reserved, however much other virtual machines lend.
+    /// Number of bytes for which bus addresses are reserved, regardless of how much RAM other virtual machines lend.
     pub guarantee_bytes: u64,
-    /// Bytes that the daemon or the card touched first; they are charged to the daemon's control group.
+    /// Number of bytes that were first touched by the daemon or the card, and are therefore charged to the daemon's
+    /// cgroup.
     pub touched_bytes: u64,
-    /// Maximum number of bytes that the daemon or the card may touch first; absent if only limited by the lent RAM.
+    /// Limit on these bytes; absent if limited only by the size of the lent RAM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub touch_limit_bytes: Option<u64>,
-    /// Number of accesses that were refused because they would have exceeded this limit.
+    /// Number of accesses denied because they would have exceeded this limit.
     pub touches_refused: u64,
 }
 
-/// A connected VMM.
+/// Connected VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Client {
-    /// Process ID of the VMM; 0 if the daemon cannot see it.
+    /// Process ID of the VMM; 0 if the process is not visible to the daemon.
     pub pid: i32,
     /// User ID of the VMM.
     pub uid: u32,
-    /// Number of the served Xen domain, for which no process is connected.
+    /// Number of the Xen domain, if one is served instead of a connected process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<u16>,
 }
 
-/// Way in which the driver receives interrupts.
+/// How the driver receives interrupts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InterruptKind {
     /// The driver receives no interrupts.
     #[default]
     Off,
-    /// Through the interrupt pin.
+    /// Through the interrupt pin (INTx).
     Intx,
-    /// Through messages (MSI).
+    /// Through MSI.
     Msi,
 }
 
 /// State of a device as configured by its guest's driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Driver {
-    /// PCI vendor and device IDs, such as `10de:06d8`.
+    /// PCI vendor and device ID, such as `10de:06d8`.
     pub pci_id: String,
-    /// True if the device may access guest memory.
+    /// True if the driver has enabled bus mastering.
     pub bus_master: bool,
-    /// Way in which the driver receives interrupts.
+    /// How the driver receives interrupts.
     pub interrupts: InterruptKind,
-    /// Free text about the state of the driver, as far as the device knows it.
+    /// Human-readable state of the driver, as far as known to the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
 
-/// Denied accesses of one kind.
+/// Denied accesses at one location for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Denied {
-    /// Name of the register, or of another location.
+    /// Name of the register or other location.
     pub place: String,
     /// Byte offset in BAR0, if the location is a register.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -267,96 +269,97 @@ pub struct Denied {
     pub writes: u64,
 }
 
-/// A card.
+/// State of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Card {
-    /// Its name.
+    /// Name of the card.
     pub name: String,
     /// Kind of the card.
     pub kind: String,
-    /// Reason why the card and its virtual machines are out of service, until the daemon is restarted or, for a CUDA
+    /// Reason why the card and its virtual machines are out of service until the daemon is restarted or, for a CUDA
     /// card, until its owner responds.
     pub error: Option<String>,
-    /// PCI vendor and device IDs, such as `10de:06d8`.
+    /// PCI vendor and device ID, such as `10de:06d8`.
     pub pci_id: String,
-    /// Chip of the card or, for a CUDA card, name of the model, if known.
+    /// Chip of the card or, for a CUDA card, the model name if known.
     #[serde(default)]
     pub model: String,
     /// UUID of a CUDA card in NVML's format, such as `GPU-12345678-9abc-def0-0123-456789abcdef`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Number of restarts of a CUDA card's owner since the daemon started.
+    /// Number of restarts of a CUDA card's owner since the start of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner_restarts: Option<u64>,
-    /// Device of a CUDA card, as configured: a number, `GPU-` with the UUID, or a PCI address.
+    /// Device of a CUDA card, as configured: a number, a UUID with the prefix `GPU-`, or a PCI address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// MiB of VRAM.
+    /// Size of the VRAM in MiB.
     pub vram_mib: u64,
-    /// MiB that are reserved for the mediator.
+    /// VRAM reserved for the mediator, in MiB.
     pub vram_reserved_mib: u64,
-    /// MiB that are assigned to virtual machines.
+    /// VRAM assigned to virtual machines, in MiB.
     pub vram_assigned_mib: u64,
-    /// MiB that are available for a further virtual machine.
+    /// VRAM available for another virtual machine, in MiB.
     pub vram_free_mib: u64,
-    /// MiB of the assigned memory that are in use; memory that a guest has never touched is not.
+    /// Used part of the assigned VRAM, in MiB, excluding memory that a guest has never touched.
     #[serde(default)]
     pub vram_placed_mib: u64,
-    /// MiB that the mediator uses, of the reserved memory or, if that does not suffice, of the free memory.
+    /// VRAM used by the mediator, in MiB, taken from the reserved memory or, if that does not suffice, from the free
+    /// memory.
     #[serde(default)]
     pub vram_mediator_mib: u64,
-    /// MiB of BAR1.
+    /// Size of BAR1 in MiB.
     pub bar1_mib: u64,
-    /// MiB of BAR3.
+    /// Size of BAR3 in MiB.
     pub bar3_mib: u64,
-    /// Number of channels of the card for virtual machines.
+    /// Number of channels available to virtual machines.
     pub channels: u32,
-    /// Number of channels that virtual machines have on the card.
+    /// Number of channels used by virtual machines.
     pub channels_used: u32,
-    /// The virtual machines that use the card.
+    /// Names of the virtual machines on the card.
     pub vms: Vec<String>,
-    /// The tenants that use a CUDA card.
+    /// Names of the tenants of a CUDA card.
     #[serde(default)]
     pub tenants: Vec<String>,
-    /// Unmanaged processes on a CUDA card, as reported by NVML: processes that are not programs of a tenant.
+    /// Unmanaged processes on a CUDA card, as reported by NVML. They are not programs of a tenant.
     #[serde(default)]
     pub strangers: Vec<Stranger>,
-    /// Memory of a CUDA card that the driver reports as used and that can be charged to neither a process nor a tenant,
-    /// in bytes.
+    /// Memory of a CUDA card that the driver reports as used but that cannot be attributed to a process or tenant, in
+    /// bytes.
     #[serde(default)]
     pub unexplained_bytes: u64,
-    /// True if one virtual machine has the card by passthrough.
+    /// True if the card is passed through to a virtual machine.
     pub passthrough: bool,
-    /// True if the card accepts no virtual machines and tenants until an operator ends the drain.
+    /// True if the card accepts no new virtual machines or tenants until an operator ends the drain.
     #[serde(default)]
     pub drained: bool,
 }
 
-/// A process that uses a CUDA card without the card's owner.
+/// Process that uses a CUDA card without going through the card's owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 pub struct Stranger {
     /// Process ID on the daemon's host.
     pub pid: u32,
     /// Name of the program.
     pub program: String,
-    /// Bytes of the card that the process uses, if known.
+    /// Size of the card memory that the process uses, in bytes, if known.
     pub bytes: Option<u64>,
 }
 
-/// The response to `GET /v1/vms/NAME/launch-args`.
+/// Response to `GET /v1/vms/NAME/launch-args`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct LaunchArgs {
-    /// VMM for which the arguments are.
+    /// VMM to which the arguments apply.
     pub vmm: String,
-    /// The arguments, one per element, without quoting.
+    /// Arguments, one per element, without quoting.
     pub args: Vec<String>,
-    /// The arguments as one line for a shell.
+    /// Arguments as one shell command line.
     pub command: String,
     /// Notes for the operator.
     pub notes: Vec<String>,
 }
 
-/// Kinds of errors, for programs.
+/// Machine-readable kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
@@ -364,23 +367,23 @@ pub enum ErrorCode {
     Invalid,
     /// The object does not exist.
     NotFound,
-    /// Something prevents the action.
+    /// The state of an object prevents the action.
     Conflict,
-    /// The card has too few resources left.
+    /// The card does not have enough resources left.
     Quota,
-    /// The socket of the request is read-only.
+    /// The socket on which the request arrived is read-only.
     Forbidden,
     /// The daemon could not complete the request.
     Failed,
 }
 
-/// The body of every error response.
+/// Body of every error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Error {
-    /// Its kind.
+    /// Kind of the error.
     pub code: ErrorCode,
     /// Description of the error and its location.
     pub error: String,
-    /// Advice to the operator.
+    /// Advice for the operator.
     pub what_to_do: String,
 }

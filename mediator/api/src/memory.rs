@@ -1,4 +1,4 @@
-//! A card's memory and its use, in the form of the admin API. Sizes are bytes.
+//! Memory of a card and its use in the admin API. Sizes are in bytes.
 
 use std::collections::BTreeMap;
 
@@ -9,61 +9,62 @@ use super::Durations;
 
 pub use config::{CardMemory as CardMemorySettings, VmMemory as VmMemorySettings};
 
-/// The response to `GET /v1/memory`.
+/// Response to `GET /v1/memory`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryList {
-    /// The cards whose memory is shared, by name: all cards except those passed through to a virtual machine.
+    /// Cards whose memory is shared, sorted by name: all cards except those passed through to a virtual machine.
     pub memories: Vec<CardMemory>,
 }
 
-/// The response to `GET /v1/cards/NAME/memory`.
+/// Response to `GET /v1/cards/NAME/memory`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CardMemory {
-    /// The card.
+    /// Name of the card.
     pub card: String,
     /// Settings of the card: a `[card.memory]` table with all keys.
     pub settings: CardMemorySettings,
-    /// Unit of allocation and relocation, in bytes.
+    /// Size of a chunk, the unit of allocation and relocation, in bytes.
     pub chunk_bytes: u64,
-    /// Total memory of the card, in bytes.
+    /// Total size of the card's memory in bytes.
     pub card_bytes: u64,
-    /// Bytes of the card that the mediator uses.
+    /// Card memory used by the mediator, in bytes.
     pub mediator_bytes: u64,
-    /// Bytes that are neither used nor guaranteed.
+    /// Card memory that is neither used nor guaranteed, in bytes.
     pub spare_bytes: u64,
-    /// Bytes without an owner that are not zeroed yet.
+    /// Free memory that is not zeroed yet, in bytes.
     pub to_scrub_bytes: u64,
-    /// Bytes of the card and the host that stay unused, because the card may still access them for their last owner.
+    /// Memory of the card and the host that stays unused, because the card may still access it for its last owner, in
+    /// bytes.
     pub quarantined_bytes: u64,
-    /// Bytes that were zeroed since the mediator took over the card.
+    /// Number of bytes zeroed since the mediator took over the card.
     pub scrubbed_bytes: u64,
-    /// Bytes of the reserve that hold evicted chunks.
+    /// Part of the reserve that holds evicted chunks, in bytes.
     pub reserve_used_bytes: u64,
-    /// Maximum number of bytes of pinned host memory.
+    /// Limit on pinned host memory, in bytes.
     pub host_budget_bytes: u64,
-    /// Bytes of pinned host memory, and of windows.
+    /// Pinned host memory and windows, in bytes.
     pub host_used_bytes: u64,
-    /// Part of `host_used_bytes` for the windows of VMs whose programs use CUDA.
+    /// Part of `host_used_bytes` used by windows of VMs with CUDA programs.
     #[serde(default)]
     pub windows_bytes: u64,
-    /// Bytes that were moved from the card to host memory since the mediator took over the card.
+    /// Number of bytes moved from the card to host memory since the mediator took over the card.
     pub moved_out_bytes: u64,
-    /// Bytes that were moved from host memory to the card.
+    /// Number of bytes moved from host memory to the card since the mediator took over the card.
     pub moved_in_bytes: u64,
-    /// Number of memory quanta that have begun since the mediator took over the card.
+    /// Number of memory quanta started since the mediator took over the card.
     pub turns: u64,
-    /// Measured rate of copies between card and host, in bytes per second; 0 before the first copy.
+    /// Measured copy rate between card and host, in bytes per second; 0 before the first copy.
     pub copy_bytes_per_second: u64,
-    /// The current memory quantum, while virtual machines alternate.
+    /// Current memory quantum, while virtual machines alternate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<Turn>,
-    /// The virtual machines that share the card, by name.
+    /// Virtual machines that share the card, sorted by name.
     pub vms: Vec<VmMemory>,
 }
 
 impl CardMemory {
-    /// Returns the limit that keeps memory of a virtual machine from moving to the card or to host memory, with the
-    /// remedy. Returns `None` if the card has no such virtual machine.
+    /// Returns a description of the limit that prevents moving memory of a virtual machine to the card or to host
+    /// memory, with the remedy. Returns `None` if the virtual machine is not on this card.
     #[must_use]
     pub fn why_stayed(&self, name: &str, to_card: bool) -> Option<String> {
         let Self { card, settings, host_used_bytes, host_budget_bytes, chunk_bytes, .. } = self;
@@ -71,13 +72,16 @@ impl CardMemory {
         if to_card {
             let at_quota = vm.on_card_bytes.saturating_add(*chunk_bytes) > vm.quota_bytes;
             return Some(match at_quota {
-                true => format!("VM `{name}` has its quota of {} MiB on the card; raise it", vm.quota_bytes >> 20),
-                false => format!("card `{card}` has {} MiB free; other VMs have the rest", self.spare_bytes >> 20),
+                true => format!(
+                    "VM `{name}` has reached its quota of {} MiB on the card; raise the quota",
+                    vm.quota_bytes >> 20
+                ),
+                false => format!("card `{card}` has {} MiB free; other VMs use the rest", self.spare_bytes >> 20),
             });
         }
         if settings.host_mib == 0 {
             return Some(format!(
-                "card `{card}` has no host memory for it: `memory.host_mib` is 0; set it in the configuration file, and \
+                "card `{card}` has no host memory: `memory.host_mib` is 0; set it in the configuration file, and \
                  restart the daemon"
             ));
         }
@@ -87,83 +91,85 @@ impl CardMemory {
                 "host memory of card `{card}` is full: {used} of {budget} MiB; raise `memory.host_mib` of the card"
             ));
         }
-        Some(format!("VM `{name}` has reached its swap cap, or its memory is on its way already"))
+        Some(format!("VM `{name}` has reached its swap cap, or its memory is already being moved"))
     }
 }
 
-/// A time quantum in which one virtual machine has a card's memory.
+/// Quantum in which one virtual machine has a card's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Turn {
     /// Virtual machine that has the quantum.
     pub holder: String,
     /// All virtual machines that alternate, including the holder.
     pub members: Vec<String>,
-    /// Length of a quantum, in ms.
+    /// Length of the quantum, in ms.
     pub quantum_ms: u64,
 }
 
-/// Placement of a virtual machine's memory. `on_card + in_reserve + in_host + unbacked` equals `advertised`.
+/// Placement of a virtual machine's memory. `advertised` is the sum of `on_card`, `in_reserve`, `in_host` and
+/// `unbacked`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmMemory {
-    /// The virtual machine.
+    /// Name of the virtual machine.
     pub vm: String,
-    /// Settings of the virtual machine: a `[vm.memory]` table.
+    /// Memory settings of the virtual machine: a `[vm.memory]` table.
     pub settings: VmMemorySettings,
-    /// Bytes of VRAM that the guest sees.
+    /// Size of the VRAM visible to the guest, in bytes.
     pub advertised_bytes: u64,
-    /// Bytes on the card, without the reserve.
+    /// Memory on the card, excluding the reserve, in bytes.
     pub on_card_bytes: u64,
-    /// Bytes in the card's reserve, which count as host memory.
+    /// Memory in the card's reserve, which counts as host memory, in bytes.
     pub in_reserve_bytes: u64,
-    /// Bytes in host memory.
+    /// Memory on the host, in bytes.
     pub in_host_bytes: u64,
-    /// Bytes that the guest has never used.
+    /// Memory that the guest has never used, in bytes.
     pub unbacked_bytes: u64,
-    /// Bytes that are being moved.
+    /// Memory that is being moved, in bytes.
     pub moving_bytes: u64,
-    /// Bytes that the guest's CPU can access unseen by the mediator, through apertures that the VMM maps.
+    /// Memory that the guest's CPU can access without the mediator noticing, through apertures mapped by the VMM, in
+    /// bytes.
     pub cpu_visible_bytes: u64,
-    /// Guaranteed bytes on the card.
+    /// Guaranteed card memory, in bytes.
     pub guarantee_bytes: u64,
-    /// Maximum number of bytes on the card.
+    /// Limit on card memory, in bytes.
     pub quota_bytes: u64,
-    /// Bytes of the card to which the virtual machine is now entitled, given the demand of the others.
+    /// Card memory to which the virtual machine is currently entitled, given the demand of the others, in bytes.
     pub entitled_bytes: u64,
-    /// Bytes that are pinned to the card.
+    /// Memory pinned to the card, in bytes.
     pub pinned_bytes: u64,
-    /// Maximum number of bytes that were ever on the card.
+    /// Peak memory on the card, in bytes.
     pub on_card_peak_bytes: u64,
-    /// Maximum number of bytes that were ever in host memory.
+    /// Peak memory on the host, in bytes.
     pub in_host_peak_bytes: u64,
-    /// Bytes that were first placed in host memory.
+    /// Number of bytes that were first placed in host memory.
     pub born_in_host_bytes: u64,
-    /// Bytes that were moved from the card to host memory.
+    /// Number of bytes moved from the card to host memory.
     pub moved_out_bytes: u64,
-    /// Bytes that were moved from host memory to the card.
+    /// Number of bytes moved from host memory to the card.
     pub moved_in_bytes: u64,
-    /// Number of times that the virtual machine's work was suspended for moves.
+    /// Number of suspensions of the virtual machine's work for moves.
     pub relocations: u64,
-    /// Total time for which the work was suspended, in ns.
+    /// Total duration of the suspensions, in ns.
     pub suspended_ns: u64,
     /// Longest suspension, in ns.
     pub suspended_longest_ns: u64,
     /// Distribution of the suspensions.
     pub suspensions: Durations,
-    /// Total time of the copies, in ns.
+    /// Total duration of copies, in ns.
     pub copied_ns: u64,
-    /// Number of submissions that waited for memory.
+    /// Number of submissions that had to wait for memory.
     pub memory_waits: u64,
-    /// Number of submissions that waited for memory until the time limit, and failed.
+    /// Number of submissions that failed because they waited for memory until the time limit.
     pub memory_denied: u64,
-    /// Total time for which the work has waited for memory, in ns: for quanta, and for chunks by submissions whose wait
-    /// has ended.
+    /// Total time for which work has waited for memory, in ns: waits for quanta, and completed waits of submissions for
+    /// chunks.
     pub memory_waited_ns: u64,
-    /// Bytes that could not be placed on first use, by the limit that prevented it: `card` and `quota` apply to the
-    /// card, and `host_budget` and `swap_cap` also to host memory.
+    /// Number of bytes that could not be placed on first use, by the limit that prevented it: `card` and `quota` apply
+    /// to the card, `host_budget` and `swap_cap` also to host memory.
     pub refused_bytes: BTreeMap<String, u64>,
 }
 
-/// A range of a guest's VRAM.
+/// Range of a guest's VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Range {
@@ -173,7 +179,7 @@ pub struct Range {
     pub bytes: u64,
 }
 
-/// The body of `POST /v1/vms/NAME/memory/evict` and `/return`: memory to move. By default, all that can move.
+/// Body of `POST /v1/vms/NAME/memory/evict` and `/return`: memory to move; by default, all movable memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoveRequest {
@@ -185,69 +191,69 @@ pub struct MoveRequest {
     pub range: Option<Range>,
 }
 
-/// The response to these requests.
+/// Response to requests that move memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveReport {
-    /// Bytes that were moved.
+    /// Moved memory, in bytes.
     pub moved_bytes: u64,
-    /// Bytes that stay, because there is no room or because they were already being moved.
+    /// Memory that stays because there is no space or because it was already being moved, in bytes.
     pub stayed_bytes: u64,
-    /// Time for which the virtual machine's work was suspended, in ns.
+    /// Duration for which the virtual machine's work was suspended, in ns.
     pub suspended_ns: u64,
-    /// Reason why memory stays, with the remedy.
+    /// Human-readable reason why memory stays, with the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// The response to `POST /v1/vms/NAME/memory/accesses`: counts of accesses to a guest's VRAM in that time.
+/// Response to `POST /v1/vms/NAME/memory/accesses`: counts of accesses to a guest's VRAM in the requested time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AccessProfile {
     /// Unit of the counts.
     pub counted: Counted,
-    /// Ranges with at least one access, by address.
+    /// Ranges with at least one access, sorted by address.
     pub ranges: Vec<Accessed>,
 }
 
-/// Units in which accesses are counted.
+/// Unit in which accesses are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Counted {
-    /// Bursts of the card's engines, on cards that count them.
+    /// Bursts by the card's engines, on cards that count them.
     Bursts,
-    /// References from submissions; accesses of kernels through pointers are not counted.
+    /// References in submissions; accesses by kernels through pointers are not counted.
     Submissions,
 }
 
-/// An accessed range.
+/// Accessed range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Accessed {
-    /// Range of the chunk.
+    /// Address range of the chunk.
     pub range: Range,
     /// Number of accesses.
     pub count: u64,
 }
 
-/// The body of `POST /v1/vms/NAME/memory/hints`: hints about ranges of a guest's VRAM.
+/// Body of `POST /v1/vms/NAME/memory/hints`: hints about ranges of a guest's VRAM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hints {
-    /// Hints, applied in order. If one is refused, the earlier ones remain in effect.
+    /// Hints, applied in order. If one is rejected, the earlier ones remain in effect.
     pub hints: Vec<Hint>,
 }
 
-/// A hint about a range.
+/// Hint about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hint {
-    /// Range; the hint applies to all chunks that overlap it.
+    /// Range of the hint, which applies to all chunks that overlap the range.
     pub range: Range,
-    /// True to pin the chunks to the card, false to unpin them.
+    /// Whether to pin the chunks to the card (true) or to unpin them (false).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<bool>,
-    /// Priority: with `victims = "priority"`, the lowest is evicted first.
+    /// Priority; with `victims = "priority"`, chunks with the lowest priority are evicted first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
-    /// With `victims = "profiled"`: number of accesses, in any unit that is the same for all of the guest's hints.
+    /// Number of accesses for `victims = "profiled"`, in any unit that is the same for all of the guest's hints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accesses: Option<u32>,
 }

@@ -1,42 +1,42 @@
-//! Virtual machines that move between cards, and cards that are drained.
+//! Moves of virtual machines between cards, saved virtual machines, and drained cards.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The body of `POST /v1/vms/NAME/move`.
+/// Body of `POST /v1/vms/NAME/move`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoveTo {
-    /// Target card; by default, another card that the daemon's policy chooses.
+    /// Name of the target card; by default, the daemon's policy selects another card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<String>,
 }
 
-/// The response to `POST /v1/vms/NAME/move`: the virtual machine has continued on another card.
+/// Response to `POST /v1/vms/NAME/move`, after the virtual machine has continued on another card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Moved {
-    /// The virtual machine.
+    /// Name of the virtual machine.
     pub vm: String,
-    /// Previous card.
+    /// Name of the previous card.
     pub from: String,
-    /// New card.
+    /// Name of the new card.
     pub to: String,
-    /// Time for which the guest and the VMM were paused, in ms.
+    /// Duration for which the guest and the VMM were paused, in ms.
     pub pause_ms: u64,
-    /// Parts of the pause.
+    /// Durations of the phases of the pause.
     pub pause: PauseParts,
-    /// Copied MiB.
+    /// Size of the copied memory, in MiB.
     pub memory_mib: u64,
-    /// Total time of the move, in ms.
+    /// Total duration of the move, in ms.
     pub total_ms: u64,
 }
 
-/// Phases of a virtual machine's pause during a move, in us.
+/// Durations of the phases in which a virtual machine is paused during a move, in us.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PauseParts {
     /// Quiescing the connection to the VMM.
     pub rest_us: u64,
-    /// Draining the work from the engines, and serializing it.
+    /// Draining work from the engines, and saving its state.
     pub still_us: u64,
     /// Comparing the memory, and copying the differences.
     pub memory_us: u64,
@@ -46,35 +46,35 @@ pub struct PauseParts {
     pub go_on_us: u64,
 }
 
-/// The response to `POST /v1/vms/NAME/restore`: the vGPU was restored.
+/// Response to `POST /v1/vms/NAME/restore`, after the vGPU was restored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Restored {
-    /// The virtual machine.
+    /// Name of the virtual machine.
     pub vm: String,
-    /// Card of the virtual machine.
+    /// Name of the virtual machine's card.
     pub card: String,
-    /// MiB of restored memory.
+    /// Size of the restored memory, in MiB.
     pub memory_mib: u64,
-    /// Time for which the guest and the VMM were paused, in ms.
+    /// Duration for which the guest and the VMM were paused, in ms.
     pub pause_ms: u64,
 }
 
-/// The response to `POST /v1/cards/NAME/drain`.
+/// Response to `POST /v1/cards/NAME/drain`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DrainReport {
-    /// Drained card, which accepts no further virtual machines and tenants.
+    /// Name of the drained card, which accepts no new virtual machines or tenants.
     pub card: String,
-    /// Virtual machines that were moved, in order.
+    /// Moved virtual machines, in order.
     pub moved: Vec<Moved>,
     /// Virtual machines and tenants that remain on the card, and continue to run.
     pub left: Vec<Left>,
 }
 
-/// A virtual machine or tenant that remains on the drained card.
+/// Virtual machine or tenant that remains on the drained card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Left {
     /// Name of the virtual machine or tenant.
     pub vm: String,
-    /// Reason, with the remedy.
+    /// Human-readable reason, with the remedy.
     pub why: String,
 }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The body of `POST /v1/vms/NAME/workers/restart`.
+/// Body of `POST /v1/vms/NAME/workers/restart`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RestartWorkers {
@@ -12,24 +12,24 @@ pub struct RestartWorkers {
     pub pid: Option<u32>,
 }
 
-/// The response to `POST /v1/vms/NAME/workers/restart`.
+/// Response to `POST /v1/vms/NAME/workers/restart`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WorkerRestarts {
-    /// The virtual machine.
+    /// Name of the virtual machine.
     pub vm: String,
-    /// The programs.
+    /// Programs whose workers were to be restarted.
     pub programs: Vec<WorkerRestart>,
 }
 
-/// A program whose worker was to be restarted.
+/// Program whose worker was to be restarted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WorkerRestart {
-    /// Name of the program. Chosen by the guest.
+    /// Name of the program, chosen by the guest.
     pub name: String,
-    /// Process ID in the guest, if known. Chosen by the guest.
+    /// Process ID in the guest, if known, chosen by the guest.
     pub pid: Option<u32>,
-    /// Time until the program continued in a new worker, in ms; absent if it does not.
+    /// Time until the program continued in a new worker, in ms; absent if it did not.
     pub pause_ms: Option<u64>,
-    /// Reason why it does not continue in a new worker. The program has not ended unless the reason says so.
+    /// Reason why the program does not continue in a new worker. Unless stated otherwise, the program has not exited.
     pub why: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The admin API as an OpenAPI document, generated from the types of its messages.
+//! OpenAPI document of the admin API, generated from its message types.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -6,13 +6,13 @@ use serde_json::{Map, Value, json};
 
 use super::launch::{MemorySize, Vmm};
 
-/// Returns the schema of a value; nested types go to the generator's definitions.
+/// Function that returns the schema of a type, and adds nested types to the generator's definitions.
 type Schema = fn(&mut SchemaGenerator) -> Value;
 
-/// Status and body of the successful response.
+/// Status code and body of a successful response.
 type Answer = (u16, Option<Schema>);
 
-/// One request.
+/// Request of the API.
 struct Operation {
     method: &'static str,
     path: &'static str,
@@ -20,26 +20,26 @@ struct Operation {
     query: &'static [Parameter],
     body: Option<Schema>,
     answer: Answer,
-    /// Set if the request accepts a required revision.
+    /// True if the request accepts an expected revision.
     if_match: bool,
 }
 
-/// A key of a request's query: name, meaning, type.
+/// Key of a request's query string: name, description and type.
 type Parameter = (&'static str, &'static str, Schema);
 
 fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     generator.subschema_for::<T>().to_value()
 }
 
-/// Returns the schema of a table that may contain any subset of its keys. This schema has no required keys and no
-/// defaults, because a generated client would send defaults for keys that must stay unchanged.
+/// Returns the schema of a table that may contain any subset of its keys. The schema has no required keys, and no
+/// defaults: a generated client would send defaults for keys that must stay unchanged.
 fn part_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     let whole = schema_of::<T>(generator);
     let name = whole["$ref"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or_default().to_owned();
     let mut part = generator.definitions().get(&name).cloned().unwrap_or_default();
     if let Some(part) = part.as_object_mut() {
         part.remove("required");
-        part.insert("description".to_owned(), format!("The keys of `{name}` to change.").into());
+        part.insert("description".to_owned(), format!("Keys of `{name}` to change.").into());
         let keys = part.get_mut("properties").and_then(Value::as_object_mut);
         keys.into_iter().flatten().for_each(|(_, key)| drop(key.as_object_mut().and_then(|key| key.remove("default"))));
     }
@@ -50,9 +50,9 @@ fn part_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
 
 const NONE: &[Parameter] = &[];
 const WINDOW: &[Parameter] =
-    &[("window_ms", "window over which received shares are measured, in ms, 100 to 60000", schema_of::<u64>)];
-const SINCE: &[Parameter] = &[("since_ms", "time span before now, in ms, 100 to 60000", schema_of::<u64>)];
-const RECORD: &[Parameter] = &[("for_ms", "duration of the recording, in ms, 1 to 60000", schema_of::<u64>)];
+    &[("window_ms", "window over which received shares are measured, in ms, from 100 to 60000", schema_of::<u64>)];
+const SINCE: &[Parameter] = &[("since_ms", "time span up to now, in ms, from 100 to 60000", schema_of::<u64>)];
+const RECORD: &[Parameter] = &[("for_ms", "duration of the recording, in ms, from 1 to 60000", schema_of::<u64>)];
 const LAUNCH: &[Parameter] =
     &[("vmm", "VMM", schema_of::<Vmm>), ("memory", "RAM of the guest", schema_of::<MemorySize>)];
 const APPLY: &[Parameter] = &[
@@ -60,10 +60,10 @@ const APPLY: &[Parameter] = &[
     ("dry_run", "only determine the changes, without making them", schema_of::<bool>),
 ];
 const EVENTS: &[Parameter] = &[
-    ("after", "cursor to start after: `next` or `cursor` of an earlier response", schema_of::<String>),
-    ("limit", "maximum number of events in a page, 1 to 1024; by default 256", schema_of::<u64>),
-    ("wait_s", "time to wait for an event if there is none, in seconds, 0 to 60", schema_of::<u64>),
-    ("follow", "respond with pages as events occur, one per line, as application/jsonl", schema_of::<bool>),
+    ("after", "cursor after which to start: `next` or `cursor` of an earlier response", schema_of::<String>),
+    ("limit", "maximum number of events per page, from 1 to 1024; 256 by default", schema_of::<u64>),
+    ("wait_s", "maximum wait for an event if there is none, in seconds, from 0 to 60", schema_of::<u64>),
+    ("follow", "stream pages as events occur, one per line, as application/jsonl", schema_of::<bool>),
 ];
 const COMPARE: &[Parameter] =
     &[("exact", "also report virtual machines and tenants that are not in the document", schema_of::<bool>)];
@@ -82,7 +82,7 @@ const fn change(
     Operation { method, path, summary, query: NONE, body, answer, if_match: true }
 }
 
-/// Creates a request for an action that does not change an operator's settings.
+/// Creates an operation for an action that does not change an operator's settings.
 const fn act(
     path: &'static str,
     summary: &'static str,
@@ -93,7 +93,7 @@ const fn act(
     Operation { query, if_match: false, ..change("post", path, summary, body, answer) }
 }
 
-/// All requests except `/metrics`, which has its own format.
+/// All requests except `/metrics`, whose response is not JSON.
 const OPERATIONS: [Operation; 45] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, schema_of::<crate::TenantList>),
     change(
@@ -121,7 +121,7 @@ const OPERATIONS: [Operation; 45] = [
     ),
     get(
         "/v1/profiles",
-        "All profiles, and how many more instances of each fit on each card",
+        "All profiles, with the number of further instances that fit on each card",
         NONE,
         schema_of::<crate::ProfileList>,
     ),
@@ -134,9 +134,9 @@ const OPERATIONS: [Operation; 45] = [
         Some(schema_of::<crate::AddVm>),
         (201, Some(schema_of::<crate::Vm>)),
     ),
-    get("/v1/vms/{name}", "One virtual machine", NONE, schema_of::<crate::Vm>),
+    get("/v1/vms/{name}", "A virtual machine", NONE, schema_of::<crate::Vm>),
     change("delete", "/v1/vms/{name}", "Removes a virtual machine", None, (204, None)),
-    get("/v1/vms/{name}/launch-args", "Arguments that connect a VMM", LAUNCH, schema_of::<crate::LaunchArgs>),
+    get("/v1/vms/{name}/launch-args", "VMM arguments for a virtual machine", LAUNCH, schema_of::<crate::LaunchArgs>),
     get("/v1/vms/{name}/time", "A virtual machine's share of its card's time", NONE, schema_of::<crate::VmTime>),
     change(
         "patch",
@@ -155,14 +155,14 @@ const OPERATIONS: [Operation; 45] = [
     ),
     act(
         "/v1/vms/{name}/save",
-        "Saves the vGPU of a virtual machine with its memory, and pauses it meanwhile; complete if the response ends cleanly",
+        "Saves the vGPU of a virtual machine with its memory; the virtual machine is paused meanwhile, and the data is complete if the response ends cleanly",
         NONE,
         None,
         (200, None),
     ),
     act(
         "/v1/vms/{name}/restore",
-        "Restores the vGPU of a virtual machine from a saved one",
+        "Restores the vGPU of a virtual machine from a saved state",
         NONE,
         None,
         (200, Some(schema_of::<crate::Restored>)),
@@ -174,10 +174,10 @@ const OPERATIONS: [Operation; 45] = [
         Some(schema_of::<crate::RestartWorkers>),
         (200, Some(schema_of::<crate::WorkerRestarts>)),
     ),
-    get("/v1/daemon", "The daemon itself", NONE, schema_of::<crate::DaemonInfo>),
+    get("/v1/daemon", "The daemon", NONE, schema_of::<crate::DaemonInfo>),
     act(
         "/v1/daemon/upgrade",
-        "Replaces this daemon with the program at its path, which takes over all virtual machines; then this daemon ends",
+        "Replaces this daemon with the program at its path, which takes over all virtual machines; this daemon then exits",
         NONE,
         None,
         (200, Some(schema_of::<crate::Upgraded>)),
@@ -188,7 +188,7 @@ const OPERATIONS: [Operation; 45] = [
     change(
         "post",
         "/v1/cards/{name}/drain",
-        "Stops a card from accepting virtual machines and tenants, and moves its virtual machines to other cards",
+        "Drains a card: it accepts no new virtual machines or tenants, and its virtual machines are moved to other cards",
         None,
         (200, Some(schema_of::<crate::DrainReport>)),
     ),
@@ -199,30 +199,30 @@ const OPERATIONS: [Operation; 45] = [
         None,
         (200, Some(schema_of::<crate::Card>)),
     ),
-    get("/v1/schedulers", "Sharing of the time of all cards", WINDOW, schema_of::<crate::SchedulerList>),
-    get("/v1/cards/{name}/scheduler", "Sharing of a card's time", WINDOW, schema_of::<crate::CardScheduler>),
+    get("/v1/schedulers", "Time sharing of all cards", WINDOW, schema_of::<crate::SchedulerList>),
+    get("/v1/cards/{name}/scheduler", "Time sharing of a card", WINDOW, schema_of::<crate::CardScheduler>),
     change(
         "patch",
         "/v1/cards/{name}/scheduler",
-        "Changes how the time of a card is shared",
+        "Changes the time sharing of a card",
         Some(part_of::<sched::Config>),
         (200, Some(schema_of::<crate::CardScheduler>)),
     ),
     get("/v1/cards/{name}/scheduler/history", "Use of a card over time", SINCE, schema_of::<crate::SchedulerHistory>),
     act(
         "/v1/cards/{name}/scheduler/record",
-        "Records the events and decisions of a card's scheduler; the response is lines of JSON, of media type \
+        "Records the events and decisions of a card's scheduler; the response consists of lines of JSON, of media type \
              application/jsonl",
         RECORD,
         None,
         (200, None),
     ),
-    get("/v1/memory", "Placement of the memory of all cards", NONE, schema_of::<crate::MemoryList>),
-    get("/v1/cards/{name}/memory", "Placement of the memory of a card", NONE, schema_of::<crate::CardMemory>),
+    get("/v1/memory", "Memory placement of all cards", NONE, schema_of::<crate::MemoryList>),
+    get("/v1/cards/{name}/memory", "Memory placement of a card", NONE, schema_of::<crate::CardMemory>),
     change(
         "patch",
         "/v1/cards/{name}/memory",
-        "Changes how the memory of a card is divided",
+        "Changes the memory settings of a card",
         Some(part_of::<crate::CardMemorySettings>),
         (200, Some(schema_of::<crate::CardMemory>)),
     ),
@@ -255,7 +255,7 @@ const OPERATIONS: [Operation; 45] = [
     ),
     act(
         "/v1/vms/{name}/memory/accesses",
-        "Counts accesses to a guest's VRAM for a given time",
+        "Counts accesses to a guest's VRAM during a given time",
         RECORD,
         None,
         (200, Some(schema_of::<crate::AccessProfile>)),
@@ -280,7 +280,7 @@ const OPERATIONS: [Operation; 45] = [
     },
     act(
         "/v1/desired/compare",
-        "Finds differences from a desired state",
+        "Compares the current state with a desired state",
         COMPARE,
         Some(schema_of::<crate::Desired>),
         (200, Some(schema_of::<crate::Comparison>)),
@@ -288,7 +288,7 @@ const OPERATIONS: [Operation; 45] = [
     get("/v1/schema", "This document", NONE, |_| json!({ "type": "object" })),
 ];
 
-/// Tags of the operations, by the first part of their paths: name, meaning.
+/// Tags of the operations: name, description, and the first path components to which they apply.
 const TAGS: [(&str, &str, &[&str]); 5] = [
     ("vms", "Virtual machines", &["vms"]),
     ("tenants", "Tenants of CUDA cards", &["tenants"]),
@@ -298,12 +298,13 @@ const TAGS: [(&str, &str, &[&str]); 5] = [
 ];
 
 impl Operation {
-    /// Returns the parts of the path after the version, without the name.
+    /// Returns the path components after the version, without names.
     fn parts(&self) -> Vec<&'static str> {
         self.path.split('/').filter(|part| !["", "v1", "{name}"].contains(part)).collect()
     }
 
-    /// Returns its name in generated clients: a verb and an object, such as `get_vm_memory` and `drain_card`.
+    /// Returns the name of the operation in generated clients: a verb and an object, such as `get_vm_memory` or
+    /// `drain_card`.
     fn id(&self) -> String {
         let mut parts: Vec<String> = self.parts().iter().map(|part| part.replace('-', "_")).collect();
         let adds = self.method == "post" && parts.len() == 1;
@@ -327,7 +328,7 @@ impl Operation {
         TAGS.iter().find(|(_, _, parts)| parts.contains(&first)).map_or("daemon", |(tag, _, _)| tag)
     }
 
-    /// Returns the statuses with which it may be refused, with their meanings.
+    /// Returns the possible error status codes, with their descriptions.
     fn refusals(&self) -> Vec<(u16, &'static str)> {
         let changes = self.method != "get";
         let named = self.path.contains("{name}");
@@ -336,9 +337,9 @@ impl Operation {
             (400, "a value is invalid", values || changes),
             (403, "the socket is read-only", changes),
             (404, "no object has this name", named || self.body.is_some()),
-            (409, "something prevents the action, or the revision differs", changes),
+            (409, "the state of an object prevents the action, or the revision differs", changes),
             (422, "the body lacks a key, or a key has the wrong type", self.body.is_some()),
-            (507, "the card has too few resources left", changes),
+            (507, "the card does not have enough resources left", changes),
         ];
         all.into_iter().filter(|(_, _, may)| *may).map(|(status, description, _)| (status, description)).collect()
     }
@@ -358,7 +359,7 @@ impl Operation {
             parameters.push(json!({
                 "name": "If-Match",
                 "in": "header",
-                "description": "required revision, in quotation marks; a conflict if the current revision differs",
+                "description": "expected revision, in double quotes; a conflict if the current revision differs",
                 "schema": { "type": "string" },
             }));
         }
@@ -395,7 +396,7 @@ impl Operation {
     }
 }
 
-/// Returns the document.
+/// Returns the OpenAPI document.
 #[must_use]
 pub fn document() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
@@ -416,12 +417,12 @@ pub fn document() -> Value {
             "tags": ["daemon"],
             "summary": "Metrics",
             "responses": { "200": {
-                "description": "Prometheus' text format",
+                "description": "Prometheus text format",
                 "content": { "text/plain": { "schema": { "type": "string" } } },
             } },
         } }),
     );
-    // Saved virtual machines and records are not JSON.
+    // Saved virtual machines and scheduler recordings are not JSON.
     let stream = json!({ "application/octet-stream": { "schema": { "type": "string", "format": "binary" } } });
     if let Some(record) = paths.get_mut("/v1/cards/{name}/scheduler/record") {
         record["post"]["responses"]["200"]["content"] =
@@ -443,9 +444,9 @@ pub fn document() -> Value {
         "info": {
             "title": "gpu-mediator",
             "version": "1",
-            "description": "The admin API of mediatord, over its UNIX socket. Keys are added within /v1, not renamed or removed.",
+            "description": "The admin API of mediatord, over its UNIX socket. Within /v1, keys are added but not renamed or removed.",
         },
-        "servers": [{ "url": "http://localhost", "description": "Over the UNIX socket; the host is ignored" }],
+        "servers": [{ "url": "http://localhost", "description": "UNIX socket; the host name is ignored" }],
         "tags": tags,
         "paths": paths,
         "components": { "schemas": generator.take_definitions(true) },
@@ -454,7 +455,7 @@ pub fn document() -> Value {
     document
 }
 
-/// Turns a choice among constants into an enumeration, for which generated clients have a type.
+/// Converts a choice among constants to an enumeration, which generated clients represent as a type.
 fn name_values(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(name_values),
@@ -473,7 +474,7 @@ fn name_values(value: &mut Value) {
     }
 }
 
-/// Returns the values of a choice that has only texts, and a line about each.
+/// Returns the values and descriptions of a choice with only string constants.
 fn constants(choice: &Value) -> Option<(Vec<Value>, Vec<String>)> {
     let (mut values, mut described) = (Vec::new(), Vec::new());
     for one in choice.as_array()? {

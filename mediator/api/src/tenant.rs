@@ -1,4 +1,4 @@
-//! Tenants of CUDA cards, as the admin API shows them.
+//! Tenants of CUDA cards in the admin API.
 
 use std::path::PathBuf;
 
@@ -9,68 +9,68 @@ use super::{VmMemorySettings, VmTime, WaitReason, WorkState};
 use config::{Labels, OnRemove, OnStuck};
 use sched::groups::Sharing;
 
-/// The response to `GET /v1/tenants`.
+/// Response to `GET /v1/tenants`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TenantList {
-    /// The tenants by name.
+    /// All tenants, sorted by name.
     pub tenants: Vec<Tenant>,
 }
 
-/// A program of a tenant.
+/// Program of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Program {
     /// Process ID, as seen by the card's owner.
     pub pid: u32,
-    /// Its name.
+    /// Name of the program.
     pub name: String,
-    /// Program in the guest for which this process works, if the tenant is a virtual machine.
+    /// Guest program served by this process, if the tenant is a virtual machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<ServedProgram>,
 }
 
-/// A program in a guest that a worker on the host serves. Name and process ID are the guest's choice.
+/// Guest program that a worker on the host serves. The guest chooses the name and process ID.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ServedProgram {
-    /// Name of the program; empty if the guest's kernel does not send it.
+    /// Name of the program; empty if the guest's kernel does not report it.
     pub name: String,
-    /// Process ID in the guest, if the program's library sent it.
+    /// Process ID in the guest, if the program's library reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
 }
 
-/// A tenant of a CUDA card.
+/// State of a tenant of a CUDA card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Tenant {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
-    /// Card that the tenant shares; the first one if it has several.
+    /// Name of the tenant's card; the first one if it has several.
     pub card: String,
-    /// All cards of a tenant with several cards, in the order of its configuration.
+    /// Names of all cards of a tenant with several cards, in the order of its configuration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cards: Vec<String>,
-    /// Profile from which the tenant was created.
+    /// Name of the profile from which the tenant was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// True if the card's owner responds, so that programs can be served.
+    /// True if the card's owner responds and programs can be served.
     pub served: bool,
     /// Path of the tenant's socket; that of the first card if it has several.
     pub socket: PathBuf,
-    /// Path of the socket for each card of a tenant with several cards, in the order of the cards.
+    /// Socket paths of a tenant with several cards, in the order of the cards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sockets: Vec<PathBuf>,
-    /// State of each card of a tenant with several cards, in the order of the cards.
+    /// State on each card of a tenant with several cards, in the order of the cards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub card_states: Vec<TenantCard>,
-    /// MiB of memory that the tenant's programs see.
+    /// Size of the memory visible to the tenant's programs, in MiB.
     pub vram_mib: u64,
-    /// Share of the card's memory: a `[tenant.memory]` table.
+    /// Memory settings of the tenant: a `[tenant.memory]` table.
     pub memory: VmMemorySettings,
-    /// Share of the card's time: a `[tenant.time]` table.
+    /// Scheduling settings of the tenant: a `[tenant.time]` table.
     pub time: VmTime,
-    /// Name of the share group; empty without a group.
+    /// Name of the tenant's share group; empty without a group.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub share_group: String,
-    /// Mode in which the tenant's group may share the card.
+    /// Mode in which the tenant's share group may share the card.
     #[serde(default)]
     pub sharing: Sharing,
     /// State of the share group; absent without a group.
@@ -84,19 +84,19 @@ pub struct Tenant {
     pub on_remove: OnRemove,
     /// Programs of the tenant.
     pub programs: Vec<Program>,
-    /// Bytes of the tenant's memory on the card.
+    /// Memory of the tenant on the card, in bytes.
     pub on_card_bytes: u64,
-    /// Bytes of the tenant's memory in host memory.
+    /// Memory of the tenant on the host, in bytes.
     pub in_host_bytes: u64,
     /// Card time charged to the tenant, in ns.
     pub used_ns: u64,
-    /// Time in the tenant's turns in which its work was in flight, measured by the card's events, in ns.
+    /// Time within the tenant's turns during which its work was in flight, measured by events on the card, in ns.
     pub busy_ns: u64,
-    /// Part of the busy time in which only copies were in flight, in ns.
+    /// Part of the busy time during which only copies were in flight, in ns.
     pub copy_ns: u64,
-    /// Received share of the last second, in thousandths.
+    /// Received share in the last second, in permille.
     pub received_permille: u32,
-    /// Entitled share while all tenants compete for the card, in thousandths.
+    /// Entitled share while all tenants compete for the card, in permille.
     pub entitled_permille: u32,
     /// Number of counted submissions; submissions are not counted while the tenant is alone.
     pub launches: u64,
@@ -111,58 +111,58 @@ pub struct Tenant {
     /// The same reason, for programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_reason: Option<WaitReason>,
-    /// Time for which the tenant has waited for quanta of the card's memory, in ns.
+    /// Total wait of the tenant for memory quanta, in ns.
     #[serde(default)]
     pub quantum_wait_ns: u64,
-    /// Number of programs that were killed because they did not respond.
+    /// Number of unresponsive programs that were killed.
     pub killed: u64,
-    /// Number of programs that were given up but could not be killed: they run without connection, turns and memory.
+    /// Number of programs that were given up but could not be killed; they run without a connection, turns or memory.
     #[serde(default)]
     pub kill_failures: u64,
-    /// Number of programs that were suspended because they did not respond.
+    /// Number of unresponsive programs that were suspended.
     #[serde(default)]
     pub suspended: u64,
-    /// Last programs that were given up, which means killed or suspended, oldest first, at most 4.
+    /// Programs given up most recently, that is, killed or suspended, oldest first, at most 4.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_up: Vec<GivenUp>,
     /// Time by which the current turn has exceeded its slice while others share the card, in ns.
     #[serde(default)]
     pub overrun_ns: u64,
-    /// Processes with memory of the card outside the tenant's account, as NVML reports. It is charged to the tenant.
+    /// Processes with unaccounted card memory, as reported by NVML. This memory is charged to the tenant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unaccounted: Vec<Unaccounted>,
-    /// Memory of the card that the tenant has freed but that is still in use, in bytes. It is charged to the tenant
-    /// until it is free.
+    /// Card memory that the tenant has freed but that is still in use, in bytes. It is charged to the tenant until it
+    /// is free.
     #[serde(default)]
     pub kept_bytes: u64,
-    /// Part of this unaccounted and kept memory that exceeds the tenant's quota, in bytes.
+    /// Part of the unaccounted and kept memory that exceeds the tenant's quota, in bytes.
     #[serde(default)]
     pub over_quota_bytes: u64,
-    /// Number of turns over their time limit.
+    /// Number of turns that exceeded their time limit.
     #[serde(default)]
     pub strikes: u32,
-    /// True if the tenant gets no turn until it is released.
+    /// True if the tenant gets no turns until it is released.
     #[serde(default)]
     pub quarantined: bool,
-    /// Labels for placement software.
+    /// Labels for orchestrators.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
 }
 
 impl Tenant {
-    /// Returns the path of the socket for each card, in the order of the cards.
+    /// Returns the socket path of each card, in the order of the cards.
     #[must_use]
     pub fn all_sockets(&self) -> &[PathBuf] {
         if self.sockets.is_empty() { std::slice::from_ref(&self.socket) } else { &self.sockets }
     }
 
-    /// Returns the names of the tenant's cards, with commas between them.
+    /// Returns the names of the tenant's cards, separated by commas.
     #[must_use]
     pub fn all_cards(&self) -> String {
         if self.cards.is_empty() { self.card.clone() } else { self.cards.join(",") }
     }
 
-    /// Describes the turns on each card of a tenant with several cards, with the name of the card.
+    /// Returns a card name and a description of the turns for each card of a tenant with several cards.
     pub fn cards_in_words(&self) -> impl Iterator<Item = (&str, String)> {
         self.card_states.iter().map(|state| {
             let TenantCard { turns, cancelled, gather_ns, rest_ns, on_card_bytes, .. } = state;
@@ -175,8 +175,8 @@ impl Tenant {
         })
     }
 
-    /// Describes the tenant's share group, and the way in which the tenant shares the card within the group. Returns
-    /// `None` without a group.
+    /// Describes the tenant's share group, and how the tenant shares the card within the group. Returns `None` without
+    /// a group.
     #[must_use]
     pub fn sharing_in_words(&self) -> Option<String> {
         if self.share_group.is_empty() {
@@ -201,60 +201,61 @@ impl Tenant {
     }
 }
 
-/// State of one card of a tenant with several cards. Its turns begin and end on all of its cards together.
+/// State on one card of a tenant with several cards. The tenant's turns begin and end on all of its cards together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TenantCard {
     /// Name of the card.
     pub card: String,
     /// True if the card's owner responds.
     pub served: bool,
-    /// Cards of the tenant whose owners the card's owner cannot reach. The tenant gets no turn meanwhile.
+    /// Names of the tenant's cards whose owners are unreachable from this card's owner. In the meantime, the tenant
+    /// gets no turns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreachable: Vec<String>,
     /// True if the tenant has work on this card.
     pub has_work: bool,
-    /// True if this card is free for the tenant, or the tenant uses it.
+    /// True if this card is available to the tenant, or in use by it.
     pub is_ready: bool,
-    /// Bytes of the tenant's memory on the card.
+    /// Memory of the tenant on the card, in bytes.
     pub on_card_bytes: u64,
-    /// Bytes of the tenant's memory in host memory.
+    /// Memory of the tenant on the host, in bytes.
     pub in_host_bytes: u64,
-    /// Time of this card charged to the tenant, in ns.
+    /// Time on this card charged to the tenant, in ns.
     pub used_ns: u64,
-    /// Received share of this card in the last second, in thousandths.
+    /// Received share of this card in the last second, in permille.
     pub received_permille: u32,
     /// Number of turns.
     pub turns: u64,
-    /// Number of turns that did not begin, because other cards were not free in time.
+    /// Number of turns cancelled because other cards were not free in time.
     pub cancelled: u64,
-    /// Time for which this card was free for the tenant and waited for its other cards, in ns. It is charged to the
-    /// tenant.
+    /// Time for which this card was available to the tenant but waited for the tenant's other cards, in ns. It is
+    /// charged to the tenant.
     pub gather_ns: u64,
     /// Longest such wait, in ns.
     pub longest_gather_ns: u64,
-    /// Time in the tenant's turns for which it had no work on this card, in ns.
+    /// Time within the tenant's turns during which it had no work on this card, in ns.
     pub rest_ns: u64,
     /// 99th percentile of the waits for a turn, in ns.
     pub wait_p99_ns: u64,
 }
 
-/// A process of a tenant with memory of the card outside the tenant's account.
+/// Process of a tenant with unaccounted card memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Unaccounted {
     /// Process ID on the daemon's host.
     pub pid: u32,
     /// Name of the program.
     pub program: String,
-    /// Bytes outside the account.
+    /// Unaccounted memory, in bytes.
     pub bytes: u64,
 }
 
-/// A program of a tenant that was given up.
+/// Given-up program of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GivenUp {
     /// Process ID, as seen by the card's owner.
     pub pid: u32,
-    /// Its name.
+    /// Name of the program.
     pub program: String,
     /// Human-readable reason.
     pub why: String,
@@ -269,18 +270,18 @@ pub struct GroupState {
     pub together: bool,
     /// True if this tenant uses the card at the same time as other members.
     pub takes_part: bool,
-    /// Programs of this tenant that are not clients of the card's MPS server. While they use it, turns are exclusive. A
-    /// program is a client from its start, so this changes only with its next start.
+    /// Programs of this tenant that are not clients of the card's MPS server. While they use the card, turns are
+    /// exclusive. A program becomes a client only when it starts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_clients: Vec<Program>,
     /// State of the group's MPS server.
     #[serde(default)]
     pub mps: MpsState,
-    /// Reason that no server serves.
+    /// Reason why no server is available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps_error: Option<String>,
-    /// Value of `CUDA_MPS_PIPE_DIRECTORY` with which the tenant's next programs become clients; absent if the group
-    /// needs no server.
+    /// Value of `CUDA_MPS_PIPE_DIRECTORY` that makes new programs of the tenant clients; absent if the group needs no
+    /// server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps_pipes: Option<PathBuf>,
 }
@@ -289,22 +290,23 @@ pub struct GroupState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MpsState {
-    /// The group needs none: a member only accepts turns.
+    /// The group needs no server, because a member only accepts turns.
     #[default]
     Unused,
-    /// It is being started.
+    /// The server is being started.
     Starting,
     /// Programs that start now become clients.
     Serves,
-    /// None serves; it is tried again. All programs take turns.
+    /// No server is available, and the start is retried. All programs take turns.
     Unavailable,
 }
 
-/// The body of `PATCH /v1/tenants/NAME`: tables with the keys to change.
+/// Body of `PATCH /v1/tenants/NAME`: the keys and tables to change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TenantPatch {
-    /// MiB of memory that the tenant's programs see. Programs keep the memory that they have beyond a lower value.
+    /// Size of the memory visible to the tenant's programs, in MiB. If lowered, programs keep the memory that they
+    /// already use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vram_mib: Option<u64>,
     /// Keys of `[tenant.memory]`.
@@ -314,7 +316,7 @@ pub struct TenantPatch {
     /// Name of the share group; an empty name means no group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_group: Option<String>,
-    /// Mode in which the tenant's group may share the card.
+    /// Mode in which the tenant's share group may share the card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sharing: Option<Sharing>,
     /// Policy for a program that does not respond.

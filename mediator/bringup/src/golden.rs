@@ -1,8 +1,8 @@
-//! The golden context: the image that PGRAPH's firmware saves of an unused context.
+//! The golden context: the image of an unused context that PGRAPH's firmware saves.
 //!
 //! Every channel's image starts as a copy of the golden context ([`channels::Channels`]). The golden context is created
-//! once, when the card is taken over and no channels exist yet. FECS creates it on command, with the first channel's
-//! instance block and image, and with page tables in the work areas. All of these structures are freed afterwards.
+//! once, when the card is taken over and no channels exist yet. FECS creates it on command, using the first channel's
+//! instance block and image, and page tables in the work areas. All of these structures are freed afterwards.
 
 use super::CardError;
 use super::layout::Layout;
@@ -13,15 +13,15 @@ use nvspec::instance::{INSTANCE_BYTES, context, vm};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, Pde, Pte, Rights, SPT_BYTES, TableTarget};
 use nvspec::regs::{fecs, fecs_command};
 
-/// Maximum number of polls for a response of FECS. Saving a context takes tens of microseconds, and each poll is a bus
-/// read of about a microsecond.
+/// Maximum number of polls for a response from FECS. Saving a context takes tens of microseconds, and each poll is a
+/// bus read of about a microsecond.
 const ANSWER_POLLS: u32 = 2_000_000;
-/// The first small page of the image's mapping: address 0 is left unmapped.
+/// First small page of the image's mapping. Address 0 stays unmapped.
 const FIRST_PAGE: u64 = 16;
-/// The size code of the table: an eighth, which is the minimum size.
+/// Size code of the table: one eighth, which is the minimum size.
 const SIZE_CODE: u8 = 3;
 
-/// Makes PGRAPH create and save a context. Returns the context's image.
+/// Makes PGRAPH create and save a context, and returns its image.
 ///
 /// # Errors
 /// Returns an error if the firmware does not respond or saves an empty image.
@@ -46,7 +46,7 @@ pub fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result
     let mut golden = vec![0; layout.graph_image as usize];
     memory.read(image, &mut golden)?;
     if golden.iter().all(|byte| *byte == 0) {
-        return Err(CardError::Unresponsive("context switching firmware saves nothing of a context"));
+        return Err(CardError::Unresponsive("context switching firmware saved an empty context"));
     }
     for (at, bytes) in
         [(directory, PD_BYTES), (table, SPT_BYTES >> SIZE_CODE), (image, bytes), (instance, INSTANCE_BYTES)]
@@ -66,7 +66,7 @@ fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), CardError> {
     if done { Ok(()) } else { Err(CardError::Unresponsive("context switching firmware does not respond")) }
 }
 
-/// Converts an address to the form in entries and registers, in units of 4 KiB.
+/// Converts an address to its form in entries and registers, in units of 4 KiB.
 fn frame(address: VramAddr) -> u32 {
     (address.0 / SMALL_PAGE) as u32
 }

@@ -11,7 +11,7 @@ use nvspec::mmu::{LPT_BYTES, PD_BYTES};
 /// Addresses of the fixed structures, which are consecutive and start at `base`.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Start of the structures, a multiple of 128 KiB.
+    /// Start address of the structures, a multiple of 128 KiB.
     pub base: VramAddr,
     /// BAR1's instance block.
     pub bar1_instance: VramAddr,
@@ -25,7 +25,7 @@ pub struct Layout {
     pub bar1_table: VramAddr,
     /// BAR3's large-page table.
     pub bar3_table: VramAddr,
-    /// Addresses of two pages for runlists, which are used alternately.
+    /// Addresses of two runlist pages, which are used alternately.
     pub runlists: [VramAddr; 2],
     /// Address of the instance blocks of all physical channels.
     pub instances: VramAddr,
@@ -41,7 +41,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the size in bytes of the structures on a card with PGRAPH contexts of `graph_image` bytes, for any start
+    /// Returns the size of the structures in bytes on a card with PGRAPH contexts of `graph_image` bytes, for any start
     /// address.
     ///
     /// # Errors
@@ -50,10 +50,11 @@ impl Layout {
         Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
     }
 
-    /// Lays out the structures from `base`, within `bytes`. `graph_image` is the size of PGRAPH's contexts in bytes.
+    /// Lays out the structures within the `bytes` bytes at `base`. `graph_image` is the size of a PGRAPH context in
+    /// bytes.
     ///
     /// # Errors
-    /// Returns an error if the structures do not fit, or such contexts are too large.
+    /// Returns an error if the structures do not fit, or if such contexts are too large.
     pub fn new(base: VramAddr, bytes: u64, graph_image: u64) -> Result<Self, CardError> {
         if graph_image > GRAPH_IMAGE_MAX {
             return Err(CardError::Contexts { bytes: graph_image, most: GRAPH_IMAGE_MAX });
@@ -97,7 +98,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Returns the part of the layout that channels use.
+    /// Returns the part of the layout used by channels.
     #[must_use]
     pub fn channels(&self) -> channels::Layout {
         let Self { instances, userd, runlists, work, images, graph_image, .. } = *self;
@@ -110,13 +111,13 @@ impl Layout {
         self.end.0 - self.base.0
     }
 
-    /// Returns the number of bytes that must be zero before BAR3 can be used: all bytes before USERD.
+    /// Returns the number of bytes that must be zero before BAR3 can be used, which are all bytes before USERD.
     #[must_use]
     pub fn bootstrap_bytes(&self) -> u64 {
         self.userd.0 - self.base.0
     }
 
-    /// Returns the size in bytes of USERD of all channels.
+    /// Returns the size of all channels' USERD in bytes.
     #[must_use]
     pub(crate) fn userd_bytes(&self) -> u64 {
         u64::from(CHANNELS) * userd::BYTES

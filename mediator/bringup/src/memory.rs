@@ -1,9 +1,9 @@
-//! The mediator's access to the card's VRAM, through windows in BAR1 that are moved over VRAM on demand.
+//! The mediator's access to VRAM, through windows in BAR1 that are moved over VRAM on demand.
 //!
 //! BAR1 is smaller than VRAM, so it is divided into windows of 2 MiB. The first window always maps USERD; each other
-//! window maps a naturally aligned 2 MiB of VRAM with sixteen large pages. A miss takes the least recently used window
-//! (with the clock algorithm), rewrites its sixteen entries through BAR3, and invalidates the card's BAR TLBs. BAR3
-//! maps the mediator's own [`Layout`] linearly, so the page tables themselves are always accessible.
+//! window maps a naturally aligned 2 MiB of VRAM with sixteen large pages. On a miss, the clock algorithm selects a
+//! window that was not used recently; its sixteen entries are rewritten through BAR3, and the card's BAR TLBs are
+//! invalidated. BAR3 maps the mediator's own [`Layout`] linearly, so the page tables themselves are always accessible.
 
 use super::CardError;
 use super::layout::Layout;
@@ -19,9 +19,8 @@ use std::sync::Arc;
 pub const WINDOW_BYTES: u64 = 2 << 20;
 const ENTRIES_PER_WINDOW: u64 = WINDOW_BYTES / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
-/// Maximum number of polls for the end of a flush. If this is exceeded, the flush fails with an error for its caller. A
-/// flush takes microseconds, and each poll is a bus read of about a microsecond. If the card does not respond, other
-/// callers are delayed by 2 ms.
+/// Maximum number of polls for the end of a flush, after which the flush fails. A flush takes microseconds, and each
+/// poll is a bus read of about a microsecond. An unresponsive card delays other callers by 2 ms.
 const FLUSH_LOOKS: u32 = 2_000;
 
 /// The mediator's access to VRAM.
@@ -29,12 +28,12 @@ pub struct CardMemory {
     card: Arc<dyn Card>,
     layout: Layout,
     vram_bytes: u64,
-    /// The window that maps each 2 MiB of VRAM.
+    /// Window that maps each 2 MiB of VRAM.
     window_of: Vec<u16>,
-    /// The block of VRAM that each window maps, and true if the window has been used since the clock hand passed it.
+    /// Block of VRAM that each window maps, and whether the window was used since the clock hand passed it.
     windows: Vec<Window>,
     hand: usize,
-    /// Number of windows moved since the start.
+    /// Number of window moves since startup.
     pub moves: u64,
 }
 
@@ -45,7 +44,7 @@ struct Window {
 }
 
 impl CardMemory {
-    /// Takes over BAR1 and BAR3 of `card`: writes instance blocks and page tables into `layout`, through PRAMIN, and
+    /// Takes over BAR1 and BAR3 of `card`: writes instance blocks and page tables to `layout` through PRAMIN, and
     /// points the card at them.
     ///
     /// # Errors
@@ -73,13 +72,13 @@ impl CardMemory {
     }
 
     /// Takes over BAR1 and BAR3 of a `card` that an earlier process has [taken over](Self::take_over) with this layout.
-    /// Nothing is written until VRAM is accessed.
+    /// Writes nothing until VRAM is accessed.
     #[must_use]
     pub fn resume(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         Self::unmapped(card, layout, vram_bytes)
     }
 
-    /// Creates the accessor with no window mapped.
+    /// Creates the accessor without mapped windows.
     fn unmapped(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         let bar1_size = card.identity().bar1_size;
         let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW_BYTES;
@@ -106,7 +105,7 @@ impl CardMemory {
         &self.card
     }
 
-    /// Reads VRAM. The range must be within VRAM: callers must translate and check it first.
+    /// Reads VRAM. The caller must have checked that the range is within VRAM.
     ///
     /// # Errors
     /// Returns an error if the card does not respond to a TLB invalidation.
@@ -120,7 +119,7 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Writes VRAM. The range must be within VRAM.
+    /// Writes VRAM. The caller must have checked that the range is within VRAM.
     ///
     /// # Errors
     /// Returns an error if the card does not respond to a TLB invalidation.
@@ -134,7 +133,7 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Fills VRAM with zeros.
+    /// Zeroes VRAM.
     ///
     /// # Errors
     /// Returns an error if the card does not respond to a TLB invalidation.
@@ -149,8 +148,8 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Returns a reason if the card has lost its state since bring-up. The register for BAR1's instance block keeps its
-    /// value until another program resets the card.
+    /// Returns the reason if the card has lost its state since bring-up. BAR1's instance block register keeps its value
+    /// until another program resets the card.
     #[must_use]
     pub fn undone(&self) -> Option<&'static str> {
         let block = self.card.read32(pbus::BAR1_BLOCK::OFFSET);
@@ -173,7 +172,7 @@ impl CardMemory {
         let card = &self.card;
         let wait = |ready: &dyn Fn(u32) -> bool| (0..FLUSH_LOOKS).any(|_| ready(card.read32(MMU_CTRL::OFFSET)));
         if !wait(&|ctrl| MMU_CTRL::FLUSH_SLOTS_FREE.is_set(ctrl)) {
-            return Err(CardError::Unresponsive("no free TLB invalidation slot"));
+            return Err(CardError::Unresponsive("it has no free TLB invalidation slot"));
         }
         card.write32(
             MMU_INVALIDATE_PDB::OFFSET,
@@ -187,20 +186,19 @@ impl CardMemory {
                 | MMU_INVALIDATE::HUB_ONLY.encode(u32::from(hub_only)),
         );
         if !wait(&|ctrl| MMU_CTRL::FLUSH_DONE.is_set(ctrl)) {
-            return Err(CardError::Unresponsive("a TLB invalidation does not end"));
+            return Err(CardError::Unresponsive("a TLB invalidation does not complete"));
         }
         Ok(())
     }
 
-    /// Sets the page of system memory for barriers. Without this page, barriers do not cover engines' writes to system
-    /// memory.
+    /// Sets the system memory page for barriers. Without it, barriers do not cover engines' writes to system memory.
     pub fn set_barrier_page(&self, page: Iova) {
         self.card.write32(pfb::NISO_ADDRESS::OFFSET, (page.0 >> BARRIER_SHIFT) as u32);
     }
 
-    /// Waits for the completion of all earlier writes: by the CPU to the card's memory, and by engines to system
-    /// memory. An engine that has just switched channels or lost its translations may have written immediately before
-    /// that, so memory may be reused only after the barrier.
+    /// Waits for the completion of all earlier writes by the CPU to card memory and by engines to system memory. Memory
+    /// may be reused only after the barrier, because an engine may have written until the moment when it switched
+    /// channels or lost its translations.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -208,10 +206,10 @@ impl CardMemory {
         use pflush::BAR_FLUSH;
         self.card.write32(BAR_FLUSH::OFFSET, BAR_FLUSH::TRIGGER.mask());
         let done = (0..FLUSH_LOOKS).any(|_| !BAR_FLUSH::BUSY.is_set(self.card.read32(BAR_FLUSH::OFFSET)));
-        if done { Ok(()) } else { Err(CardError::Unresponsive("what it writes does not arrive")) }
+        if done { Ok(()) } else { Err(CardError::Unresponsive("its writes do not arrive")) }
     }
 
-    /// Returns the BAR1 offset of `addr`, and the number of the `len` bytes that lie in the same window.
+    /// Returns the BAR1 offset of `addr`, and how many of the `len` bytes are in the same window.
     fn window(&mut self, addr: VramAddr, len: usize) -> Result<(u64, usize), CardError> {
         assert!(addr.0 < self.vram_bytes, "an address was not checked before use: {addr}");
         let block = addr.0 / WINDOW_BYTES;
@@ -312,7 +310,7 @@ impl CardMemory {
 impl channels::Host for CardMemory {
     fn vram_read(&mut self, address: VramAddr, data: &mut [u8]) {
         if let Err(error) = self.read(address, data) {
-            tracing::error!(%error, "a structure of a channel could not be read");
+            tracing::error!(%error, "a channel structure could not be read");
             data.fill(0);
         }
     }
@@ -327,13 +325,13 @@ impl channels::Host for CardMemory {
 
     fn vram_write(&mut self, address: VramAddr, data: &[u8]) {
         if let Err(error) = self.write(address, data) {
-            tracing::error!(%error, "a structure of a channel could not be written");
+            tracing::error!(%error, "a channel structure could not be written");
         }
     }
 
     fn vram_flush(&mut self) {
         if let Err(error) = self.barrier() {
-            tracing::error!(%error, "the card does not flush the writes to its memory");
+            tracing::error!(%error, "the card does not flush writes to its memory");
         }
     }
 
@@ -349,7 +347,7 @@ impl channels::Host for CardMemory {
     }
 }
 
-/// Returns a valid entry of a large page of VRAM.
+/// Returns a valid entry for a large page of VRAM.
 fn large_entry(addr: VramAddr) -> u64 {
     Pte::new().with_valid(true).with_frame((addr.0 >> 12) as u32).into()
 }

@@ -1,4 +1,4 @@
-//! The alarm that wakes the card's interrupt thread for the scheduler.
+//! Alarm that wakes the card's interrupt thread for the scheduler.
 
 use super::ManagerError;
 use rustix::time::{
@@ -12,14 +12,13 @@ const NS_PER_S: u64 = 1_000_000_000;
 
 /// A timer, and a way to wake the thread immediately.
 pub trait Alarm {
-    /// Sets the timer to expire in `in_ns` ns, replacing its previous time.
+    /// Arms the timer to expire in `in_ns` ns, replacing its previous expiry.
     ///
     /// # Errors
     /// Returns an error if the timer cannot be set.
     fn set(&mut self, in_ns: u64) -> io::Result<()>;
 
-    /// Silences the expired timer until it is set again. Has no effect if the timer was set again since the thread
-    /// woke.
+    /// Silences the expired timer until it is armed again. Has no effect if it was armed again after the thread woke.
     ///
     /// # Errors
     /// Returns an error if the timer cannot be read.
@@ -40,10 +39,10 @@ pub struct TimerAlarm {
 }
 
 impl TimerAlarm {
-    /// Creates a timer. The thread also waits for `event`.
+    /// Creates a timer for a thread that also waits for `event`.
     ///
     /// # Errors
-    /// Returns an error if no more timers are available.
+    /// Returns an error if the host cannot create another timer.
     pub(crate) fn new(event: EventFd) -> Result<Self, ManagerError> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
@@ -51,10 +50,10 @@ impl TimerAlarm {
         Ok(Self { timer, event })
     }
 
-    /// Returns another descriptor of the timer, which becomes readable on expiry.
+    /// Returns another file descriptor for the timer, which becomes readable on expiry.
     ///
     /// # Errors
-    /// Returns an error if no more descriptors are available.
+    /// Returns an error if no more file descriptors are available.
     pub(crate) fn timer_fd(&self) -> io::Result<OwnedFd> {
         self.timer.try_clone()
     }
@@ -62,7 +61,7 @@ impl TimerAlarm {
 
 impl Alarm for TimerAlarm {
     fn set(&mut self, in_ns: u64) -> io::Result<()> {
-        // A time of zero would disarm the timer.
+        // A value of zero would disarm the timer.
         let in_ns = in_ns.max(1);
         let it_value = Timespec {
             tv_sec: i64::try_from(in_ns / NS_PER_S).unwrap_or(i64::MAX),

@@ -1,9 +1,9 @@
-//! Runs the scheduler's code under thousands of schedules that a checker chooses. The actors are guests that submit, a
-//! card that works, the interrupt thread, the timer, and an operator. The code under test is the mediator's own
+//! Runs the scheduler's code under thousands of schedules chosen by a checker. The actors are guests that submit work,
+//! a card that executes it, the interrupt thread, the timer, and an operator. The code under test is the mediator's own
 //! [`Feeder`], [`Schedule`], [`turn`] and [`Mailbox`]; the card is the model in [`card`].
 //!
-//! The checker reports a thread that waits without a waker as a deadlock, so a test that ends has lost no wake-up.
-//! These tests omit the poll every 100 ms, because it would hide a lost wake-up.
+//! The checker reports a thread that nothing can wake as a deadlock, so a test that completes has not lost a wake-up.
+//! These tests omit the poll every 100 ms, because it would hide lost wake-ups.
 //!
 //! [`Feeder`]: crate::work::feeder::Feeder
 //! [`Schedule`]: crate::work::schedule::Schedule
@@ -27,12 +27,12 @@ use vram::TenantId;
 /// Number of schedules per test.
 const SCHEDULES: usize = 1000;
 const VMS: u32 = 3;
-/// Number of submissions per VM, in tests that count them.
+/// Number of submissions per VM in tests that count them.
 const SUBMISSIONS: u32 = 4;
-/// Lengths of submissions, in ns: shorter and longer than BAND's wait for a VM and the card's run-ahead.
+/// Submission lengths in ns: shorter and longer than BAND's wait for a VM and the card's run-ahead.
 const SUBMISSION_LENGTHS_NS: [u64; 3] = [20_000, 600_000, 3_000_000];
 
-/// The mediator's state of the card, under its lock.
+/// The mediator's state for the card, under the card's lock.
 struct Host {
     state: locks::Mutex<locks::rank::Card, State, Checked>,
     card: Card,
@@ -93,7 +93,7 @@ impl Served for Rig {
     }
 }
 
-/// Returns a VM's channels: the first computes, and the second copies.
+/// Returns a VM's channels: the first one computes, and the second one copies.
 fn channels(vm: TenantId) -> [(ChannelId, Engine); 2] {
     let first = vm.0 as u8 * 2;
     [(ChannelId(first), Engine::Compute), (ChannelId(first + 1), Engine::Copy0)]
@@ -103,7 +103,7 @@ fn any_channel(vm: TenantId) -> (ChannelId, Engine) {
     channels(vm)[thread_rng().gen_range(0..2)]
 }
 
-/// Returns a configuration in which late completions are still charged by the card's clock.
+/// Returns a configuration that charges even late completions by the card's clock.
 fn any_config() -> Config {
     let policy = *choose(&PolicyKind::ALL).expect("some");
     let queues = *choose(&[Queues::Separate, Queues::Single]).expect("some");
@@ -146,7 +146,7 @@ impl Rig {
             })
         };
         while let Some(mut woken) = woken() {
-            // Another thread may set the timer again between the wake-up and the check for expiry.
+            // Another thread may re-arm the timer between the wake-up and the check for expiry.
             woken.expired |= thread_rng().gen_bool(0.1);
             serve_wakeup(self, woken).expect("the signal is read");
         }
@@ -158,12 +158,12 @@ impl Rig {
         act(&guest.host)
     }
 
-    /// Rings the doorbell of one of a guest's channels.
+    /// Rings the doorbell of a guest channel.
     fn submit(&self, vm: TenantId, channel: ChannelId, length: Option<u64>) {
         self.access(vm, |host| host.with(|state| state.ring(vm, channel, length)));
     }
 
-    /// Waits until all of a guest's submissions have ended. Checks the condition only after an interrupt.
+    /// Waits until all of a guest's submissions have completed. Checks the condition only after an interrupt.
     fn wait(&self, vm: TenantId) {
         let card = &self.host.card;
         while !card.look().is_done(vm) {
@@ -171,7 +171,8 @@ impl Rig {
         }
     }
 
-    /// Waits for guests and operators. Ends the card's threads once the mediator has noticed the end of all work.
+    /// Waits for guests and operators. Stops the card's threads once the mediator has noticed the completion of all
+    /// work.
     fn end(&self, actors: Vec<JoinHandle<()>>, threads: Vec<JoinHandle<()>>) {
         let join = |thread: JoinHandle<()>| thread.join().expect("it ends");
         actors.into_iter().for_each(join);
@@ -179,12 +180,12 @@ impl Rig {
         self.host.card.change(|hardware| hardware.stopped = true);
         threads.into_iter().for_each(join);
         self.host.with(|state| {
-            assert!(state.schedule.counts().is_empty(), "a submission is held that has ended");
+            assert!(state.schedule.counts().is_empty(), "a completed submission is still tracked");
             let scheduler = state.schedule.scheduler();
             assert_eq!((scheduler.queued(), scheduler.in_flight()), (0, 0));
             for vm in (0..VMS).map(TenantId) {
-                // Work is counted on its expected engine when it arrives, and on the engine where it was seen when it
-                // ends.
+                // Work is counted on its expected engine when it arrives, and on the engine where it was observed when
+                // it completes.
                 let accounts = || Engine::ALL.iter().filter_map(|engine| scheduler.account(vm, *engine));
                 let arrived: u64 = accounts().map(|account| account.arrived).sum();
                 assert_eq!(arrived, accounts().map(|account| account.completed + account.dropped).sum::<u64>());
@@ -204,7 +205,7 @@ fn actor(rig: &Arc<Rig>, body: impl FnOnce(&Rig) + Send + 'static) -> JoinHandle
     thread::spawn(move || body(&rig))
 }
 
-/// Submits work of a guest, and sometimes waits for it. Each submission ends with the probability `ends`.
+/// Submits a guest's work, and sometimes waits for it. Each submission completes with probability `ends`.
 fn busy(rig: &Rig, vm: TenantId, ends: f64) {
     for _ in 0..SUBMISSIONS {
         let length = choose(&SUBMISSION_LENGTHS_NS).copied().filter(|_| thread_rng().gen_bool(ends));
@@ -250,7 +251,7 @@ fn all_that_is_submitted_ends_and_is_charged_once() {
     });
 }
 
-/// Stops a guest's channels, makes them wait for semaphores, and ends them with any work on them.
+/// Stops a guest's channels, makes them wait for semaphores, and ends them regardless of their work.
 fn restless(rig: &Rig, vm: TenantId) {
     for _ in 0..6 {
         let (channel, engine) = any_channel(vm);
@@ -318,11 +319,11 @@ fn work_waiting_for_semaphore_blocks_no_other_vm() {
             let (vm, (channel, _)) = (TenantId(0), any_channel(TenantId(0)));
             let acquire = |acquires| {
                 rig.host.card.change(|hardware| {
-                    hardware.rings.get_mut(&channel).expect("it is bound").acquires = acquires;
+                    hardware.rings.get_mut(&channel).expect("the channel is bound").acquires = acquires;
                 });
             };
             acquire(true);
-            // Later work on the channel gets slices while the VM waits.
+            // While the VM waits, later work on the channel gets slices.
             (0..3).for_each(|_| rig.submit(vm, channel, Some(SUBMISSION_LENGTHS_NS[0])));
             // The release follows all work of the other VMs.
             others.into_iter().for_each(|other| other.join().expect("it ends"));
@@ -337,7 +338,7 @@ fn work_waiting_for_semaphore_blocks_no_other_vm() {
 fn endless_work_is_killed_and_guest_is_notified() {
     try_schedules(SCHEDULES, || {
         let limit = Some(10_000_000);
-        // Either each kill causes a quarantine, which the timer ends, or no kill does.
+        // Either every kill causes a quarantine, which the timer ends, or no kill does.
         let strikes = thread_rng().gen_range(0..=1);
         let config = Config { strikes, quarantine_ns: 5_000_000, ..any_config() };
         let (rig, threads) = Rig::new(config, limit);
@@ -347,7 +348,7 @@ fn endless_work_is_killed_and_guest_is_notified() {
     });
 }
 
-/// A VM has endless work and repeatedly stops its channel next to a well-behaved VM: every check blames the first VM.
+/// A VM with endless work repeatedly stops its channel next to a well-behaved VM. Every check blames the first VM.
 #[test]
 fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     try_schedules(SCHEDULES, || {
@@ -367,7 +368,7 @@ fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
                         state.feeder().look_at_waits(Some(vm));
                     });
                 }
-                // The engine's started work must be killed. The removal of the channel also removes its other work.
+                // The engine's current work must be killed. Removing the channel also removes its other work.
                 rig.host.with(|state| {
                     if !rig.host.card.look().has_begun(channel) {
                         state.end_channel(vm, channel);
@@ -393,8 +394,8 @@ fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     });
 }
 
-/// A VM's channel has contexts for compute and copies, and makes copies while another VM makes copies. Each VM is
-/// charged for its own use of the copy engine, from the first poll in which the card reports this use.
+/// A VM's channel has contexts for compute and copies, and copies at the same time as another VM. Each VM is charged
+/// for its own use of the copy engine, from the first poll in which the card reports this use.
 #[test]
 fn work_on_other_engine_than_booked_is_charged_there() {
     const LENGTH_NS: u64 = SUBMISSION_LENGTHS_NS[2];
@@ -413,24 +414,24 @@ fn work_on_other_engine_than_booked_is_charged_there() {
         });
         state.ring(TenantId(0), several, Some(LENGTH_NS));
         state.ring(TenantId(1), other, Some(LENGTH_NS));
-        // The first VM's work starts, and is found on the copy engine.
+        // The first VM's work starts and is observed on the copy engine.
         card.change(|hardware| {
             assert_eq!(hardware.run_one(), Some(()));
             hardware.pass(FIRST_POLL_NS);
         });
         state.feeder().tick();
-        // This work ends first, and then the other VM's work.
+        // This work completes first, followed by the other VM's work.
         card.change(|hardware| while hardware.run_one().is_some() {});
         while !state.schedule.counts().is_empty() {
             state.feeder().complete();
         }
         let account = |state: &State, vm: u32, engine| {
-            state.schedule.scheduler().account(TenantId(vm), engine).expect("it takes part").clone()
+            state.schedule.scheduler().account(TenantId(vm), engine).expect("the VM competes for the engine").clone()
         };
         let used = |vm, engine| account(&state, vm, engine).used;
         assert_eq!([used(0, Engine::Compute), used(0, Engine::Copy0)], [FIRST_POLL_NS, LENGTH_NS - FIRST_POLL_NS]);
         assert_eq!([used(1, Engine::Compute), used(1, Engine::Copy0)], [0, LENGTH_NS], "waiting is not charged");
-        // The next submission is booked on the engine where the previous one was seen.
+        // The next submission is booked on the engine where the previous one was observed.
         state.ring(TenantId(0), several, Some(LENGTH_NS));
         assert_eq!([Engine::Compute, Engine::Copy0].map(|engine| account(&state, 0, engine).arrived), [1, 1]);
         beside.join().expect("it ends");

@@ -1,15 +1,14 @@
 //! The card manager: allocates VRAM and channels to VMs, and routes the card's interrupts. `bringup` initializes the
-//! card first.
+//! card beforehand.
 //!
-//! Parts, each of which uses only the previous ones: `alarm` (timers), `tenants` (events of the card for a VM, and the
-//! mailbox that stores them until the VM handles them), `work` (channels and their schedule), `managed_card` (combines
-//! these parts with the card's memory, [`card_memory`]: the card's state, its threads, interrupts, recovery and
-//! relocation).
+//! Modules, each of which uses only earlier ones: `alarm` (timers), `tenants` (card events for a VM, and the mailbox
+//! that queues them until the VM handles them), `work` (channels and their schedule), `managed_card` (combines these
+//! with the card's memory, [`card_memory`]: the card's state, its threads, interrupts, recovery and relocation).
 //!
 //! Lock order: `locks::rank`. The interrupt thread takes the card's lock, collects the events, releases it, and only
 //! then calls VMs.
 //!
-//! The crate does not depend on a VMM, a guest's registers, the configuration file or the admin API.
+//! The crate does not depend on VMMs, guest registers, the configuration file or the admin API.
 
 mod alarm;
 #[cfg(test)]

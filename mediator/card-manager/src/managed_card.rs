@@ -1,12 +1,12 @@
-//! A card with all of the mediator's state for it, and the VMs that share it.
+//! A card with all mediator state for it, and the VMs that share it.
 //!
-//! Parts: `state` (queries and changes from other modules), `scheduling` (the scheduler's view of the card),
+//! Modules: `state` (queries and changes from other modules), `scheduling` (the scheduler's view of the card),
 //! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of that thread),
 //! `recovery` (channels that faulted or must leave the card), `mover` (the thread that moves memory), `moving` (moves a
-//! VM to another card), `relocate` (relocations of one VM's chunks), `sharing` (memory that two cards share during a
-//! move), `standstill` (the quiesced card), `saved` (the card's saved state, and the handover of the card), `reopen`
-//! (restores this state in the next process), `failure` (state that is half changed after a panic), `scrubber` (clears
-//! PGRAPH between tenants), `zeroing` (zeroes free memory).
+//! VM to another card), `relocate` (relocates one VM's chunks), `sharing` (memory shared by two cards during a move),
+//! `standstill` (the quiesced card), `saved` (saves and hands over the card), `reopen` (restores the card in the next
+//! process), `failure` (inconsistent state after a panic), `scrubber` (clears PGRAPH between tenants), `zeroing`
+//! (zeroes free memory).
 
 mod failure;
 pub(crate) mod interrupt_thread;
@@ -67,17 +67,16 @@ pub trait GuestEvents: Send + Sync {
     /// Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
 
-    /// Relocates memory of the VM. Calls `commit` once, while holding the VM's lock and the card's lock. `commit`
-    /// returns the ranges of guest VRAM that have moved. When this function returns, the card uses their new locations.
-    /// The caller holds no lock.
+    /// Relocates the VM's memory. Calls `commit` once, with the VM's lock and the card's lock held. `commit` returns
+    /// the guest VRAM ranges that have moved. On return, the card uses their new locations. The caller must not hold
+    /// any lock.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
-    /// Called after the card was taken over from another owner. When this function returns, the VM's address spaces on
-    /// the card match the guest's address spaces. The VM's work must not run before that. Called without the card's
-    /// lock.
+    /// Called without the card's lock after the card was taken over from another owner. On return, the VM's address
+    /// spaces on the card match the guest's. The VM's work must not run before that.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -85,7 +84,7 @@ pub trait GuestEvents: Send + Sync {
         Ok(())
     }
 
-    /// Disconnects the VM's client because the card has failed. Called without any lock.
+    /// Disconnects the VM's client because the card has failed. Called without any lock held.
     fn card_failed(&self) {}
 }
 
@@ -95,16 +94,16 @@ pub struct CardState {
     work: Work,
     clock: Clock,
     vms: BTreeMap<TenantId, Weak<dyn GuestEvents>>,
-    /// VMs that were removed while one of their channels was still on the card. Their memory is freed when the channel
+    /// VMs that were removed while one of their channels was still on the card. Their memory is freed once the channel
     /// has left.
     removed: BTreeSet<TenantId>,
-    /// Alarms of guests' PTIMERs.
+    /// Alarms of the guests' PTIMERs.
     guest_alarms: GuestAlarms,
     /// Clears PGRAPH between VMs; `None` if not configured.
     scrubber: Option<Scrubber>,
     /// Firmware of the card's falcons.
     firmware: Set,
-    /// Set while the card is being quiesced, or is quiesced.
+    /// Set while the card is quiesced or being quiesced.
     still: bool,
     /// Virtual machines that are paused individually.
     held: BTreeSet<TenantId>,
@@ -115,7 +114,7 @@ pub struct CardState {
 pub struct Sharing {
     /// Size of a chunk in bytes, the unit in which VRAM is allocated.
     pub chunk_bytes: u64,
-    /// Size of the VRAM that is reserved for the mediator's own tables, in bytes.
+    /// Size of the VRAM reserved for the mediator's own tables, in bytes.
     pub reserve_bytes: u64,
     /// Size of the host memory for chunks that do not fit on the card, in bytes.
     pub host_bytes: u64,
@@ -123,11 +122,11 @@ pub struct Sharing {
     pub division: Division,
     /// Time settings of the card.
     pub scheduler: sched::Config,
-    /// Clears residue of one VM's kernels in PGRAPH before another VM's kernels run.
+    /// Clears residual data of one VM's kernels from PGRAPH before another VM's kernels run.
     pub clear: bool,
-    /// Zeroes memory that changes owners with the copy engines. This is for cards whose memory is slow for the CPU.
+    /// Uses the copy engines to zero memory between owners, for cards whose memory is slow to access from the CPU.
     pub engines_zero: bool,
-    /// Set if the host memory for chunks is in an unnamed file, so that another process can take over the card.
+    /// Keeps the host memory for chunks in an unnamed file, so that another process can take over the card.
     pub shared: bool,
 }
 
@@ -140,11 +139,11 @@ pub struct Share {
     pub memory: Limits,
     /// Maximum number of physical channels that the VM may use.
     pub channels: u32,
-    /// Time limit for a channel that holds an engine without progress; `None` for no limit.
+    /// Time limit for a channel that occupies an engine without progress; `None` for no limit.
     pub hang_limit: Option<Duration>,
     /// Share of the card's time.
     pub time: VgpuParams,
-    /// Share of the RAM that VMs may lend.
+    /// Limits of the RAM that the VM may lend.
     pub ram: RamShare,
 }
 
@@ -153,16 +152,16 @@ pub struct ManagedCard {
     card: Arc<dyn Card>,
     info: CardInfo,
     layout: channels::Layout,
-    /// Address on the card of the chunks with the fixed structures, and their size in bytes.
+    /// Card address and size in bytes of the chunks that contain the fixed structures.
     own: (VramAddr, u64),
-    /// Set if the copy engines zero memory that changes owners.
+    /// Set if the copy engines zero memory between owners.
     engines_zero: bool,
     state: Mutex<rank::Card, CardState>,
     event: EventFd,
     stop: AtomicBool,
     /// Reason why the card has failed.
     failure: OnceLock<String>,
-    /// Set while a thread is taking the work off the failed card.
+    /// Set while a thread removes the work from the failed card.
     shut_out: AtomicBool,
     wakeup: Arc<Wakeup>,
     /// Held by the thread that moves memory, so that only one VM at a time is suspended for moves.
@@ -170,7 +169,7 @@ pub struct ManagedCard {
     threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
     /// Receives the firmware that guests load into their falcons.
     inbox: OnceLock<Inbox>,
-    /// Set while this process may reset the card: after it has taken over the card, and before it hands the card over.
+    /// Set while this process may reset the card: from takeover to handover.
     owned: AtomicBool,
 }
 
@@ -188,14 +187,14 @@ struct Parts {
     timers: Timers,
 }
 
-/// Event and timers that a card's interrupt thread waits for.
+/// Event and timers on which a card's interrupt thread waits.
 struct Timers {
     event: EventFd,
     guest_alarm: TimerAlarm,
     waits: Waits,
 }
 
-/// Descriptors that a card's interrupt thread waits for.
+/// File descriptors on which a card's interrupt thread waits.
 struct Waits {
     event: EventFd,
     timer: OwnedFd,
@@ -203,7 +202,7 @@ struct Waits {
 }
 
 impl Timers {
-    /// Creates the event and the timers, with the alarm of the card's scheduler.
+    /// Creates the event and the timers, including the alarm of the card's scheduler.
     fn new() -> Result<(Self, TimerAlarm), ManagerError> {
         let event = EventFd::new(EFD_CLOEXEC).map_err(no_descriptor)?;
         let another = || event.try_clone().map_err(no_descriptor);
@@ -220,17 +219,17 @@ fn no_descriptor(error: std::io::Error) -> ManagerError {
 }
 
 impl ManagedCard {
-    /// Resets `card`, initializes it with `firmware` and starts its interrupt thread.
+    /// Resets `card`, initializes it with `firmware`, and starts its interrupt thread.
     ///
     /// # Errors
-    /// Returns an error if the initialization of the card fails, or the card has too little memory.
+    /// Returns an error if the card's initialization fails, or if it has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, ManagerError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, engines_zero, shared } =
             *sharing;
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
-        // The first scrubbed chunks become the mediator's own, because scrubbing other chunks requires them.
+        // The first scrubbed chunks become the mediator's own, because scrubbing the others requires them.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
         let count = needed.div_ceil(chunk_bytes);
@@ -278,7 +277,7 @@ impl ManagedCard {
         Ok(host)
     }
 
-    /// Creates a card without VMs, with threads that have not started yet.
+    /// Creates a card without VMs. Its threads are not started yet.
     fn assembled(parts: Parts) -> (Arc<Self>, Waits) {
         let Parts { card, info, layout, own, memory, work, clock, firmware, engines_zero, timers } = parts;
         let Timers { event, guest_alarm, waits } = timers;
@@ -338,18 +337,18 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Returns the card itself.
+    /// Returns the underlying card.
     #[must_use]
     pub fn card(&self) -> &Arc<dyn Card> {
         &self.card
     }
 
-    /// From now on, sends firmware that guests load into their falcons to `inbox`.
+    /// Starts sending firmware that guests load into their falcons to `inbox`.
     pub fn collect_firmware(&self, inbox: Inbox) {
         let _later = self.inbox.set(inbox);
     }
 
-    /// Records the firmware that a guest has started on a falcon of its vGPU.
+    /// Records firmware that a guest has started on a falcon of its vGPU.
     pub fn offer_firmware(&self, vm: TenantId, falcon: Falcon, code: &[u32], data: &[u32]) {
         if let Some(inbox) = self.inbox.get() {
             inbox.offer(vm.0, falcon, code, data);
@@ -362,13 +361,13 @@ impl ManagedCard {
         &self.info
     }
 
-    /// Returns the addresses of the channels' structures on the card.
+    /// Returns the card addresses of the channels' structures.
     #[must_use]
     pub fn layout(&self) -> &channels::Layout {
         &self.layout
     }
 
-    /// Locks the card's state. The lock must not be held during calls into a VM or during a wait.
+    /// Locks the card's state. The lock must not be held across calls into a VM or waits.
     ///
     /// # Panics
     /// Panics if the card has [failed](Self::failure).
@@ -383,7 +382,7 @@ impl ManagedCard {
         self.state.holds()
     }
 
-    /// Returns the VMs of a card that may have failed. Reads only their identities from the card's state.
+    /// Returns the VMs of a card that may have failed, reading only their identities from the card's state.
     pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }
@@ -393,7 +392,7 @@ impl ManagedCard {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
 
-    /// Wakes the card's threads, so that they check whether they must end.
+    /// Wakes the card's threads, so that they check whether they must exit.
     pub(crate) fn wake_threads(&self) {
         if let Err(error) = self.event.write(1) {
             tracing::error!(%error, "the card's interrupt thread cannot be woken");
@@ -442,12 +441,12 @@ impl ManagedCard {
         self.stopping() && !self.owned.load(Ordering::Acquire)
     }
 
-    /// Returns true if the card's threads must end.
+    /// Returns true if the card's threads must exit.
     pub(crate) fn over(&self) -> bool {
         self.stopping() || self.failure().is_some()
     }
 
-    /// Wakes the balancer after a move that the balancer did not plan.
+    /// Wakes the balancer after a move that it did not plan.
     pub fn look_again(&self) {
         self.wakeup.ring();
     }
@@ -483,12 +482,12 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Takes back a VM's channels and memory, and scrubs the memory.
+    /// Reclaims a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
     /// Returns an error if the card does not respond. If a channel stays on the card, the VM's memory is not reused
-    /// until the channel has left, because the channel may still access the memory. Waits for the channel to leave,
-    /// without a lock, for a limited time.
+    /// until it has left, because the channel may still access the memory. Waits for the channel, without a lock, for a
+    /// limited time.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -513,15 +512,15 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Wipes the VM's memory for a new client. `quiet` means that the card does not use the memory. Otherwise the
-    /// memory stays in place and is zeroed there.
+    /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so it stays in
+    /// place and is zeroed there.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
     pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);
-            // The memory is wiped in parts of a chunk, because other threads wait for the card's lock.
+            // Wipe the memory in parts of a chunk, because other threads wait for the card's lock.
             let piece = self.lock().vram().chunks.chunk_bytes().min(SCRUB_PIECE);
             for at in (0..bytes).step_by(piece as usize) {
                 self.lock().vram_mut().guest_zero(vm, GuestVramAddr(at), piece.min(bytes - at))?;
@@ -538,7 +537,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Ends the card's threads and resets the card, unless it belongs to another process.
+    /// Stops the card's threads and resets the card, unless it belongs to another process.
     pub fn close(&self) {
         self.end_threads();
         if self.owned.load(Ordering::Acquire) {
@@ -554,15 +553,15 @@ impl ManagedCard {
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let name = thread.thread().name().unwrap_or_default().to_owned();
             if thread.join().is_err() {
-                tracing::error!(name, "a thread of the card had panicked");
+                tracing::error!(name, "a thread of the card panicked");
             }
         }
     }
 }
 
 impl CardState {
-    /// Binds the mediator's own channels: channels that move memory, if moves have a target or these channels zero
-    /// memory, and the channel that clears PGRAPH, if configured.
+    /// Binds the mediator's own channels: those that move memory, if moves have a target or the channels zero memory,
+    /// and the one that clears PGRAPH, if configured.
     fn bind_own(&mut self, clear: bool, zeroes: bool, chip: &Chip) -> Result<(), ManagerError> {
         let Self { memory, work, scrubber, .. } = self;
         memory.start_copier(work.channels_mut(), zeroes)?;

@@ -1,7 +1,7 @@
-//! Events and alarms that the card manager stores for its VMs.
+//! Events and alarms that the card manager keeps for its VMs.
 //!
-//! Parts: `events` (events of the card), [`mailbox`] and `inbox` (events for a VM whose lock is held), `alarms`
-//! (guests' timers).
+//! Modules: `events` (card events), [`mailbox`] and `inbox` (events for a VM whose lock is held), `alarms` (guests'
+//! timers).
 
 mod alarms;
 mod events;

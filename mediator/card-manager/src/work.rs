@@ -1,11 +1,11 @@
 //! The work on a card: its channels and their schedule.
 //!
-//! Parts: [`schedule`] (the scheduler and its submissions), [`feeder`] (events for the scheduler, and its decisions),
-//! [`card_view`] (the feeder's interface to the card), `descheduled` (work that is kept off the card), `departures`
-//! (channels that have not left yet), `interrupt_rate` (interrupts that VMs cause), [`needs`] (the engines that a
-//! submission needs), [`push_buffer`] (reads these needs from the submission's methods), `recording` (events and
-//! decisions of the scheduler), [`usage`] (data for the operator), [`overdue`] (submissions that do not end, and the
-//! reasons), `saved` (saved state), [`time`] (the card's clock).
+//! Modules: [`schedule`] (the scheduler and its submissions), [`feeder`] (events for the scheduler, and its decisions),
+//! [`card_view`] (the feeder's interface to the card), `descheduled` (work kept off the card), `departures` (channels
+//! that have not left yet), `interrupt_rate` (interrupts caused by VMs), [`needs`] (engines needed by a submission),
+//! [`push_buffer`] (determines these needs from the methods), `recording` (records the scheduler), [`usage`] (data for
+//! operators), [`overdue`] (submissions that do not complete, with reasons), `saved` (saved state), [`time`] (the
+//! card's clock).
 
 pub(crate) mod card_view;
 pub(crate) mod departures;
@@ -33,7 +33,7 @@ use vram::TenantId;
 /// Channels, and their schedule.
 pub(crate) struct Work {
     channels: Channels,
-    /// Channels that must still leave the card.
+    /// Channels that have yet to leave the card.
     departures: Departures,
     schedule: Schedule,
     /// Interrupts caused by VMs.
@@ -52,7 +52,7 @@ impl Work {
         &self.channels
     }
 
-    /// Same as [`Self::channels`], mutable.
+    /// Like [`Self::channels`], but mutable.
     pub(crate) fn channels_mut(&mut self) -> &mut Channels {
         &mut self.channels
     }
@@ -62,27 +62,27 @@ impl Work {
         &self.schedule
     }
 
-    /// Same as [`Self::schedule`], mutable.
+    /// Like [`Self::schedule`], but mutable.
     pub(crate) fn schedule_mut(&mut self) -> &mut Schedule {
         &mut self.schedule
     }
 
-    /// Returns the channels that must still leave the card.
+    /// Returns the channels that have yet to leave the card.
     pub(crate) fn departures(&self) -> &Departures {
         &self.departures
     }
 
-    /// Same as [`Self::departures`], mutable.
+    /// Like [`Self::departures`], but mutable.
     pub(crate) fn departures_mut(&mut self) -> &mut Departures {
         &mut self.departures
     }
 
-    /// Returns the accounts of interrupts caused by VMs.
+    /// Returns the accounts of the interrupts caused by VMs.
     pub(crate) fn noise(&self) -> &InterruptRateLimit {
         &self.noise
     }
 
-    /// Same as [`Self::noise`], mutable.
+    /// Like [`Self::noise`], but mutable.
     pub(crate) fn noise_mut(&mut self) -> &mut InterruptRateLimit {
         &mut self.noise
     }

@@ -1,10 +1,10 @@
-//! Converts cards of both kinds to the form of the admin API: their memory ([`memory`]), their time ([`scheduler`],
+//! Converts both kinds of cards to their admin API form: their memory ([`memory`]), their time ([`scheduler`],
 //! [`history`]), and the tenants of CUDA cards ([`tenant`]).
 //!
-//! Both owners describe memory and time with the same types, [`tenancy::MemoryView`] and [`tenancy::TimeView`]. The
-//! caller adds the values that only one kind of card has.
+//! The owners of both kinds describe memory and time with the same types, [`tenancy::MemoryView`] and
+//! [`tenancy::TimeView`]. The caller adds values that only one kind of card has.
 //!
-//! The crate does not send requests to an owner, and keeps no state.
+//! The crate does not send requests to owners, and keeps no state.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ pub use time::{history, scheduler};
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Names of a card's tenants.
+/// Names of a card's tenants, by ID.
 pub type Names = BTreeMap<TenantId, String>;
 
 /// Number of nanoseconds in a millisecond.

@@ -1,4 +1,4 @@
-//! The memory of a card.
+//! Memory of a card.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use vram::TenantId;
 
 use super::{MIB, MS};
 
-/// Returns the state of a card's memory. `view` is `None` while the card is not in use. `tenants` contains the name and
-/// the settings of each tenant.
+/// Returns the state of a card's memory. `view` is `None` while the card is not in use. `tenants` contains each
+/// tenant's name and settings.
 #[must_use]
 pub fn memory(
     spec: &CardSpec,

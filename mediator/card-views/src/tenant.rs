@@ -1,4 +1,4 @@
-//! The tenants of a CUDA card, and other processes on it.
+//! Tenants of a CUDA card, and other processes on it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,31 +14,31 @@ use super::time::{state, wait_reason, waits_for};
 
 mod gang;
 
-/// Engine to which slices are charged. A slice grants the whole card.
+/// Engine to which slices are charged, although a slice grants the whole card.
 const ENGINE: Engine = Engine::Compute;
 
-/// Converts a process that uses a card without going through its owner to an API object.
+/// Converts a process that uses a card without its owner to an API object.
 #[must_use]
 pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stranger {
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Converts a program that was given up to an API object.
+/// Converts a program that the owner has given up on to an API object.
 fn given_up(cuda_control::GivenUp { pid, program, why }: cuda_control::GivenUp) -> api::GivenUp {
     api::GivenUp { pid, program, why }
 }
 
-/// Converts a tenant's process that uses memory outside its account to an API object.
+/// Converts a tenant's process with unaccounted memory to an API object.
 fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
     api::Unaccounted { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Converts a program of a tenant to an API object.
+/// Converts a tenant's program to an API object.
 fn program((pid, name): (u32, String)) -> api::Program {
     api::Program { pid, name, guest: None }
 }
 
-/// Adds the guest's programs to the programs of a tenant that is a VM. Workers serve these programs.
+/// Adds the guest programs that workers serve to the programs of a tenant that is a VM.
 pub fn add_guest_programs(tenant: &mut api::Tenant, served: &[api::GuestProgram]) {
     for program in &mut tenant.programs {
         let found = served.iter().find(|one| one.worker == Some(program.pid));
@@ -61,7 +61,7 @@ pub fn tenant<'a>(
     shown
 }
 
-/// Converts a tenant to an API object, with the state of one of its cards.
+/// Converts a tenant to an API object, with its state on one of its cards.
 fn on_card(spec: &TenantSpec, card: &str, socket_dir: &Path, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
     let view = seen.and_then(|seen| Some((&seen.card, seen.tenant(&spec.name)?)));
     let shown = view.map_or_else(TenantView::default, |(_, (_, view))| view.clone());
@@ -130,7 +130,7 @@ fn on_card(spec: &TenantSpec, card: &str, socket_dir: &Path, seen: Option<&Seen>
         labels: spec.labels.clone(),
     }
 }
-/// Returns the state of a group's MPS server in the form of the API.
+/// Returns the state of a group's MPS server in API form.
 fn mps_state(state: &ServerState) -> api::MpsState {
     match state {
         ServerState::Unused => api::MpsState::Unused,

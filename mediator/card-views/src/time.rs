@@ -1,4 +1,4 @@
-//! The time of a card.
+//! Time of a card.
 
 use api::{WaitKind, WaitReason};
 use sched::{Account, Config, History, Nanos, Quarantine, Sample};
@@ -7,7 +7,7 @@ use vram::TenantId;
 
 use super::{MS, Names};
 
-/// Returns how a card's time is shared, with the parts that tenants received in the last `window_ms` complete
+/// Returns how a card's time is shared, including the shares that tenants received in the last `window_ms` complete
 /// milliseconds.
 #[must_use]
 pub fn scheduler(card: &str, settings: Config, window_ms: u64, view: &TimeView, names: &Names) -> api::CardScheduler {
@@ -32,7 +32,7 @@ pub fn scheduler(card: &str, settings: Config, window_ms: u64, view: &TimeView, 
     }
 }
 
-/// Returns the history of the use of a card's time.
+/// Returns the usage history of a card's time.
 #[must_use]
 pub fn history(card: &str, since_ms: u64, view: &TimeView, names: &Names) -> api::SchedulerHistory {
     let window = Window { from: Nanos(view.now.0.saturating_sub(since_ms * MS)), end: Nanos(u64::MAX) };
@@ -111,13 +111,13 @@ pub(crate) fn state(time: &TenantTime) -> api::WorkState {
     }
 }
 
-/// Returns the reason why a tenant's work waits, as text.
+/// Describes why a tenant's work waits.
 pub(crate) fn waits_for(time: &TenantTime, names: &Names) -> Option<String> {
     let name = |id: TenantId| names.get(&id).cloned().unwrap_or_else(|| "another tenant".to_owned());
     time.wait.map(|wait| wait.in_words(name))
 }
 
-/// Converts the reason why a tenant's work waits to its form for programs.
+/// Converts the reason why a tenant's work waits to its machine-readable form.
 pub(crate) fn wait_reason(wait: Wait, names: &Names) -> WaitReason {
     let with = |kind, holder: TenantId| WaitReason { kind, holder: names.get(&holder).cloned() };
     match wait {

@@ -1,11 +1,11 @@
-//! Container Device Interface: files with which a container runtime adds a tenant of a CUDA card, or a vGPU, to a
+//! Container Device Interface: files that make container runtimes add a tenant of a CUDA card, or a vGPU, to a
 //! container.
 //!
-//! A runtime (containerd, CRI-O, podman) reads the files in `/etc/cdi` and `/var/run/cdi`. Each file names devices of
-//! one kind, and the environment and mounts that a container gets with a device. The fields follow the specification
-//! (cncf-tags/container-device-interface, SPEC.md, version 0.5.0).
+//! Runtimes (containerd, CRI-O, podman) read the files in `/etc/cdi` and `/var/run/cdi`. Each file contains devices of
+//! one kind, with the environment variables and mounts that a container gets with each device. The fields follow the
+//! specification (cncf-tags/container-device-interface, SPEC.md, version 0.5.0).
 //!
-//! The crate does not create tenants or vGPUs, and does not depend on the engines that place work.
+//! The crate does not create tenants or vGPUs, and does not depend on orchestrators.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,31 +14,31 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the specification, which is the first version with all features that this crate uses.
+/// Specification version, the first one with all features that this crate uses.
 pub const VERSION: &str = "0.5.0";
-/// Vendor of the devices. Vendor and class together form the kind of a CDI device.
+/// Vendor of the devices. Vendor and class form the kind of a CDI device.
 pub const VENDOR: &str = "gpu-mediator.internal";
 /// Class of the devices.
 pub const CLASS: &str = "share";
-/// Folder that container runtimes search for files that do not survive a reboot.
+/// Folder in which container runtimes look for files that do not survive a reboot.
 pub const FOLDER: &str = "/var/run/cdi";
 
-/// Folder in a container for its CUDA library.
+/// Folder of the CUDA library in a container.
 const CUDA_LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
-/// Folder in a container for the folders of sockets.
+/// Folder of the socket folders in a container.
 pub const SOCKETS: &str = "/run/gpu-mediator";
-/// Folder in a container for the folders of MPS servers.
+/// Folder of the MPS server folders in a container.
 const MPS: &str = "/run/gpu-mediator/mps";
-/// Name of NVIDIA's environment variable with the folder of an MPS server's pipes.
+/// NVIDIA's environment variable for the folder of an MPS server's pipes.
 pub const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// Name of the environment variable with the path of a vGPU's socket.
+/// Environment variable for the path of a vGPU's socket.
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
-/// Maximum size in bytes of a file that is read.
+/// Maximum size of a file to read, in bytes.
 const MAX_FILE: u64 = 1 << 20;
-/// Maximum length of the identifiers of devices and files.
+/// Maximum length of device and file identifiers, in bytes.
 const MAX_NAME: usize = 128;
 
-/// A file with devices.
+/// A CDI file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Spec {
@@ -46,7 +46,7 @@ pub struct Spec {
     pub cdi_version: String,
     /// Vendor and class of the devices.
     pub kind: String,
-    /// Annotations that runtimes forward.
+    /// Annotations, which runtimes forward.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// The devices.
@@ -59,23 +59,23 @@ pub struct Spec {
 pub struct Device {
     /// Name of the device.
     pub name: String,
-    /// Edits for a container that gets the device.
+    /// Edits to a container that gets the device.
     pub container_edits: Edits,
 }
 
-/// Edits of a container.
+/// Edits to a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Edits {
     /// Environment variables, each as `NAME=VALUE`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Files and folders of the host.
+    /// Mounts of host files and folders.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
 }
 
-/// A file or folder of the host that is mounted in a container.
+/// A host file or folder that is mounted in a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Mount {
@@ -83,7 +83,7 @@ pub struct Mount {
     pub host_path: PathBuf,
     /// Path in the container.
     pub container_path: PathBuf,
-    /// Options of the mount.
+    /// Mount options.
     pub options: Vec<String>,
 }
 
@@ -95,7 +95,7 @@ impl Mount {
         Self { host_path: host_path.to_owned(), container_path: container_path.to_owned(), options }
     }
 
-    /// Creates a read-only mount. A socket in it still accepts connections.
+    /// Creates a read-only mount. Sockets in it still accept connections.
     #[must_use]
     pub fn read_only(host_path: &Path, container_path: &Path) -> Self {
         let options = ["ro", "nosuid", "nodev", "rbind"].map(str::to_owned).into();
@@ -103,33 +103,32 @@ impl Mount {
     }
 }
 
-/// A tenant of a CUDA card, in the form that a container needs.
+/// A tenant of a CUDA card, as needed for a container.
 #[derive(Clone, Debug)]
 pub struct Cuda<'a> {
-    /// Name of the tenant at the card's owner.
+    /// Name of the tenant.
     pub tenant: &'a str,
-    /// Socket of the tenant on the host. The socket has its own folder, because a restarted daemon creates a new
-    /// socket.
+    /// The tenant's socket on the host. It has its own folder, because a restarted daemon creates a new socket.
     pub socket: &'a Path,
-    /// Sockets of all cards of a tenant with several cards, in the order of the cards and in the folder of `socket`.
+    /// Sockets for all cards of a tenant with several cards, in the order of the cards and in the folder of `socket`.
     pub sockets: &'a [PathBuf],
-    /// Folder on the host with gpu-mediator's library.
+    /// Folder of gpu-mediator's library on the host.
     pub library: &'a Path,
-    /// NVIDIA's library on the host. If it is absent, the container gets the library in another way, such as through
-    /// NVIDIA's own CDI files.
+    /// NVIDIA's library on the host. If absent, the container gets the library in another way, such as through NVIDIA's
+    /// own CDI files.
     pub driver: Option<&'a Path>,
-    /// Component of the socket's path in the container, which distinguishes several sockets.
+    /// Path component in the container that distinguishes several sockets.
     pub place: &'a str,
-    /// Folder of the pipes of the MPS server of the tenant's share group, if the group has one. It is in a folder of
-    /// the server, which stays when the server is started again.
+    /// Pipe folder of the MPS server for the tenant's share group, if there is one. It is in a folder of the server
+    /// that survives restarts of the server.
     pub mps: Option<&'a Path>,
 }
 
 impl Cuda<'_> {
-    /// Returns the edits of a container.
+    /// Returns the edits to a container.
     ///
     /// # Errors
-    /// If the socket's path has no folder, or a socket of another card is in another folder.
+    /// Returns an error if the socket's path has no folder, or if the sockets are in different folders.
     pub fn edits(&self) -> Result<Edits, CdiError> {
         let folder = Path::new(SOCKETS).join("cuda").join(self.place);
         let (mount, first) = socket(self.socket, &folder)?;
@@ -161,23 +160,23 @@ impl Cuda<'_> {
     }
 }
 
-/// A vGPU, in the form that a container with a VMM needs.
+/// A vGPU, as needed for a container that runs a VMM.
 #[derive(Clone, Debug)]
 pub struct Vgpu<'a> {
-    /// Socket of the vGPU on the host, in its own folder.
+    /// The vGPU's socket on the host, in its own folder.
     pub socket: &'a Path,
-    /// Component of the socket's path in the container.
+    /// Path component in the container that distinguishes several sockets.
     pub place: &'a str,
 }
 
 impl Vgpu<'_> {
-    /// Returns the folder of the socket in a container.
+    /// Returns the socket's folder in a container.
     #[must_use]
     pub fn folder(place: &str) -> PathBuf {
         Path::new(SOCKETS).join("vgpu").join(place)
     }
 
-    /// Returns the edits of a container.
+    /// Returns the edits to a container.
     ///
     /// # Errors
     /// Returns an error if the socket's path has no folder.
@@ -187,19 +186,19 @@ impl Vgpu<'_> {
     }
 }
 
-/// Returns the mount of a socket's folder, and the socket's path in the container.
+/// Returns the mount of a socket's folder and the socket's path in the container.
 fn socket(socket: &Path, folder: &Path) -> Result<(Mount, PathBuf), CdiError> {
     let parts = socket.parent().filter(|parent| parent.parent().is_some()).zip(socket.file_name());
     let (parent, name) = parts.ok_or_else(|| CdiError::NoFolder(socket.to_owned()))?;
     Ok((Mount::read_only(parent, folder), folder.join(name)))
 }
 
-/// An error of a CDI file.
+/// An error in handling a CDI file.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum CdiError {
     #[error(
-        "{0:?} is not a name of a device, expected up to {MAX_NAME} of the characters A-Z a-z 0-9 _ . : - with a letter or a digit \
+        "{0:?} is not a device name, expected up to {MAX_NAME} of the characters A-Z a-z 0-9 _ . : - with a letter or a digit \
          at both ends"
     )]
     Name(String),
@@ -219,13 +218,13 @@ pub enum CdiError {
     },
 }
 
-/// Returns the qualified name of a device, in the form in which an engine passes the name to a runtime.
+/// Returns the qualified name of a device, as passed by an engine to a runtime.
 #[must_use]
 pub fn qualified(device: &str) -> String {
     format!("{VENDOR}/{CLASS}={device}")
 }
 
-/// A file of one owner, such as a claim, in a folder that runtimes search.
+/// A CDI file of one owner, such as a claim, in a folder that runtimes search.
 #[derive(Clone, Debug)]
 pub struct CdiFile {
     path: PathBuf,
@@ -235,22 +234,22 @@ impl CdiFile {
     /// Returns the file of `owner` in `folder`.
     ///
     /// # Errors
-    /// Returns an error if `owner` is not valid as a file name.
+    /// Returns an error if `owner` is not a valid file name.
     pub fn new(folder: &Path, owner: &str) -> Result<Self, CdiError> {
         check(owner)?;
         Ok(Self { path: folder.join(format!("{VENDOR}-{CLASS}_{owner}.json")) })
     }
 
-    /// Returns the path of the file.
+    /// Returns the file's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes the file with these devices. A reader sees either the complete old file or the complete new file.
+    /// Writes the file with these devices. Readers see either the complete old file or the complete new one.
     ///
     /// # Errors
-    /// Returns an error if a device's name is not valid, or the write fails.
+    /// Returns an error if a device name is invalid, or if the write fails.
     pub fn write(&self, devices: Vec<Device>) -> Result<(), CdiError> {
         devices.iter().try_for_each(|device| check(&device.name))?;
         let kind = format!("{VENDOR}/{CLASS}");
@@ -261,7 +260,7 @@ impl CdiFile {
         replace(&self.path, &text, 0o644).map_err(failed)
     }
 
-    /// Reads the devices in the file; `None` if the file does not exist or has other contents.
+    /// Reads the devices from the file; `None` if the file does not exist or has other contents.
     #[must_use]
     pub fn read(&self) -> Option<Spec> {
         let mut text = Vec::new();
@@ -269,10 +268,10 @@ impl CdiFile {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Removes the file if it exists, and the temporary file of a writer that was killed.
+    /// Removes the file if it exists, and the temporary file of a killed writer.
     ///
     /// # Errors
-    /// Returns an error if the host does not permit the file access.
+    /// Returns an error if the host denies access to a file.
     pub fn remove(&self) -> Result<(), CdiError> {
         for path in [beside(&self.path), self.path.clone()] {
             match fs::remove_file(&path) {
@@ -297,7 +296,7 @@ fn check(name: &str) -> Result<(), CdiError> {
     Err(CdiError::Name(name.chars().take(MAX_NAME).collect()))
 }
 
-/// Returns the path of the temporary file that replaces another file. Runtimes read only files that end in .json or
+/// Returns the path of the temporary file that later replaces a file. Runtimes read only files that end in .json or
 /// .yaml.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -305,11 +304,11 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Replaces a file atomically: after a crash, either the old or the new file exists. Does not follow links, neither at
-/// the file's path nor at the temporary file's path.
+/// Replaces a file atomically: after a crash, either the old or the new file exists. Does not follow links at the
+/// file's path or at the temporary file's path.
 ///
 /// # Errors
-/// Returns an error if the host does not permit the file access.
+/// Returns an error if the host denies access to a file.
 pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
@@ -319,8 +318,8 @@ pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Always creates a new file, and never writes to a file that another process has created in the meantime. Other
-    // users can read the file only when it is complete.
+    // Always create a new file, and never write to a file that another process has created in the meantime. Other users
+    // can read the file only once it is complete.
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(text)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
@@ -363,7 +362,7 @@ mod tests {
                 "LD_LIBRARY_PATH=/usr/lib/gpu-mediator/cuda"
             ]
         );
-        // The folder is mounted, not the socket in it, because a restarted daemon creates a new socket.
+        // The folder is mounted rather than the socket in it, because a restarted daemon creates a new socket.
         assert_eq!(edits.mounts[0].host_path, Path::new("/run/gpu-mediator/claims/u-0"));
         assert!(edits.mounts.iter().all(|mount| mount.options.contains(&"ro".to_owned())));
         let with_driver = cuda(Some(Path::new("/lib/libcuda.so.1")));
@@ -397,7 +396,7 @@ mod tests {
         assert_eq!(value["kind"], "gpu-mediator.internal/share");
         assert_eq!(value["devices"][0]["containerEdits"]["mounts"][1]["containerPath"], CUDA_LIBRARY);
         assert_eq!(file.read().unwrap().devices[0].name, "u-1-0");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing but the file");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the folder contains only the file");
         file.remove().unwrap();
         file.remove().unwrap();
         assert_eq!(file.read(), None);

@@ -1,10 +1,10 @@
-//! HTTP over the admin socket, with one connection per request, for `mediatorctl` and for programs that place virtual
-//! machines and tenants automatically.
+//! HTTP over the admin socket, with one connection per request. Used by `mediatorctl`, and by programs that place
+//! virtual machines and tenants automatically.
 //!
-//! Parts: [`Admin`] (requests), [`sockets`] (hands over a socket of the daemon from a privileged program to a user),
+//! Modules: [`Admin`] (requests), [`sockets`] (transfers a daemon's socket from a privileged program to a user),
 //! [`terminal`] (untrusted text on a terminal).
 //!
-//! The crate does not retry requests and does not cache responses.
+//! The crate neither retries requests nor caches responses.
 
 pub mod sockets;
 pub mod terminal;
@@ -25,16 +25,16 @@ use tokio::net::UnixStream;
 
 pub use hyper::Method;
 
-/// Default time limit of a request. Adding a virtual machine waits until its memory has been scrubbed.
+/// Default time limit for a request. Adding a virtual machine waits until its memory has been scrubbed.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Number of bytes per piece of a body that is sent in pieces.
+/// Number of bytes per chunk of a body that is sent in chunks.
 const BODY_PIECE_BYTES: usize = 256 << 10;
 /// Maximum size of a response in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
 /// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum AskError {
     #[error("no daemon responds at {}", socket.display())]
     Unreachable {
@@ -42,7 +42,7 @@ pub enum AskError {
         #[source]
         source: io::Error,
     },
-    #[error("this user may not use {}", socket.display())]
+    #[error("this user has no access to {}", socket.display())]
     Forbidden {
         socket: PathBuf,
         #[source]
@@ -85,7 +85,7 @@ impl Admin {
     /// Sends a GET request.
     ///
     /// # Errors
-    /// See [`AskError`] for all reasons.
+    /// Returns an [`AskError`] if the request fails.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AskError> {
         parse(&self.request(Method::GET, path, Bytes::new(), None).await?)
     }
@@ -93,7 +93,7 @@ impl Admin {
     /// Sends a request to add an object.
     ///
     /// # Errors
-    /// See [`AskError`] for all reasons.
+    /// Returns an [`AskError`] if the request fails.
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, AskError> {
         parse(&self.request(Method::POST, path, json(body)?, None).await?)
     }
@@ -101,7 +101,7 @@ impl Admin {
     /// Sends a request to remove an object.
     ///
     /// # Errors
-    /// See [`AskError`] for all reasons.
+    /// Returns an [`AskError`] if the request fails.
     pub async fn delete(&self, path: &str) -> Result<(), AskError> {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
@@ -110,7 +110,7 @@ impl Admin {
     /// successful response.
     ///
     /// # Errors
-    /// See [`AskError`] for all reasons.
+    /// Returns an [`AskError`] if the request fails.
     pub async fn request(
         &self,
         method: Method,
@@ -122,11 +122,11 @@ impl Admin {
         tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
     }
 
-    /// Sends a request whose response is a stream of bytes, and passes the bytes to `sink` in order. If this function
-    /// succeeds, the stream was complete.
+    /// Sends a request whose response is a byte stream, and passes the bytes to `sink` in order. On success, the stream
+    /// was complete.
     ///
     /// # Errors
-    /// See [`AskError`]; also the errors of `sink`.
+    /// Returns an [`AskError`] if the request fails, or an error from `sink`.
     pub async fn stream_out<E: From<AskError>>(
         &self,
         path: &str,
@@ -142,7 +142,7 @@ impl Admin {
         }
         while let Some(frame) = tokio::time::timeout(self.limit, body.frame()).await.map_err(timed_out)? {
             let frame =
-                frame.map_err(|error| protocol(&format_args!("it ends early: {error}; see the daemon's log")))?;
+                frame.map_err(|error| protocol(&format_args!("it ended early: {error}; see the daemon's log")))?;
             if let Some(data) = frame.data_ref() {
                 sink(data)?;
             }
@@ -150,11 +150,11 @@ impl Admin {
         Ok(())
     }
 
-    /// Sends a GET request whose response is an endless stream, and passes its bytes to `sink` in order, without a time
-    /// limit between them. Returns when the daemon has ended the stream.
+    /// Sends a GET request with an endless response, and passes its bytes to `sink` in order, without a time limit
+    /// between them. Returns once the daemon has ended the stream.
     ///
     /// # Errors
-    /// See [`AskError`]; also the errors of `sink`.
+    /// Returns an [`AskError`] if the request fails, or an error from `sink`.
     pub async fn follow<E: From<AskError>>(
         &self,
         path: &str,
@@ -168,7 +168,7 @@ impl Admin {
             return Err(refused(status, &whole(body).await?).into());
         }
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| AskError::Protocol(format!("it ends early: {error}")))?;
+            let frame = frame.map_err(|error| AskError::Protocol(format!("it ended early: {error}")))?;
             if let Some(data) = frame.data_ref() {
                 sink(data)?;
             }
@@ -176,10 +176,10 @@ impl Admin {
         Ok(())
     }
 
-    /// Sends a request with the contents of `source` as its body.
+    /// Sends a request whose body is the contents of `source`.
     ///
     /// # Errors
-    /// See [`AskError`] for all reasons.
+    /// Returns an [`AskError`] if the request fails.
     pub async fn stream_in(&self, path: &str, source: impl Read + Send + Unpin + 'static) -> Result<Bytes, AskError> {
         let answered = async {
             let (answer, _connection) = self.send(Method::POST, path, Source(source), None).await?;
@@ -201,7 +201,7 @@ impl Admin {
         if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
     }
 
-    /// Sends a request. Returns its response, and the connection, which must outlive the response.
+    /// Sends a request. Returns its response and the connection, which must outlive the response.
     async fn send<B>(
         &self,
         method: Method,
@@ -235,7 +235,7 @@ impl Admin {
     }
 }
 
-/// A connection, which ends on drop.
+/// A connection that is closed on drop.
 struct Connected(tokio::task::JoinHandle<()>);
 
 impl Drop for Connected {
@@ -244,13 +244,13 @@ impl Drop for Connected {
     }
 }
 
-/// Returns the whole body of a response.
+/// Returns the complete body of a response.
 async fn whole(body: Incoming) -> Result<Bytes, AskError> {
     let body = Limited::new(body, MAX_ANSWER).collect().await;
     Ok(body.map_err(|error| AskError::Protocol(error.to_string()))?.to_bytes())
 }
 
-/// The bytes of a file as a body, in pieces. Reads block the thread, which is acceptable because the program has no
+/// The contents of a file as a body, in chunks. Reads block the thread, which is acceptable because the program has no
 /// other work.
 struct Source<R>(R);
 
@@ -271,7 +271,7 @@ impl<R: Read + Unpin> Body for Source<R> {
     }
 }
 
-/// Returns the error for a socket that cannot be connected to.
+/// Returns the error for a failed connection attempt.
 fn unreachable(socket: &Path, source: io::Error) -> AskError {
     let socket = socket.to_owned();
     match source.kind() {
@@ -283,34 +283,34 @@ fn unreachable(socket: &Path, source: io::Error) -> AskError {
 fn refused(status: StatusCode, body: &[u8]) -> AskError {
     match serde_json::from_slice(body) {
         Ok(error) => AskError::Refused(error),
-        Err(_) => AskError::Protocol(format!("status {status} without an explanation")),
+        Err(_) => AskError::Protocol(format!("status {status} without an error description")),
     }
 }
 
 /// Parses the body of a response.
 ///
 /// # Errors
-/// Returns an error if the body does not have the expected type.
+/// Returns an error if the body is not of the expected type.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
     serde_json::from_slice(body).map_err(|error| AskError::Protocol(error.to_string()))
 }
 
-/// Serializes the body of a request.
+/// Serializes a request body.
 ///
 /// # Errors
-/// Returns an error if the body cannot be written as JSON.
+/// Returns an error if the body cannot be represented as JSON.
 pub fn json(body: &impl Serialize) -> Result<Bytes, AskError> {
     serde_json::to_vec(body).map(Bytes::from).map_err(|error| AskError::Protocol(error.to_string()))
 }
 
-/// Escapes a name for use as a path segment.
+/// Escapes a name as a path segment.
 #[must_use]
 pub fn segment(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => text.push(char::from(byte)),
-            // A segment of only dots would be interpreted as `.` or `..`.
+            // A segment that consists only of dots would be interpreted as `.` or `..`.
             b'.' if name.bytes().any(|byte| byte != b'.') => text.push('.'),
             _ => text.push_str(&format!("%{byte:02X}")),
         }
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn connect_error_distinguishes_permission_from_missing_daemon() {
         let error = |kind: io::ErrorKind| unreachable(Path::new("/s"), kind.into()).to_string();
-        assert_eq!(error(io::ErrorKind::PermissionDenied), "this user may not use /s");
+        assert_eq!(error(io::ErrorKind::PermissionDenied), "this user has no access to /s");
         assert_eq!(error(io::ErrorKind::NotFound), "no daemon responds at /s");
         assert_eq!(error(io::ErrorKind::ConnectionRefused), "no daemon responds at /s");
     }

@@ -1,9 +1,8 @@
-//! Sockets and folders of the daemon that a privileged program hands over to a user.
+//! Sockets and folders of the daemon that a privileged program transfers to a user.
 //!
 //! The daemon has fewer privileges than such a program, and owns the folder, so it may replace files in the folder at
-//! any time. Therefore no operation uses a path. Each folder of the path is opened without following links, the file is
-//! opened once, and only the opened file is checked and changed. once, and exactly the opened file is checked and
-//! changed.
+//! any time. Therefore no operation uses a path: each folder of the path is opened without following links, the file is
+//! opened once, and only the opened file is checked and changed.
 
 use std::fs::Permissions;
 use std::io;
@@ -13,7 +12,7 @@ use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 
-/// Flags that open the named file itself, without following a link, and without an effect on a device or pipe.
+/// Flags that open the named file itself, without following a link and without side effects on devices or pipes.
 const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn refused(what: String) -> io::Error {
@@ -30,7 +29,7 @@ fn is(stat: &Stat, kind: FileType) -> bool {
     FileType::from_raw_mode(stat.st_mode) == kind
 }
 
-/// Opens the file at `path` and its folder. `within` is a folder that the operator controls; its path may contain
+/// Opens the file at `path` and its folder. `within` is a folder controlled by the operator, whose path may contain
 /// links.
 fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, Stat))> {
     let beneath = path.strip_prefix(within).ok().filter(|beneath| !beneath.as_os_str().is_empty());
@@ -48,19 +47,19 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
             return Ok((folder, next));
         }
         if !is(&next.1, FileType::Directory) {
-            return Err(refused(format!("`{}` on the way is not a folder", name.display())));
+            return Err(refused(format!("`{}` in its path is not a folder", name.display())));
         }
         folder = next;
     }
     Err(refused("it is not a file".to_owned()))
 }
 
-/// Makes a user the owner of one of the daemon's sockets. Afterwards, only this user may connect.
+/// Transfers one of the daemon's sockets to a user. Afterwards, only this user can connect.
 ///
 /// # Errors
-/// Returns an error if the path is not in the folder `within`, is not a socket, contains a link, or does not belong to
-/// the owner of its folder (the daemon's user); in these cases nothing has changed. Also returns an error if this
-/// program lacks the permission.
+/// Returns an error if the path is outside the folder `within`, is not a socket, contains a link, or does not belong to
+/// the owner of its folder (the daemon's user); nothing has changed then. Also returns an error if this program lacks
+/// the permission.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {
@@ -73,21 +72,21 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
         )));
     }
     // Set the mode first, so that no third user can ever connect. The descriptor's own path refers to this file even if
-    // the file has been renamed.
+    // it has been renamed.
     std::fs::set_permissions(format!("/proc/self/fd/{}", file.as_raw_fd()), Permissions::from_mode(0o600))?;
     Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
 }
 
-/// Creates a folder with this mode that belongs to the owner of `like`, or checks the existing folder. The daemon can
-/// then create folders in it.
+/// Creates a folder with this mode and the owner of `like`, or checks the existing folder. The daemon can then create
+/// folders in it.
 ///
 /// # Errors
-/// Returns an error if the path is another kind of file, or the folder belongs to a third user; in these cases nothing
-/// has changed.
+/// Returns an error if the path is another kind of file, or if the folder belongs to a third user. Nothing has changed
+/// then.
 pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     let owner = rustix::fs::stat(like)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(refused("it has no folder above it".to_owned()));
+        return Err(refused("it has no parent folder".to_owned()));
     };
     std::fs::create_dir_all(parent)?;
     let parent = rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -111,11 +110,10 @@ pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the folder of one socket from the folder `all`, together with the sockets in it. It is not an error if the
-/// folder does not exist.
+/// Removes a socket's folder from the folder `all`, together with the sockets in it. A missing folder is not an error.
 ///
 /// # Errors
-/// Returns an error if the path is another kind of file, or the folder contains other files, which are kept.
+/// Returns an error if the path is another kind of file, or if the folder contains other files, which are kept.
 pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
     let missing = |error: &rustix::io::Errno| *error == rustix::io::Errno::NOENT;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -156,11 +154,11 @@ mod tests {
         fs::symlink_metadata(path).unwrap().uid()
     }
 
-    /// Returns true for root, because only root can change the owner of files.
+    /// Returns true for root: only root can change the owner of files.
     fn is_root() -> bool {
         let root = rustix::process::geteuid().is_root();
         if !root {
-            println!("skipped in part: this user cannot give files away");
+            println!("skipped in part: this user cannot change the owner of files");
         }
         root
     }
@@ -222,7 +220,7 @@ mod tests {
         }
     }
 
-    /// The folder's owner repeatedly replaces the socket with a link. The function must never change the link's target.
+    /// The folder's owner keeps replacing the socket with a link. The function must never change the link's target.
     #[test]
     fn socket_swapped_for_link_leaves_link_target_unchanged() {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -263,7 +261,7 @@ mod tests {
         assert!(super::folder(&linked, folder.path(), 0o700).is_err());
         assert_eq!(fs::metadata(other.path()).unwrap().mode() & 0o777, 0o755);
         if is_root() {
-            // The daemon is another user that owns the folder; a folder of a third user is refused.
+            // The daemon runs as another user, which owns the folder. A folder of a third user is rejected.
             std::os::unix::fs::chown(folder.path(), Some(OTHER_UID), Some(OTHER_UID)).unwrap();
             let own = folder.path().join("own");
             super::folder(&own, folder.path(), 0o700).unwrap();

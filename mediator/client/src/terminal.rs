@@ -1,6 +1,6 @@
 //! Makes untrusted text safe for a terminal: process names, text from requests, and messages that contain them.
 //!
-//! A terminal executes control characters as commands, and characters that change the direction of text can make a line
+//! Terminals execute control characters as commands, and characters that change the text direction can make a line
 //! misleading.
 
 use std::borrow::Cow;
@@ -28,20 +28,20 @@ fn escaped_except(text: &str, kept: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Escapes a word or a cell, so that no character is a terminal command or starts a new line.
+/// Escapes a word or cell, so that no character acts as a terminal command or starts a new line.
 #[must_use]
 pub fn word(text: &str) -> Cow<'_, str> {
     escaped_except(text, |_| false)
 }
 
-/// Escapes whole lines that this project's programs print. Line breaks and tabs are kept.
+/// Escapes whole lines printed by this project's programs. Keeps line breaks and tabs.
 #[must_use]
 pub fn lines(text: &str) -> Cow<'_, str> {
     escaped_except(text, |c| c == '\n' || c == '\t')
 }
 
-/// Escapes JSON. Strings keep their value, because non-ASCII characters that a terminal would interpret as commands
-/// become escapes.
+/// Escapes JSON. Strings keep their values: non-ASCII characters that a terminal would interpret as commands become
+/// JSON escapes.
 #[must_use]
 pub fn json(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| is_odd(c) && c != '\n') {

@@ -1,4 +1,4 @@
-//! The command line of `mediatord`.
+//! Command line of `mediatord`.
 
 use std::path::PathBuf;
 
@@ -21,10 +21,10 @@ pub struct Arguments {
     /// Checks the configuration file and exits
     #[arg(long)]
     pub check: bool,
-    /// Moves the stored changes in `state_dir` aside, and starts with the configuration file alone
+    /// Moves the changes stored in `state_dir` aside, and starts with only the configuration file
     #[arg(long)]
     pub ignore_state: bool,
-    /// Takes over from the daemon at the other end of standard input; set by `mediatorctl daemon upgrade`
+    /// Takes over from the daemon that is connected to standard input; set by `mediatorctl daemon upgrade`
     #[arg(long, conflicts_with_all = ["check", "ignore_state"])]
     pub takeover: bool,
 }

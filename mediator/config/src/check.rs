@@ -1,4 +1,4 @@
-//! Rules for a configuration in addition to the types of its values.
+//! Rules for a configuration beyond the types of its values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,34 +12,34 @@ use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, RamSpec, Tenant
 
 pub mod place;
 
-/// Maximum length of the name of a card or a virtual machine, in bytes.
+/// Maximum length of the name of a card or virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
-/// Maximum length of the path of a UNIX socket, in bytes.
+/// Maximum length of a UNIX socket path, in bytes.
 pub(crate) const MAX_SOCKET_PATH: usize = 107;
-/// Number of a card's channels, which is also the maximum for a virtual machine.
+/// Number of channels of a card, which is also the maximum for a virtual machine.
 pub const MAX_CHANNELS: u32 = 128;
 /// Maximum number of virtual machines, which bounds threads and sockets.
 pub const MAX_VMS: usize = 64;
 /// Maximum number of tenants, which bounds sockets and the size of their status.
 pub const MAX_TENANTS: usize = 64;
-/// Maximum time limit for a channel without progress, in milliseconds: an hour.
+/// Maximum time limit for a channel without progress, in milliseconds: one hour.
 pub(crate) const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
-/// Minimum time limit for a channel without progress, because a copy of a few hundred MiB takes this time.
+/// Minimum time limit for a channel without progress, in milliseconds: copying a few hundred MiB takes this long.
 pub(crate) const MIN_HANG_LIMIT_MS: u64 = 100;
-/// Upper bound of the rates of a software card, in MHz or MiB per second. This bound exceeds the rates of all cards,
-/// and cannot cause an overflow.
+/// Upper bound for the rates of a software card, in MHz or MiB per second. It exceeds the rates of all cards, and
+/// cannot cause an overflow.
 pub(crate) const RATE_MAX: u64 = 1 << 32;
-/// Minimum VRAM with which a guest's driver starts, in MiB.
+/// Minimum VRAM that a guest driver needs to start, in MiB.
 pub const MIN_VM_VRAM_MIB: u64 = 16;
 
-/// A key of the file: `table.field` or `table[index].field`.
+/// A key in the file: `table.field` or `table[index].field`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The table's name.
+    /// Name of the table.
     pub table: &'static str,
-    /// Number of the table, counted from 0, if several are possible.
+    /// Index of the table, counted from 0, if there can be several.
     pub index: Option<usize>,
-    /// Key in the table; empty for the table as a whole.
+    /// Key in the table; empty for the whole table.
     pub field: &'static str,
 }
 
@@ -56,12 +56,12 @@ impl fmt::Display for Key {
     }
 }
 
-/// A key, and the error in its value with the expected value.
+/// A key whose value is wrong, with a description of the error and of the expected value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// The key with the error.
+    /// The key with the wrong value.
     pub key: Key,
-    /// Text of the error, and the expected value.
+    /// Description of the error and of the expected value.
     pub what: String,
 }
 
@@ -90,10 +90,10 @@ impl Table<'_> {
     }
 }
 
-/// Checks that a card or a virtual machine may have this name.
+/// Checks that a name is valid for a card or a virtual machine.
 ///
 /// # Errors
-/// Returns an error if the name is invalid; the error names the expected format.
+/// Returns an error that describes the expected format if the name is invalid.
 pub fn name_is_good(name: &str) -> Result<(), String> {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
@@ -171,16 +171,15 @@ pub fn config(config: &Config) -> Vec<Mistake> {
     mistakes
 }
 
-/// Returns the folder of a socket if the folder has the name of the tenant or virtual machine. Such a folder is
-/// exclusive to its object.
+/// Returns the folder of a socket if it is named after the tenant or virtual machine, and therefore exclusive to it.
 #[must_use]
 pub fn own_folder<'a>(name: &str, socket: &'a Path, socket_dir: &Path) -> Option<&'a Path> {
     let folder = socket.parent().filter(|folder| folder.file_name().is_some_and(|own| own == name))?;
-    // The daemon's own folder may have any name.
+    // The daemon's own folder can have any name.
     (!socket_dir.starts_with(folder)).then_some(folder)
 }
 
-/// Returns a refusal if a socket is in the exclusive folder of another object, because containers see the whole folder.
+/// Returns a refusal if a socket is in another object's exclusive folder, because containers see the whole folder.
 fn intrudes<'a>(
     name: &str,
     socket: &Path,
@@ -195,7 +194,7 @@ fn intrudes<'a>(
     if let Some((other, path)) = other {
         let (shown, theirs) = (socket.display(), path.display());
         return Some(format!(
-            "`{shown}` and `{theirs}` of `{other}` share a folder that is named after one of them, expected a folder for each"
+            "`{shown}` and `{theirs}` of `{other}` share a folder that is named after one of them, expected a separate folder for each"
         ));
     }
     let own = [Some(&daemon.admin_socket), daemon.read_socket.as_ref()].into_iter().flatten();
@@ -207,7 +206,7 @@ fn intrudes<'a>(
     ))
 }
 
-/// Returns all reasons to refuse a tenant, given the names of virtual machines and the tenants `others`.
+/// Returns all reasons to reject a tenant, given the names of virtual machines and the tenants `others`.
 #[must_use]
 pub fn tenant(
     tenant: &TenantSpec,
@@ -226,7 +225,7 @@ pub fn tenant(
     }
     if !tenant.cards.is_empty() && daemon.socket_dir.as_os_str().as_encoded_bytes().contains(&b':') {
         let what = format!(
-            "programs get the sockets of several cards with `:` between them, expected a `daemon.socket_dir` without \
+            "programs get the sockets of several cards separated by `:`, expected a `daemon.socket_dir` without \
              `:` instead of `{}`",
             daemon.socket_dir.display()
         );
@@ -320,7 +319,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
         return;
     }
     if card.cuda.is_some() {
-        table.say("cuda", "expected no such table but with kind = \"cuda\"".to_owned());
+        table.say("cuda", "expected no such table unless kind = \"cuda\"".to_owned());
     }
     if !(16..=6144).contains(&card.vram_mib) {
         table.say("vram_mib", format!("{} MiB, expected 16 to 6144", card.vram_mib));
@@ -343,10 +342,10 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     if reserve == 0 || reserve >= card.vram_mib {
         table.say(
             "reserve_mib",
-            format!("{reserve} MiB of {} MiB, expected at least 1 and less than all", card.vram_mib),
+            format!("{reserve} MiB of {} MiB, expected at least 1 MiB and less than all", card.vram_mib),
         );
     }
-    // The structures of the layout, the page tables of the copying channels, and a guest's page tables need separate
+    // The structures of the layout, the page tables of the copy channels, and a guest's page tables need separate
     // chunks.
     let least = (4u64 << 10).div_ceil(card.chunk_kib.max(1)).saturating_add(2).saturating_mul(card.chunk_kib) >> 10;
     if card.memory.host_mib != 0 && reserve < least {
@@ -361,7 +360,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
             ("time.copy_mib_per_s", time.copy_mib_per_s, 1),
             ("time.shader_mhz", time.shader_mhz, 1),
             ("time.shader_mib_per_s", time.shader_mib_per_s, 1),
-            // Zero means that no limit exists.
+            // Zero means no limit.
             ("time.bus_mib_per_s", time.bus_mib_per_s, 0),
         ]
     });
@@ -375,7 +374,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     }
 }
 
-/// Returns all reasons to refuse a virtual machine, given `others`.
+/// Returns all reasons to reject a virtual machine, given `others`.
 #[must_use]
 pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
@@ -458,7 +457,8 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     }
     if vm.passthrough {
         if vm.paravirtual != Paravirtual::default() {
-            let what = "expected no such table with passthrough = true, because there is no mediator".to_owned();
+            let what =
+                "expected no such table with passthrough = true, because passthrough bypasses the mediator".to_owned();
             say(RefusalKind::Invalid, "paravirtual", what);
         }
         if vm.memory != VmMemory::default() {
@@ -476,8 +476,7 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
             say(RefusalKind::Invalid, "time", what);
         }
         if let Some(other) = beside.first() {
-            let what =
-                format!("VM `{}` uses card `{}`, expected a card of its own for passthrough", other.name, vm.card);
+            let what = format!("VM `{}` uses card `{}`, expected an unused card for passthrough", other.name, vm.card);
             say(RefusalKind::Conflict, "passthrough", what);
         }
         return refusals;
@@ -504,7 +503,7 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
 
 fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(RefusalKind, &'static str, String)) {
     let Some(vram) = vm.vram_mib else {
-        let what = format!("missing, expected MiB of VRAM from {MIN_VM_VRAM_MIB} on, or passthrough = true");
+        let what = format!("missing, expected at least {MIN_VM_VRAM_MIB} MiB of VRAM, or passthrough = true");
         return say(RefusalKind::Invalid, "vram_mib", what);
     };
     if vram < MIN_VM_VRAM_MIB {
@@ -517,7 +516,7 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
     memory(vm, vram, card, beside, say);
 }
 
-/// Checks that the card can always store all memory that the guest sees, if this is guaranteed.
+/// Checks that the card can always store all memory that the guest sees, if the settings guarantee this.
 fn memory(
     vm: &VmSpec,
     vram: u64,
@@ -535,7 +534,7 @@ fn memory(
     if guaranteed > left {
         let field = if own.guarantee_mib.is_some() { "memory.guarantee_mib" } else { "vram_mib" };
         let what = format!(
-            "{guaranteed} MiB, expected at most {left}: card `{}` has {} MiB, the mediator keeps {}, other VMs are \
+            "{guaranteed} MiB, expected at most {left}: card `{}` has {} MiB, the mediator reserves {}, other VMs are \
              guaranteed {taken}",
             card.name,
             card.vram_mib,
@@ -563,13 +562,13 @@ fn memory(
     }
 }
 
-/// Crates that `mediator` represents in a log filter.
+/// Crates that `mediator` stands for in a log filter.
 const MEDIATOR: [&str; 4] = ["mediatord", "owner", "vfio_card", "vgpu"];
 
 /// Parses a filter such as `info,mediator=debug`. `mediator` represents all crates in the folder with this name.
 ///
 /// # Errors
-/// Returns an error if the filter is not valid.
+/// Returns an error if the filter is invalid.
 pub fn parse_filter(filter: &str) -> Result<EnvFilter, ParseError> {
     let of_each = |directive: &str| match directive.strip_prefix("mediator=") {
         Some(level) => MEDIATOR.map(|name| format!("{name}={level}")).join(","),

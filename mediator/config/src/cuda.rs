@@ -21,15 +21,15 @@ const MAX_WORKER_USERS: u32 = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CudaSpec {
-    /// The card: its number, `GPU-` and its UUID as `nvidia-smi -L` prints it, or its PCI address.
+    /// The card, given by its number, its `GPU-` UUID as printed by `nvidia-smi -L`, or its PCI address.
     pub device: String,
-    /// NVIDIA's library: a path, or a name for the loader.
+    /// NVIDIA's library, as a path or as a name for the dynamic loader.
     pub driver: PathBuf,
-    /// Program that calls CUDA for a program of a virtual machine; by default, the package's program.
+    /// Program that calls CUDA on behalf of a virtual machine's program; by default, the package's program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<PathBuf>,
-    /// First and last user ID for workers: each virtual machine's workers have a separate user. By default, workers
-    /// have the daemon's user.
+    /// First and last user ID for workers. Each virtual machine's workers run as a separate user. By default, workers
+    /// run as the daemon's user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker_users: Option<[u32; 2]>,
     /// Restricts workers to the parts of the host that they need.
@@ -37,7 +37,7 @@ pub struct CudaSpec {
     /// Size of a chunk, the unit of allocation and relocation, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub chunk_mib: u64,
-    /// Amount of host memory that is pinned in advance, in MiB.
+    /// Host memory to pin in advance, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub host_ready_mib: u64,
     /// Length of a slice of the card's time, in milliseconds.
@@ -46,25 +46,25 @@ pub struct CudaSpec {
     pub run_ahead_us: u32,
     /// Policy for processes that use the card without its owner, and for programs with memory outside their accounts.
     pub strangers: OnStranger,
-    /// Tolerance between accounted and actual memory use, of one process and of the whole card, in MiB.
+    /// Tolerance between accounted and actual memory usage, per process and for the whole card, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub margin_mib: u64,
-    /// NVIDIA's program that controls MPS servers, for share groups.
+    /// NVIDIA's control program for MPS servers, used for share groups.
     pub mps_control: PathBuf,
-    /// Time for which workers of guest programs continue after the daemon was killed, in seconds. A worker that the
-    /// next daemon has not taken over by then ends itself and its program.
+    /// Time for which workers of guest programs continue after the daemon was killed, in seconds. A worker that no new
+    /// daemon has taken over by then exits and ends its program.
     pub orphan_timeout_s: u64,
 }
 
-/// Policy for processes that use a CUDA card without its owner, as NVML reports, and for tenants' programs whose memory
-/// outside their accounts exceeds the tenant's limits.
+/// Policy for processes that, according to NVML, use a CUDA card without its owner, and for tenants' programs whose
+/// unaccounted memory exceeds the tenant's limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnStranger {
-    /// Such processes are shown and logged.
+    /// Shows and logs such processes.
     #[default]
     Report,
-    /// Such processes are also killed, if the daemon's user has permission.
+    /// Also kills such processes, if the daemon's user has permission.
     Kill,
 }
 
@@ -88,23 +88,23 @@ impl Default for CudaSpec {
     }
 }
 
-/// A `[[tenant]]` table: programs that share a CUDA card with others.
+/// A `[[tenant]]` table: a group of programs that share a CUDA card with others.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSpec {
-    /// Name of the tenant; no virtual machine may have the same name.
+    /// Name of the tenant, which no virtual machine may share.
     pub name: String,
-    /// Name of the card, of `kind = "cuda"`; by default, the card with the most room.
+    /// Name of the card, of `kind = "cuda"`; by default, the card with the most free capacity.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
-    /// Names of the cards of a tenant with several CUDA cards, instead of `card`. Its turns begin on all of them
-    /// together.
+    /// Names of the cards of a tenant with several CUDA cards, instead of `card`. The tenant's turns begin on all of
+    /// them together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cards: Vec<String>,
-    /// Name of the profile that provides the keys that are not set here.
+    /// Name of the profile that provides keys missing here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Memory that the tenant's programs see on each card, in MiB; required here or in the profile.
+    /// Memory that the tenant's programs see on each card, in MiB. Required here or in the profile.
     #[serde(default)]
     #[serde(deserialize_with = "crate::size::key")]
     pub vram_mib: u64,
@@ -114,73 +114,73 @@ pub struct TenantSpec {
     /// Share of the card's time.
     #[serde(default)]
     pub time: TimeShare,
-    /// Name of the share group: tenants of the card that trust each other. Programs of a group that are clients of the
-    /// card's MPS server can use the card at the same time. Empty for no group.
+    /// Name of the share group, which consists of tenants of the card that trust each other; empty for no group.
+    /// Programs of a group that are clients of the card's MPS server can use the card simultaneously.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub share_group: String,
-    /// Mode in which the members of its group share the card: `turns`, `together`, or `auto` for the mode with more
-    /// progress. The strictest member decides: `turns` before `auto` before `together`.
+    /// How the members of the group share the card: `turns`, `together`, or `auto` for the mode with more progress. The
+    /// strictest member's setting applies: `turns` before `auto` before `together`.
     #[serde(default)]
     pub sharing: Sharing,
     /// Policy for a program that does not respond.
     #[serde(default)]
     pub on_stuck: OnStuck,
-    /// Policy for the tenant's programs when the tenant is removed.
+    /// Policy for the tenant's programs when it is removed.
     #[serde(default)]
     pub on_remove: OnRemove,
-    /// Path of the socket; by default `tenants/NAME/cuda.sock` in the daemon's socket folder. The daemon creates the
-    /// folder with the tenant's name. A tenant with several cards has a socket `CARD.sock` for each card there.
+    /// Path of the socket; by default, `tenants/NAME/cuda.sock` in the daemon's socket folder. The daemon creates the
+    /// folder with the tenant's name. A tenant with several cards has a socket `CARD.sock` per card in that folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
-    /// Access rights of the socket. Users that may connect act as the tenant.
+    /// File mode of the socket. Users that can connect act as the tenant.
     #[serde(default)]
     pub mode: SocketMode,
-    /// User that owns the socket, by name or number.
+    /// Owner of the socket, as a user name or ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Group of the socket, by name or number.
+    /// Group of the socket, as a group name or ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Labels for placement software, shown with the tenant.
+    /// Labels for orchestrators, shown with the tenant.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
 }
 
-/// Folder of the tenants' folders, in the daemon's `socket_dir`.
+/// Folder for the tenants' folders, in the daemon's `socket_dir`.
 pub const TENANTS: &str = "tenants";
 
-/// Policy for a program that holds the card or its memory and does not respond.
+/// Policy for a program that occupies the card or its memory and does not respond.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnStuck {
-    /// The program is killed.
+    /// Kills the program.
     #[default]
     Kill,
-    /// NVIDIA's driver suspends the program if possible; otherwise it is killed.
+    /// Suspends the program with NVIDIA's driver if possible, and otherwise kills it.
     Suspend,
 }
 
-/// Policy for the programs of a tenant that is removed.
+/// Policy for the programs of a removed tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnRemove {
-    /// The programs are killed.
+    /// Kills the programs.
     #[default]
     Kill,
-    /// Connections are closed. Programs that have memory of the card are killed if they still run after 5 seconds.
+    /// Closes the connections. Programs that use card memory are killed if they still run after 5 seconds.
     Disconnect,
 }
 
 impl TenantSpec {
-    /// Returns the tenant that a `[[tenant]]` table describes.
+    /// Returns the tenant described by a `[[tenant]]` table.
     ///
     /// # Errors
-    /// Returns an error if the table is invalid; the error names the key.
+    /// Returns an error that names the key if the table is invalid.
     pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
         Self::deserialize(table).map_err(|error| error.to_string())
     }
 
-    /// Returns the table with all keys that have a value, including omitted keys.
+    /// Returns the table with all keys that have a value, including defaults of omitted keys.
     #[must_use]
     pub fn whole(&self, socket_dir: &Path) -> Self {
         let time = self.time.params(None).into();
@@ -188,14 +188,14 @@ impl TenantSpec {
         Self { time, socket, ..self.clone() }
     }
 
-    /// Assigns a tenant that names no card to the card with the most room, among the cards that accept it, given
+    /// Assigns a tenant without a card to the CUDA card with the most free capacity among those that accept it, given
     /// `others`.
     #[must_use]
     pub fn placed(mut self, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Self {
         if !self.card.is_empty() || !self.cards.is_empty() {
             return self;
         }
-        // Memory that the tenants of a card see, in thousandths of the card's memory. Overcommit is possible.
+        // Memory that the tenants of a card see, in permille of the card's memory. Overcommitment is possible.
         let load = |card: &CardSpec| {
             let there = others.iter().filter(|other| other.uses(&card.name)).map(|other| other.vram_mib);
             there.fold(self.vram_mib, u64::saturating_add).saturating_mul(1000) / card.vram_mib.max(1)
@@ -205,7 +205,7 @@ impl TenantSpec {
             !card.drained && tenant(&here, cards, vms, others).is_empty()
         };
         let kind = |card: &&CardSpec| card.kind == CardKind::Cuda;
-        // If no card accepts the tenant, the refusal of the first card is reported.
+        // If no card accepts the tenant, the first card's refusal is reported.
         let found = cards.iter().filter(kind).filter(fits).min_by_key(|card| load(card));
         if let Some(card) = found.or(cards.iter().find(kind)) {
             self.card.clone_from(&card.name);
@@ -234,10 +234,10 @@ impl TenantSpec {
         self.card_names().contains(&card)
     }
 
-    /// Returns the socket's path: the configured path, or the path in the tenant's folder in `socket_dir`. With several
-    /// cards, this is the path of the first card's socket.
+    /// Returns the socket's path: the configured path, or the default path in `socket_dir`. With several cards, this is
+    /// the path of the first card's socket.
     ///
-    /// The folder is exclusive to the tenant: containers mount it, and find the socket of the next owner in it.
+    /// The folder is exclusive to the tenant: containers mount it, so that they find the next owner's socket there.
     #[must_use]
     pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
         self.socket_on(self.cards.first().map_or("", String::as_str), socket_dir)
@@ -250,37 +250,37 @@ impl TenantSpec {
         self.socket.clone().unwrap_or_else(|| socket_dir.join(TENANTS).join(&self.name).join(file))
     }
 
-    /// Returns the path of the tenant's socket for each of its cards, in the order of the cards.
+    /// Returns the path of the tenant's socket for each of its cards, in their order.
     #[must_use]
     pub fn socket_paths(&self, socket_dir: &Path) -> Vec<PathBuf> {
         self.card_names().into_iter().map(|card| self.socket_on(card, socket_dir)).collect()
     }
 }
 
-/// Returns the number by which the owners of several cards know a card or a tenant of these cards. The number depends
-/// only on the name, so owners agree on it across restarts and changes of the configuration.
+/// Returns the number that identifies a card, or a tenant of several cards, among the cards' owners. It depends only on
+/// the name, so owners agree on it across restarts and configuration changes.
 #[must_use]
 pub fn gang_number(name: &str) -> u32 {
-    // The number is the 32-bit FNV-1a hash. The configuration is refused if two names have the same hash.
+    // The number is the 32-bit FNV-1a hash. A configuration in which two names collide is rejected.
     name.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Returns the name of the file on which the owner of a card listens for the owners of other cards, in the daemon's
-/// socket folder.
+/// Returns the name of the socket on which a card's owner listens for the owners of other cards, in the daemon's socket
+/// folder.
 #[must_use]
 pub fn owner_socket(card: &str) -> String {
     format!("{card}.owner.gangs")
 }
 
 impl CardSpec {
-    /// Returns the keys of a CUDA card. Returns the defaults if the card has no such table.
+    /// Returns the keys of a CUDA card, or the defaults if the card has no such table.
     #[must_use]
     pub fn cuda(&self) -> CudaSpec {
         self.cuda.clone().unwrap_or_default()
     }
 }
 
-/// Returns the errors of a card of `kind = "cuda"`, each with its key.
+/// Returns the errors in a card of `kind = "cuda"`, each with its key.
 pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     let cuda = card.cuda();
     let mut wrong = Vec::new();
@@ -335,23 +335,24 @@ pub(super) fn shared_users(card: &CardSpec, before: &[CardSpec]) -> Option<Strin
         other.cuda.as_ref().and_then(|cuda| cuda.worker_users).is_some_and(|[from, to]| from <= last && first <= to)
     };
     let other = before.iter().find(meets)?;
-    Some(format!("users of card `{}` are among them, expected others", other.name))
+    Some(format!("they overlap the users of card `{}`, expected others", other.name))
 }
 
-/// Returns the errors of a CUDA card's `memory` table.
+/// Returns the errors in a CUDA card's `memory` table.
 #[must_use]
 pub fn memory(card: &CardSpec) -> Vec<(&'static str, String)> {
     let memory = &card.memory;
     let mut wrong = memory.check(card.cuda().chunk_mib << 10, card.vram_mib);
     if memory.reserve_mib != 0 {
-        let what = format!("{}, expected 0 on a CUDA card; `memory.low_water_mib` keeps room free", memory.reserve_mib);
+        let what =
+            format!("{}, expected 0 on a CUDA card; `memory.low_water_mib` keeps memory free", memory.reserve_mib);
         wrong.push(("memory.reserve_mib", what));
     }
     if memory.chaos_every != 0 {
         wrong.push(("memory.chaos_every", format!("{}, expected 0 on a CUDA card", memory.chaos_every)));
     }
     if !memory.ram.is_silent() {
-        wrong.push(("memory.ram", "expected no such table on a CUDA card: its tenants lend no RAM".to_owned()));
+        wrong.push(("memory.ram", "expected no such table on a CUDA card: its tenants do not lend RAM".to_owned()));
     }
     if memory.victims == VictimPolicy::Profiled {
         let what = "`profiled`, expected another policy on a CUDA card: programs have no profiles there".to_owned();
@@ -360,7 +361,7 @@ pub fn memory(card: &CardSpec) -> Vec<(&'static str, String)> {
     wrong
 }
 
-/// Returns the errors of a CUDA card's `scheduler` table. A slice always includes the whole card.
+/// Returns the errors in a CUDA card's `scheduler` table. A slice always includes the whole card.
 #[must_use]
 pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     let mut wrong = Vec::new();
@@ -369,7 +370,7 @@ pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     }
     if matches!(config.policy, PolicyKind::Direct | PolicyKind::Disengaged) {
         let what = format!(
-            "`{}`, expected `band`, `credit` or `fifo` on a CUDA card, whose time is given in turns; to share it \
+            "`{}`, expected `band`, `credit` or `fifo` on a CUDA card, whose time is assigned in turns; to share it \
              without turns, run the programs without the library",
             config.policy.name()
         );
@@ -377,14 +378,14 @@ pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     }
     let default = sched::Config::default();
     let said = [
-        ("scheduler.queues", config.queues != default.queues, "a turn is of the whole card"),
-        ("scheduler.disengaged", config.disengaged != default.disengaged, "there is no such policy for turns"),
+        ("scheduler.queues", config.queues != default.queues, "a turn covers the whole card"),
+        ("scheduler.disengaged", config.disengaged != default.disengaged, "turns do not support this policy"),
         (
             "scheduler.pipeline",
             config.pipeline != default.pipeline,
             "set `cuda.run_ahead_us` in the configuration file",
         ),
-        ("scheduler.stamp_slack_ns", config.stamp_slack_ns != default.stamp_slack_ns, "the owner's own clock is taken"),
+        ("scheduler.stamp_slack_ns", config.stamp_slack_ns != default.stamp_slack_ns, "the owner uses its own clock"),
     ];
     let said = said.into_iter().filter(|(_, said, _)| *said);
     wrong.extend(said.map(|(key, _, why)| (key, format!("expected no such key on a CUDA card: {why}"))));
@@ -413,7 +414,7 @@ mod tests {
              time.weight = 300\nmode = \"0600\"\non_stuck = \"suspend\"\n\
              share_group = \"decoders\"\nsharing = \"together\"\n"
         );
-        let config = Config::parse(&text, "m.toml").expect("it is good");
+        let config = Config::parse(&text, "m.toml").expect("the file is valid");
         assert_eq!(config.tenants[0].memory.guarantee_mib, Some(1024));
         assert_eq!(
             (config.tenants[0].share_group.as_str(), config.tenants[0].sharing),
@@ -433,7 +434,7 @@ mod tests {
             (
                 "cuda.worker_users = [900, 910]\n\
                  [[card]]\nname = \"b\"\nkind = \"cuda\"\nvram_mib = 1024\ncuda.worker_users = [910, 920]\n",
-                "card[1].cuda.worker_users: users of card `h100` are among them",
+                "card[1].cuda.worker_users: they overlap the users of card `h100`",
             ),
             (
                 "[[tenant]]\nname = \"a\"\ncard = \"x\"\nvram_mib = 16\n",
@@ -514,7 +515,7 @@ mod tests {
     #[test]
     fn tenant_with_several_cards_has_socket_for_each() {
         let table = serde_json::json!({ "name": "a", "cards": ["y", "x"], "vram_mib": 16 });
-        let spec = crate::TenantSpec::from_table(table.as_object().expect("a table")).expect("it is good");
+        let spec = crate::TenantSpec::from_table(table.as_object().expect("a table")).expect("the table is valid");
         let paths = ["/run/tenants/a/y.sock", "/run/tenants/a/x.sock"].map(std::path::PathBuf::from);
         assert_eq!(spec.socket_paths("/run".as_ref()), paths);
         assert_eq!((spec.uses("x"), spec.uses(""), spec.whole("/run".as_ref()).socket), (true, false, None));
@@ -535,15 +536,15 @@ mod tests {
         let second = CARD.replace("h100", "small").replace("40960", "20480");
         let tenant = |name: &str, more: &str| format!("[[tenant]]\nname = \"{name}\"\nvram_mib = 16384\n{more}");
         let text = format!("{CARD}{second}{}{}{}", tenant("a", ""), tenant("b", ""), tenant("c", ""));
-        let config = Config::parse(&text, "m.toml").expect("it is good");
+        let config = Config::parse(&text, "m.toml").expect("the file is valid");
         let mut placed: Vec<crate::TenantSpec> = Vec::new();
         for tenant in config.tenants {
             let others: Vec<_> = placed.iter().collect();
             let tenant = tenant.placed(&config.cards, &[], &others);
             placed.push(tenant);
         }
-        // The first tenant uses 40 % and 80 % of the two cards. Then both cards have 80 %, and the first card is
-        // chosen, followed by the other card.
+        // The first tenant would use 40 % or 80 % of the cards. Then both cards would be at 80 %, so the first one is
+        // chosen, and then the other one.
         assert_eq!(placed.iter().map(|tenant| tenant.card.as_str()).collect::<Vec<_>>(), ["h100", "h100", "small"]);
         let guarantee = |mib: u64| tenant("d", &format!("memory.guarantee_mib = {mib}\n"));
         assert_eq!(mistakes(&format!("{second}{}", guarantee(32768))), "");

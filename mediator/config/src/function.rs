@@ -1,4 +1,4 @@
-//! Virtual machines whose programs use a CUDA card: the `[vm.cuda]` table, and the rules of such a virtual machine.
+//! Virtual machines whose programs use a CUDA card: the `[vm.cuda]` table and its rules.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,22 +7,22 @@ use super::cuda::{self, OnRemove, OnStuck};
 use super::refusal::{Refusal, RefusalKind};
 use super::{Apertures, CardSpec, Labels, Paravirtual, SocketMode, TenantSpec, VmSpec};
 
-/// Minimum MiB of a window. Firmware places a smaller window where the guest maps it uncached.
+/// Minimum window size in MiB. Firmware places a smaller window where the guest maps it uncached.
 const MIN_WINDOW_MIB: u64 = 1 << 10;
-/// Maximum MiB of a window.
+/// Maximum window size in MiB.
 const MAX_WINDOW_MIB: u64 = 1 << 20;
 /// Maximum number of programs of a virtual machine.
 const MAX_PROGRAMS: u32 = 64;
 
-/// A `[vm.cuda]` table: the virtual machine is on a card of `kind = "cuda"`, and the guest's programs use CUDA.
+/// A `[vm.cuda]` table. The virtual machine is on a card of `kind = "cuda"`, and the guest's programs use CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FunctionSpec {
-    /// Size of the window in MiB, a power of two: host memory that programs and card share, including pinned memory.
-    /// The guest can use all of it, in addition to its RAM.
+    /// Size of the window in MiB, a power of two. The window is host memory shared by programs and card, including
+    /// pinned memory. The guest can use all of it, in addition to its RAM.
     #[serde(deserialize_with = "crate::size::key")]
     pub window_mib: u64,
-    /// Maximum number of the guest's programs that use the card at the same time; each has a process on the host.
+    /// Maximum number of guest programs that use the card simultaneously. Each has a process on the host.
     pub programs: u32,
 }
 
@@ -58,8 +58,8 @@ impl VmSpec {
     }
 }
 
-/// Returns all reasons to refuse a virtual machine on a CUDA card, given `others`, except those about its name and
-/// socket.
+/// Returns all reasons to reject a virtual machine on a CUDA card, given `others`, except those that concern its name
+/// and socket.
 pub(super) fn vm(vm: &VmSpec, card: &CardSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut say = |field, what: String| refusals.push(Refusal { kind: RefusalKind::Invalid, field, what });
@@ -100,14 +100,14 @@ pub(super) fn vm(vm: &VmSpec, card: &CardSpec, cards: &[CardSpec], others: &[&Vm
     refusals
 }
 
-/// Returns the host memory in MiB that the windows of these virtual machines need on a card.
+/// Returns the host memory that the windows of these virtual machines need on a card, in MiB.
 #[must_use]
 pub fn windows_mib<'a>(card: &str, vms: impl IntoIterator<Item = &'a VmSpec>) -> u64 {
     let of_card = vms.into_iter().filter(|vm| vm.card == card).filter_map(|vm| vm.cuda);
     of_card.map(|function| function.window_mib).fold(0, u64::saturating_add)
 }
 
-/// Returns the reason to refuse a window that does not fit into the card's host memory, next to the windows of
+/// Returns the reason to reject a window that does not fit into the card's host memory, next to the windows of
 /// `others`. A guest can fill its window, so the whole window counts.
 fn refused_window(function: FunctionSpec, card: &CardSpec, others: &[&VmSpec]) -> Option<Refusal> {
     let (window, taken) = (function.window_mib, windows_mib(&card.name, others.iter().copied()));
@@ -172,7 +172,7 @@ mod tests {
         let expected = "vm[2].cuda.window_mib: 4096 MiB, expected at most 2048: the window is host memory of card `h100`, \
                         whose `memory.host_mib` is 8192, and windows of other VMs need 6144";
         assert!(found.contains(expected), "{found}");
-        // A window of another card needs no memory of this one.
+        // Another card's window does not need this card's memory.
         let cards = "[[card]]\nname = \"second\"\nkind = \"cuda\"\nvram_mib = 40960\nmemory.host_mib = 4096\n";
         let there = other("b", 4096).replace("h100", "second");
         assert_eq!(mistakes(&(first.replace("4096", "8192") + &there + cards)), "");

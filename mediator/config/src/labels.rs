@@ -1,7 +1,7 @@
-//! Labels: words of the system that places work, shown with each virtual machine or tenant.
+//! Labels: metadata from orchestrators, shown with each virtual machine or tenant.
 //!
-//! A key is also the name of a label in the metrics, so it consists of characters that Prometheus allows there. The
-//! daemon uses labels only for [`LabelMatch`]: affinity between virtual machines.
+//! A key is also a label name in the metrics, so it is limited to the characters that Prometheus allows there. The
+//! daemon itself uses labels only for affinity between virtual machines ([`LabelMatch`]).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,16 +14,16 @@ use serde::{Deserialize, Serialize};
 pub(crate) const MAX_LABELS: usize = 16;
 /// Maximum length of a key, in bytes.
 const MAX_KEY: usize = 32;
-/// Maximum length of a value, in bytes. The name of a Kubernetes object fits.
+/// Maximum length of a value, in bytes, which fits the names of Kubernetes objects.
 const MAX_VALUE: usize = 253;
 
-/// A `labels` table: keys and values for placement software.
+/// A `labels` table: keys and values for orchestrators.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Labels(pub BTreeMap<String, String>);
 
 impl Labels {
-    /// Returns true if no labels exist.
+    /// Returns true if there are no labels.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -37,7 +37,7 @@ impl Labels {
     /// Checks the number of labels, their keys and their values.
     ///
     /// # Errors
-    /// Returns an error if a label is invalid; the error names the expected value.
+    /// Returns an error that describes the expected value if a label is invalid.
     pub fn check(&self) -> Result<(), String> {
         if self.0.len() > MAX_LABELS {
             return Err(format!("{} labels, expected at most {MAX_LABELS}", self.0.len()));

@@ -1,11 +1,10 @@
 //! The configuration file: cards, virtual machines, sockets.
 //!
-//! Parts: the types of the TOML file (this file), [`check`] for rules beyond the types, [`place`] for the card of a
-//! virtual machine without a configured card, `function` for virtual machines on CUDA cards, `rebalance` for automatic
-//! moves of running virtual machines, [`position`] for the line and the key of an error, `parse` for all errors of a
-//! file, [`profile`] for named keys that several tables share, [`patch`] for tables that are changed while the daemon
-//! runs, [`live`] for the list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is
-//! added while the daemon runs passes the same checks.
+//! Modules: the types of the TOML file (this file), [`check`] (rules beyond the types), [`place`] (placement of virtual
+//! machines without a configured card), `function` (virtual machines on CUDA cards), `rebalance` (automatic moves of
+//! running virtual machines), [`position`] (line and key of an error), `parse` (all errors in a file), [`profile`]
+//! (named sets of keys), [`patch`] (changes of tables at run time), [`live`] (keys that can be changed at run time),
+//! [`size`] (syntax of sizes). Virtual machines added at run time must pass the same checks.
 //!
 //! `reference` generates the tables of keys in the documentation.
 //!
@@ -56,10 +55,10 @@ pub use rebalance::RebalanceSpec;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
 pub use vfio::ResetWay;
 
-/// Path of the configuration without `--config`.
+/// Default path of the configuration file.
 pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
 
-/// The default admin socket of both the daemon and `mediatorctl`.
+/// Default admin socket of both the daemon and `mediatorctl`.
 pub const DEFAULT_ADMIN_SOCKET: &str = "/run/gpu-mediator/admin.sock";
 
 /// A whole configuration file.
@@ -69,16 +68,16 @@ pub struct Config {
     /// The daemon itself.
     #[serde(default)]
     pub daemon: DaemonSpec,
-    /// The cards that it owns.
+    /// The cards owned by the daemon.
     #[serde(default, rename = "card")]
     pub cards: Vec<CardSpec>,
-    /// The virtual machines that exist from the start.
+    /// The virtual machines that exist from startup.
     #[serde(default, rename = "vm")]
     pub vms: Vec<VmSpec>,
     /// Tenants of CUDA cards.
     #[serde(default, rename = "tenant")]
     pub tenants: Vec<TenantSpec>,
-    /// Named keys that virtual machines and tenants share.
+    /// Named sets of keys for virtual machines and tenants.
     #[serde(default, rename = "profile")]
     pub profiles: Vec<ProfileSpec>,
 }
@@ -91,33 +90,33 @@ pub struct DaemonSpec {
     pub admin_socket: PathBuf,
     /// Access rights of the admin socket. Only the daemon's user by default: each client may do everything.
     pub admin_mode: SocketMode,
-    /// User that owns the admin socket, by name or number.
+    /// Owner of the admin socket, as a user name or ID.
     pub admin_owner: Option<String>,
-    /// Group of the admin socket, by name or number.
+    /// Group of the admin socket, as a group name or ID.
     pub admin_group: Option<String>,
-    /// Path of the read-only socket, which accepts `/metrics` and all other GETs; without it, no such socket exists.
+    /// Path of the read-only socket, which accepts `/metrics` and all other GETs. By default, there is no such socket.
     pub read_socket: Option<PathBuf>,
-    /// Access rights of the read-only socket.
+    /// File mode of the read-only socket.
     pub read_mode: SocketMode,
-    /// User that owns the read-only socket, by name or number.
+    /// Owner of the read-only socket, as a user name or ID.
     pub read_owner: Option<String>,
-    /// Group of the read-only socket, by name or number.
+    /// Group of the read-only socket, as a group name or ID.
     pub read_group: Option<String>,
-    /// Loopback address and port of a page that shows cards, tenants and virtual machines in a browser; without it, no
+    /// Loopback address and port of a page that shows cards, tenants and virtual machines in a browser. By default, no
     /// page is served.
     #[schemars(with = "Option<String>")]
     pub page: Option<SocketAddr>,
-    /// Folder of the sockets of virtual machines that name no path.
+    /// Folder for the sockets of virtual machines without a configured path.
     pub socket_dir: PathBuf,
-    /// Filter of the log, in the syntax of `tracing`.
+    /// Log filter, in the syntax of `tracing`.
     pub log: String,
     /// Format of the log.
     pub log_format: LogFormat,
-    /// Folder that stores changes made while the daemon ran; without it, they are lost.
+    /// Folder that stores changes made at run time. By default, they are lost at a restart.
     pub state_dir: Option<PathBuf>,
-    /// Policy that chooses a card for a virtual machine that names none.
+    /// Policy that chooses cards for virtual machines without a configured card.
     pub placement: Placement,
-    /// Automatic moves of virtual machines from full cards to empty ones; without it, none happen.
+    /// Automatic moves of virtual machines from busy cards to idle ones. Disabled by default.
     pub rebalance: Option<RebalanceSpec>,
 }
 
@@ -154,14 +153,14 @@ pub enum LogFormat {
     Json,
 }
 
-/// Policy for residue of one virtual machine's kernels in PGRAPH, before another's run there.
+/// Policy for residual data of one virtual machine's kernels in PGRAPH before kernels of another one run there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residue {
-    /// The residue is cleared.
+    /// Clears the residue.
     #[default]
     Clear,
-    /// The residue stays, and the next virtual machine may read it.
+    /// Keeps the residue, which the next virtual machine may read.
     Keep,
 }
 
@@ -169,18 +168,18 @@ pub enum Residue {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CardSpec {
-    /// Name by which virtual machines refer to it.
+    /// Name by which virtual machines refer to the card.
     pub name: String,
     /// Kind of the card.
     pub kind: CardKind,
-    /// Accepts no further virtual machine or tenant; present ones stay.
+    /// Accepts no further virtual machine or tenant; existing ones stay.
     #[serde(default)]
     pub drained: bool,
-    /// Address of the PCI function of a card behind VFIO.
+    /// PCI address of a card behind VFIO.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub address: Option<Address>,
-    /// Way in which a card behind VFIO is reset.
+    /// How to reset a card behind VFIO.
     #[serde(default)]
     pub reset: ResetWay,
     /// Size of the VRAM, in MiB.
@@ -195,21 +194,21 @@ pub struct CardSpec {
     #[serde(default = "default_bar3")]
     #[serde(deserialize_with = "crate::size::key")]
     pub bar3_mib: u64,
-    /// Amount of VRAM that the mediator reserves for its own structures, in MiB; virtual machines share the rest.
+    /// Amount of VRAM that the mediator reserves for its own structures, in MiB. Virtual machines share the rest.
     #[serde(default)]
     #[serde(deserialize_with = "crate::size::optional")]
     pub reserve_mib: Option<u64>,
     /// Size of a chunk, the unit of VRAM allocation, in KiB.
     #[serde(default = "default_chunk")]
     pub chunk_kib: u64,
-    /// Allows guarantees and sizes of virtual machines beyond the VRAM; a guest that uses memory when none is left is
-    /// denied it.
+    /// Allows guarantees and sizes of virtual machines to exceed the VRAM. A guest that uses memory when none is left
+    /// is denied it.
     #[serde(default)]
     pub overcommit: bool,
     /// Division of the card's memory.
     #[serde(default)]
     pub memory: CardMemory,
-    /// Policy for residue of one virtual machine's kernels in PGRAPH's registers and shared memory.
+    /// Policy for residual data of one virtual machine's kernels in PGRAPH's registers and shared memory.
     #[serde(default)]
     pub residue: Residue,
     /// Division of the card's time.
@@ -218,16 +217,16 @@ pub struct CardSpec {
     /// A card behind NVIDIA's driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<CudaSpec>,
-    /// Simulated duration of work on a software card; by default, work takes as long as the host needs.
+    /// Simulated duration of work on a software card. By default, work takes as long as the host needs.
     #[serde(default)]
     pub time: Option<TimeSpec>,
-    /// Makes a software card count the accesses of its engines to each part of memory.
+    /// Makes a software card count its engines' accesses to each part of memory.
     #[serde(default)]
     pub profile: bool,
-    /// Gives the PCI function of a passed-through software card a function-level reset.
+    /// Provides a function-level reset for a software card that is passed through.
     #[serde(default)]
     pub flr: bool,
-    /// Faults of a software card, for tests of recovery.
+    /// Faults of a software card, for testing recovery.
     #[serde(default, rename = "fault", skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<FaultSpec>,
 }
@@ -239,13 +238,13 @@ impl CardSpec {
         self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(8, 64))
     }
 
-    /// Returns the table with all keys, including omitted keys.
+    /// Returns the table with all keys, including defaults of omitted keys.
     #[must_use]
     pub fn whole(&self) -> Self {
         Self { reserve_mib: Some(self.reserve_mib()), ..self.clone() }
     }
 
-    /// Returns the MiB that all virtual machines share.
+    /// Returns the VRAM shared by all virtual machines, in MiB.
     #[must_use]
     pub fn shared_mib(&self) -> u64 {
         self.vram_mib.saturating_sub(self.reserve_mib())
@@ -296,30 +295,31 @@ impl fmt::Display for CardKind {
 pub struct VmSpec {
     /// Name of the virtual machine.
     pub name: String,
-    /// Name of the card; by default, the card that `daemon.placement` chooses.
+    /// Name of the card; by default, `daemon.placement` chooses one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
-    /// Name of the profile that provides the keys that are not set here.
+    /// Name of the profile that provides keys missing here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// VRAM that the guest sees, in MiB. Not allowed with passthrough, where the guest sees all of the card's VRAM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub vram_mib: Option<u64>,
-    /// Maximum number of channels that the guest has on the card at the same time.
+    /// Maximum number of channels that the guest has on the card simultaneously.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,
-    /// Gives the virtual machine the card by passthrough, without mediation.
+    /// Passes the card through to the virtual machine, without mediation.
     #[serde(default)]
     pub passthrough: bool,
-    /// Way in which BAR1 and BAR3 are served.
+    /// How BAR1 and BAR3 are served.
     #[serde(default)]
     pub apertures: Apertures,
-    /// Amount of work that a TLB flush of the guest does.
+    /// Amount of work done at a TLB flush by the guest.
     #[serde(default, with = "shadow")]
     #[schemars(with = "String")]
     pub shadow: Mode,
-    /// Time that a channel may hold an engine without progress before it is killed, in milliseconds; 0 means no limit.
+    /// Time that a channel may occupy an engine without progress before it is killed, in milliseconds; 0 means no
+    /// limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang_limit_ms: Option<u64>,
     /// Share of the card's memory.
@@ -334,37 +334,37 @@ pub struct VmSpec {
     /// Lets the guest's programs use CUDA, on a card of `kind = "cuda"`; the virtual machine then has no virtual GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<FunctionSpec>,
-    /// Name or number of the Xen HVM domain of the virtual machine, which then has no socket.
+    /// Name or ID of the virtual machine's Xen HVM domain; the virtual machine then has no socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xen_domain: Option<String>,
     /// Path of the vfio-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
-    /// Access rights of the socket.
+    /// File mode of the socket.
     #[serde(default)]
     pub mode: SocketMode,
-    /// User that owns the socket, by name or number.
+    /// Owner of the socket, as a user name or ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Group of the socket, by name or number.
+    /// Group of the socket, as a group name or ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Labels for placement software, shown with the virtual machine.
+    /// Labels for orchestrators, shown with the virtual machine.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// Labels, `KEY` or `KEY=VALUE`: without `card`, the card of a virtual machine with one of these labels is
+    /// Labels, as `KEY` or `KEY=VALUE`. Without `card`, the card of a virtual machine with one of these labels is
     /// preferred.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<LabelMatch>,
-    /// Labels, `KEY` or `KEY=VALUE`: the virtual machine never shares a card with one that has one of these labels.
+    /// Labels, as `KEY` or `KEY=VALUE`. The virtual machine never shares a card with one that has any of these labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apart_from: Vec<LabelMatch>,
 }
 
-/// Default number of channels of a virtual machine.
+/// Default maximum number of channels of a virtual machine.
 pub(crate) const DEFAULT_CHANNELS: u32 = 32;
 
-/// Default time limit in milliseconds for a channel that holds an engine without progress. This limit is shorter than
+/// Default time limit for a channel that occupies an engine without progress, in milliseconds. It is shorter than
 /// nouveau's own limit of 15 seconds, so that the guest receives the reason.
 pub(crate) const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
 
@@ -397,15 +397,15 @@ impl VmSpec {
         }
     }
 
-    /// Returns the virtual machine that a `[[vm]]` table describes.
+    /// Returns the virtual machine described by a `[[vm]]` table.
     ///
     /// # Errors
-    /// Returns an error if the table is invalid; the error names the key.
+    /// Returns an error that names the key if the table is invalid.
     pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
         Self::deserialize(table).map_err(|error| error.to_string())
     }
 
-    /// Returns the table with all keys that have a value, including omitted keys.
+    /// Returns the table with all keys that have a value, including defaults of omitted keys.
     #[must_use]
     pub fn whole(&self, socket_dir: &Path) -> Self {
         Self {
@@ -423,7 +423,7 @@ impl VmSpec {
         self.socket.clone().unwrap_or_else(|| socket_dir.join(format!("{}.sock", self.name)))
     }
 
-    /// Returns the time for which a channel may hold an engine without progress; `None` for no limit.
+    /// Returns the time that a channel may occupy an engine without progress; `None` for no limit.
     #[must_use]
     pub fn hang_limit(&self) -> Option<Duration> {
         let limit = self.hang_limit_ms.unwrap_or(DEFAULT_HANG_LIMIT_MS);
@@ -449,14 +449,14 @@ impl VmSpec {
 pub struct TimeShare {
     /// Weight for the time, relative to the weights of all competitors.
     pub weight: u32,
-    /// Guaranteed share of the time while work exists, in thousandths.
+    /// Guaranteed share of the time while there is work, in permille.
     pub guarantee_permille: u32,
-    /// Maximum share of the time in thousandths, even if the rest stays unused.
+    /// Maximum share of the time in permille, even if the rest stays unused.
     pub cap_permille: u32,
-    /// Latency class: of the virtual machines that are due, the better class runs first.
+    /// Latency class. Among the virtual machines that are due, the better class runs first.
     pub class: sched::LatencyClass,
-    /// Time limit of one submission in milliseconds; 0 means no limit. By default, the time that a channel may hold an
-    /// engine.
+    /// Time limit of one submission in milliseconds; 0 means no limit. The default is the time that a channel may
+    /// occupy an engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_run_ms: Option<u64>,
     /// Share of the copy engines, if it differs from the share of compute.
@@ -473,7 +473,7 @@ impl Default for TimeShare {
 }
 
 impl From<sched::VgpuParams> for TimeShare {
-    /// Sets all keys. A limit of less than a millisecond, which no table can express, is rounded up to one.
+    /// Sets all keys. A limit below a millisecond, which tables cannot express, is rounded up to one.
     fn from(params: sched::VgpuParams) -> Self {
         let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns, copies } = params;
         let max_run_ms = Some(max_run_ns.map_or(0, |ns| (ns / 1_000_000).max(1)));
@@ -482,7 +482,7 @@ impl From<sched::VgpuParams> for TimeShare {
 }
 
 impl TimeShare {
-    /// Returns the share in the form for the scheduler.
+    /// Returns the share in the scheduler's form.
     #[must_use]
     pub fn params(&self, hang_limit_ms: Option<u64>) -> sched::VgpuParams {
         let Self { weight, guarantee_permille, cap_permille, class, max_run_ms, copies } = *self;
@@ -492,7 +492,7 @@ impl TimeShare {
     }
 }
 
-/// Way in which the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
+/// How the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Apertures {
@@ -503,7 +503,7 @@ pub enum Apertures {
     Remapped,
 }
 
-/// Serializes a mode of shadowing as its name.
+/// Serializes a shadowing mode as its name.
 mod shadow {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -518,7 +518,7 @@ mod shadow {
     }
 }
 
-/// Permission bits of a socket; written in octal, as a string.
+/// File mode of a socket, written as a string of octal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, schemars::JsonSchema)]
 #[schemars(with = "String")]
 pub struct SocketMode(pub u32);
@@ -573,11 +573,11 @@ impl Serialize for SocketMode {
     }
 }
 
-/// Reason why a configuration cannot be used.
+/// Reason why a configuration is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("the configuration file {path} cannot be read; name one with --config PATH")]
+    #[error("the configuration file {path} cannot be read; pass its path with --config PATH")]
     Read {
         /// Path of the file.
         path: PathBuf,
@@ -585,7 +585,7 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// The file has errors. The text has one line for each error: `FILE:LINE:COLUMN: KEY: what is wrong, what was
+    /// The file has errors. The text contains one line per error: `FILE:LINE:COLUMN: KEY: what is wrong, what was
     /// expected`.
     #[error("{}", .0.join("\n"))]
     Mistakes(Vec<String>),
@@ -595,7 +595,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or has errors. All errors that can be found are reported at once.
+    /// Returns an error if the file cannot be read or has errors. Reports all errors together.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;

@@ -1,37 +1,37 @@
-//! Keys that can be changed while their object exists.
+//! Keys that can be changed at run time, while their object exists.
 
-/// Tables of a `[[vm]]` whose keys can be changed while the virtual machine runs.
+/// `[[vm]]` tables whose keys can be changed while the virtual machine runs.
 const OF_VM: [&str; 2] = ["time", "memory"];
-/// Keys, and tables of keys, of a `[[vm]]` with a table `cuda` that can be changed while the guest's programs run.
+/// Keys and tables of a `[[vm]]` with a `cuda` table that can be changed while the guest's programs run.
 const OF_FUNCTION: [&str; 3] = ["time", "memory", "vram_mib"];
-/// Keys, and tables of keys, of a `[[tenant]]` that can be changed while its programs run.
+/// Keys and tables of a `[[tenant]]` that can be changed while its programs run.
 const OF_TENANT: [&str; 7] = ["time", "memory", "vram_mib", "share_group", "sharing", "on_stuck", "on_remove"];
-/// Keys, and tables of keys, of a `[[card]]` that can be changed while the daemon runs.
+/// Keys and tables of a `[[card]]` that can be changed while the daemon runs.
 const OF_CARD: [&str; 3] = ["drained", "scheduler", "memory"];
 
 fn within(key: &str, tables: &[&str]) -> bool {
     tables.iter().any(|table| key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
 }
 
-/// Returns true if a key of a virtual machine, given as a path, can be changed while it works.
+/// Returns true if a virtual machine's key, given as a path, can be changed while it runs.
 #[must_use]
 pub fn of_vm(key: &str) -> bool {
     within(key, &OF_VM)
 }
 
-/// Returns true if a key of a virtual machine whose programs use CUDA, given as a path, can be changed while it works.
+/// Returns true if a key, given as a path, can be changed while a virtual machine whose programs use CUDA runs.
 #[must_use]
 pub fn of_function(key: &str) -> bool {
     within(key, &OF_FUNCTION)
 }
 
-/// Returns true if a key of a tenant, given as a path, can be changed while its programs run.
+/// Returns true if a tenant's key, given as a path, can be changed while its programs run.
 #[must_use]
 pub fn of_tenant(key: &str) -> bool {
     within(key, &OF_TENANT)
 }
 
-/// Returns true if a key of a card, given as a path, can be changed while the daemon runs.
+/// Returns true if a card's key, given as a path, can be changed while the daemon runs.
 #[must_use]
 pub fn of_card(key: &str) -> bool {
     within(key, &OF_CARD)

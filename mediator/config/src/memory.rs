@@ -1,4 +1,4 @@
-//! Settings of memory: of a card, and of a virtual machine on it.
+//! Memory settings of a card, and of a virtual machine on it.
 
 use std::time::Duration;
 
@@ -16,49 +16,50 @@ pub struct CardMemory {
     /// Maximum pinned host memory for evicted chunks, in MiB; 0 means none.
     #[serde(deserialize_with = "crate::size::key")]
     pub host_mib: u64,
-    /// Memory of the card that is reserved for immediate evictions, in MiB. It drains to host memory when no other
-    /// moves are pending.
+    /// Card memory reserved for immediate evictions, in MiB. It drains to host memory when no other moves are pending.
     #[serde(deserialize_with = "crate::size::key")]
     pub reserve_mib: u64,
-    /// Policy that selects the chunk of a virtual machine to evict first: `random`, `priority`, `profiled` or `clock`.
+    /// Policy that selects which chunk of a virtual machine to evict first: `random`, `priority`, `profiled` or
+    /// `clock`.
     #[serde(with = "by_name")]
     #[schemars(with = "String")]
     pub victims: VictimPolicy,
-    /// Interval between two checks whether chunks can return to the card, in milliseconds.
+    /// Interval between checks whether chunks can return to the card, in milliseconds.
     pub return_ms: u64,
-    /// Minimum time between two moves of a chunk in milliseconds, unless it must be evicted.
+    /// Minimum time between two moves of a chunk, unless it must be evicted, in milliseconds.
     pub settle_ms: u64,
-    /// Time without work after which a virtual machine yields memory to those that work, in milliseconds.
+    /// Time without work after which a virtual machine yields memory to those with work, in milliseconds.
     pub idle_ms: u64,
-    /// Memory of the card that stays free for new requests when chunks return, in MiB.
+    /// Card memory that stays free for new requests when chunks return, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub low_water_mib: u64,
-    /// Conditions under which virtual machines alternate by memory quanta.
+    /// Conditions under which virtual machines alternate in memory quanta.
     pub quanta: QuantaSpec,
-    /// RAM limits of virtual machines without such settings of their own.
+    /// RAM limits of virtual machines that do not set their own.
     #[serde(skip_serializing_if = "RamSpec::is_silent")]
     pub ram: RamSpec,
-    /// For tests: number of submissions after which some random chunks move; 0 means never.
+    /// For tests: number of submissions between moves of random chunks; 0 means never.
     pub chaos_every: u32,
-    /// For tests: seed of these random moves.
+    /// For tests: seed of the random moves.
     pub chaos_seed: u64,
 }
 
-/// A `[card.memory.quanta]` table: when virtual machines whose memory does not fit together alternate by quanta.
+/// A `[card.memory.quanta]` table, which controls when virtual machines whose memory does not fit together alternate in
+/// quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct QuantaSpec {
-    /// `auto` (when they thrash), `off` or `forced`.
+    /// Mode: `auto` (when they thrash), `off` or `forced`.
     #[serde(with = "by_name")]
     #[schemars(with = "String")]
     pub mode: Mode,
     /// Window over which copies are measured, in milliseconds.
     pub window_ms: u64,
-    /// Threshold of thrashing, in thousandths of the bus's copy capacity in the window.
+    /// Threshold for thrashing, in permille of the bus's copy capacity in the window.
     pub on_permille: u32,
-    /// Part of the card's memory that must be free for one window before quanta end, in thousandths.
+    /// Fraction of the card's memory that must be free for one window before quanta end, in permille.
     pub margin_permille: u32,
-    /// Ratio of a quantum's length to the time of the copies at its start; by default 10, and 80 on a CUDA card.
+    /// Ratio of a quantum's length to the duration of the copies at its start; by default 10, and 80 on a CUDA card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub factor: Option<u32>,
     /// Minimum length of a quantum, in milliseconds.
@@ -99,10 +100,10 @@ impl Default for CardMemory {
 }
 
 impl CardMemory {
-    /// Maximum of a key with a duration, in ms.
+    /// Maximum value of a key with a duration, in ms.
     pub(crate) const MS_MAX: u64 = 3_600_000;
 
-    /// Returns the invalid settings: each key, and its error.
+    /// Returns the invalid settings, each with its key and error.
     #[must_use]
     pub fn check(&self, chunk_kib: u64, shared_mib: u64) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();
@@ -154,7 +155,7 @@ impl CardMemory {
         wrong
     }
 
-    /// Maximum size of host memory in MiB: the card's address space, except the part for guests' RAM.
+    /// Maximum size of host memory in MiB: the card's address space without the part for guests' RAM.
     pub(crate) const HOST_MIB_MAX: u64 = 512 << 10;
 }
 
@@ -171,23 +172,24 @@ pub struct VmMemory {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub guarantee_mib: Option<u64>,
-    /// Maximum amount of host memory, in MiB; by default, there is no limit.
+    /// Maximum host memory, in MiB; by default, there is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub swap_cap_mib: Option<u64>,
     /// Weight for the card's memory while memory is short, relative to the other weights; 100 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Policy when the guest uses memory and the card has none left: `swap` (host memory is used), `queue` (the work
-    /// waits), `refuse` (the guest sees only memory that can be reserved for it when the virtual machine is added). By
-    /// default, `swap` if the card has host memory, otherwise `queue`.
+    /// Policy when the guest needs memory and the card has none left: `swap` (host memory is used), `queue` (the work
+    /// waits), `refuse` (the guest sees only memory that can be reserved for it when the virtual machine is added). The
+    /// default is `swap` if the card has host memory, and otherwise `queue`.
     #[serde(skip_serializing_if = "Option::is_none", with = "by_name_if_any")]
     #[schemars(with = "Option<String>")]
     pub on_full: Option<OnFull>,
-    /// With `queue`: time that work waits for memory before its channel faults, in milliseconds; 5000 by default.
+    /// With `queue`: maximum time that work waits for memory before its channel faults, in milliseconds; 5000 by
+    /// default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_ms: Option<u64>,
-    /// RAM that the virtual machine may lend; by default, the values of the card's `memory.ram`.
+    /// Limits of the RAM that the virtual machine may lend; by default, the values of the card's `memory.ram`.
     #[serde(skip_serializing_if = "RamSpec::is_silent")]
     pub ram: RamSpec,
 }
@@ -196,16 +198,16 @@ pub struct VmMemory {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RamSpec {
-    /// Maximum amount of lent RAM, in MiB; 167936 by default.
+    /// Maximum lent RAM, in MiB; 167936 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub quota_mib: Option<u64>,
-    /// Lent RAM for which bus addresses are reserved, in MiB, however much other virtual machines lend; by default
-    /// 4096, but at most the quota.
+    /// Lent RAM for which bus addresses are reserved regardless of other virtual machines, in MiB; by default 4096, but
+    /// at most the quota.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub guarantee_mib: Option<u64>,
-    /// Maximum amount of lent RAM that the daemon or the card may touch first, in MiB; it is charged to the daemon's
+    /// Maximum lent RAM that the daemon or the card may touch first, in MiB. Such RAM is charged to the daemon's
     /// control group. By default, there is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
@@ -213,11 +215,11 @@ pub struct RamSpec {
 }
 
 impl RamSpec {
-    /// MiB of bus addresses for all virtual machines of a card together.
+    /// Total bus address space for all virtual machines of a card, in MiB.
     pub(crate) const ALL_MIB: u64 = 896 << 10;
     /// Default quota in MiB.
     pub(crate) const QUOTA_MIB: u64 = 164 << 10;
-    /// Default number of MiB with guaranteed bus addresses.
+    /// Default amount of RAM with guaranteed bus addresses, in MiB.
     pub(crate) const GUARANTEE_MIB: u64 = 4 << 10;
 
     /// Returns true if no key is set.
@@ -226,7 +228,7 @@ impl RamSpec {
         *self == Self::default()
     }
 
-    /// Returns these settings, with the card's settings for keys that are not set.
+    /// Returns these settings, with the card's settings for unset keys.
     #[must_use]
     pub fn on(&self, card: &CardMemory) -> Self {
         let card = card.ram;
@@ -239,7 +241,7 @@ impl RamSpec {
         }
     }
 
-    /// Returns the settings that are invalid for every card: each key, and its error.
+    /// Returns the settings that are invalid for every card, each with its key and error.
     #[must_use]
     pub fn check(&self) -> Vec<(&'static str, String)> {
         let sizes = [
@@ -271,38 +273,38 @@ impl VmMemory {
         *self == Self::default()
     }
 
-    /// The largest weight.
+    /// Maximum weight.
     pub const WEIGHT_MAX: u32 = 10_000;
-    /// Default time limit in milliseconds for work that waits under `queue`. This limit is shorter than nouveau's own
-    /// limit of 15 seconds for a channel.
+    /// Default time limit for work that waits under `queue`, in milliseconds. It is shorter than nouveau's own limit of
+    /// 15 seconds for a channel.
     pub(crate) const QUEUE_MS: u64 = 5_000;
 
-    /// Returns the policy for memory that the card cannot provide.
+    /// Returns the policy for when the card has no memory left.
     #[must_use]
     pub fn policy(&self, card: &CardSpec) -> OnFull {
         self.on_full.unwrap_or(if card.memory.host_mib == 0 { OnFull::Queue } else { OnFull::Swap })
     }
 
-    /// Returns the MiB of the card that are guaranteed to a guest that sees `vram` MiB.
+    /// Returns the card memory guaranteed to a guest that sees `vram` MiB, in MiB.
     #[must_use]
     pub(crate) fn guaranteed_mib(&self, vram: u64, card: &CardSpec) -> u64 {
         let quota = self.quota_mib.unwrap_or(vram).min(vram);
         self.guarantee_mib.map_or(if card.overcommit { 0 } else { quota }, |mib| mib.min(vram))
     }
 
-    /// Returns the MiB that need host memory, for a guest that sees `vram` MiB.
+    /// Returns the amount of host memory that a guest with `vram` MiB may need, in MiB.
     #[must_use]
     pub(crate) fn swapped_mib(&self, vram: u64, card: &CardSpec) -> u64 {
         if self.policy(card) == OnFull::Swap { vram.saturating_sub(self.guaranteed_mib(vram, card)) } else { 0 }
     }
 
-    /// Returns the time for which work waits for memory under `queue`.
+    /// Returns the maximum time that work waits for memory under `queue`.
     #[must_use]
     pub fn queue_limit(&self) -> Duration {
         Duration::from_millis(self.queue_ms.unwrap_or(Self::QUEUE_MS))
     }
 
-    /// Returns the limits of a guest that sees `vram` MiB, in chunks of a card.
+    /// Returns the limits of a guest that sees `vram` MiB, in chunks of the card.
     #[must_use]
     pub fn limits(&self, vram: u64, card: &CardSpec) -> Limits {
         let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / card.chunk_kib.max(1)).unwrap_or(u32::MAX);
@@ -315,7 +317,7 @@ impl VmMemory {
         }
     }
 
-    /// Returns the settings that are invalid on this card: each key, and its error.
+    /// Returns the settings that are invalid on this card, each with its key and error.
     #[must_use]
     pub fn check(&self, card: &CardSpec) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();

@@ -10,13 +10,14 @@ use serde::{Deserialize, Serialize};
 pub struct Paravirtual {
     /// Offers the paravirtual interface to the guest. Stock drivers do not use it.
     pub offered: bool,
-    /// Maximum host memory for page tables that the mediator stores for the guest, in MiB.
+    /// Maximum host memory for page tables that the mediator keeps for the guest, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub tables_mib: u64,
-    /// Maximum memory of the card for shared segments that the guest creates, in MiB.
+    /// Maximum card memory for shared segments created by the guest, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub segments_mib: u64,
-    /// Sharing group: virtual machines of one card and group may attach each other's segments if the owners permit it.
+    /// Sharing group. Virtual machines of the same card and group may attach each other's segments if the owners permit
+    /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
 }
@@ -28,7 +29,7 @@ impl Default for Paravirtual {
 }
 
 impl Paravirtual {
-    /// Maximum size of tables or segments, in MiB.
+    /// Maximum value of `tables_mib` and `segments_mib`.
     pub(crate) const MIB_MAX: u64 = 1024;
 
     /// Returns the invalid keys, each with its error.

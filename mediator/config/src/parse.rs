@@ -1,8 +1,8 @@
-//! Reads a file, and collects all errors in it: wrong types and broken rules, in the order of their lines.
+//! Reads a file and collects all errors in it: wrong types and broken rules, in line order.
 //!
-//! The parser stops at the first line that is not TOML, and at the first value of a wrong type. Such a line is
-//! therefore recorded and blanked, which preserves all positions, and the rest is parsed again. Rules are checked
-//! afterwards. A broken rule is omitted only if it may be a consequence of a blanked value (`consequences`).
+//! The parser stops at the first line that is not TOML, and at the first value of a wrong type. Such a line is recorded
+//! and blanked, which preserves all positions, and the rest is parsed again. Rules are checked afterwards; a broken
+//! rule is ignored only if it may be a consequence of a blanked value (`consequences`).
 
 use super::check;
 use super::position::{self, Positions};
@@ -18,10 +18,10 @@ mod tests;
 const MAX_WRONG: usize = 64;
 
 impl Config {
-    /// Reads and checks the text of a file that is named `file` in messages.
+    /// Parses and checks the text of a file, which is named `file` in messages.
     ///
     /// # Errors
-    /// Returns an error if the text has errors. All errors are reported, in the order of their lines.
+    /// Returns all errors in the text, in line order.
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
         let (left, mut lines) = without_broken_lines(text, file);
         let is_toml = lines.is_empty();
@@ -34,7 +34,7 @@ impl Config {
             let (config, mut mistakes) = config.with_profiles(&left);
             let unread: Vec<_> = mistakes.iter().map(|one| (one.key.table, one.key.index)).collect();
             let mut others = [check::config(&config), profile::mistakes(&config)].concat();
-            // A table with an invalid profile lacks the profile's keys.
+            // Tables with invalid profiles lack the profiles' keys.
             others.retain(|one| {
                 !(consequences::is_amount(one.key.field) && unread.contains(&(one.key.table, one.key.index)))
             });
@@ -46,21 +46,22 @@ impl Config {
             }
             lines.extend(mistakes.iter().map(|one| (positions.start(one), positions.describe(file, one))));
         }
-        // The sort is stable: errors of one key stay in the order of the checks.
+        // The sort is stable: errors in one key stay in the order of the checks.
         lines.sort_by_key(|(at, _)| *at);
         Err(ConfigError::Mistakes(lines.into_iter().map(|(_, line)| line).collect()))
     }
 }
 
-/// Returns a text without the lines that are not TOML, and an error for each of these lines with its first byte.
+/// Returns the text without the lines that are not TOML, and an error for each of them with the offset of its first
+/// byte.
 fn without_broken_lines(text: &str, file: &str) -> (String, Vec<(usize, String)>) {
     let mut left = text.to_owned();
     let mut lines = Vec::new();
     while let Err(error) = toml::de::DeTable::parse(&left) {
         let at = error.span().map_or(0, |span| span.start);
         lines.push((at, position::describe(text, file, &error)));
-        // A line with a key and its value can be omitted. After another broken line, such as a header, the rest of the
-        // file may have a different meaning.
+        // A line with a key and its value can be omitted. After any other broken line, such as a header, the rest of
+        // the file may have a different meaning.
         let line = line_at(&left, at);
         let is_pair = left.get(line.clone()).is_some_and(|line| {
             let line = line.trim_start();
@@ -77,7 +78,7 @@ fn without_broken_lines(text: &str, file: &str) -> (String, Vec<(usize, String)>
     (left, lines)
 }
 
-/// Returns the line that contains a byte, without its line break.
+/// Returns the line at a byte offset, without its line break.
 fn line_at(text: &str, at: usize) -> Range<usize> {
     let at = at.min(text.len());
     let begin = text.get(..at).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
@@ -95,19 +96,19 @@ fn blank(text: &mut String, span: &Range<usize>) -> bool {
     true
 }
 
-/// State while a text is parsed repeatedly and its errors are blanked one by one.
+/// State of repeatedly parsing a text while blanking its errors one by one.
 struct Typed<'a> {
     text: &'a str,
     positions: &'a Positions<'a>,
-    /// The text, with its errors replaced by blanks.
+    /// The text, with errors blanked.
     left: String,
     wrong: Vec<Wrong>,
 }
 
 impl Typed<'_> {
-    /// Returns the configuration without the values of a wrong type; `None` if too little of the configuration remains.
+    /// Returns the configuration without values of a wrong type; `None` if too little of it remains.
     fn config(&mut self) -> Option<Config> {
-        // Each round blanks at least one line.
+        // Each iteration blanks at least one line.
         for _ in 0..=2 * MAX_WRONG {
             let error = match toml::from_str(&self.left) {
                 Ok(config) => return Some(config),
@@ -155,13 +156,13 @@ impl Typed<'_> {
         self.wrong.push(Wrong { at, path, table_is_out: false, error });
     }
 
-    /// Returns true if a byte is in the header of a table.
+    /// Returns true if a byte offset is in a table header.
     fn is_header(&self, at: usize) -> bool {
         let before = self.text.get(..at).unwrap_or_default();
         before.rsplit('\n').next().is_some_and(|line| line.trim_start().starts_with('['))
     }
 
-    /// Returns the span of a table that begins at `start`, including nested tables.
+    /// Returns the span of the table that starts at `start`, including nested tables.
     fn table_lines(&self, path: &str, start: usize) -> Range<usize> {
         let name: String = path.split('[').next().unwrap_or_default().to_owned();
         let inner = [format!("[{name}."), format!("[[{name}.")];

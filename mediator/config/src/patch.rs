@@ -1,7 +1,7 @@
-//! Changes of tables while the daemon runs: some keys get new values, and the other keys stay.
+//! Changes to tables at run time: some keys get new values, and the others keep theirs.
 //!
-//! The name of a key is its path, such as `band.period_ns`. Comparisons use the values at the ends of paths. A key that
-//! a table omits counts as null.
+//! A key is identified by its path, such as `band.period_ns`. Comparisons use leaf values. A key that a table omits
+//! counts as null.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use serde_json::{Map, Value};
 /// Returns `current` with the keys of `patch` replaced. Nested tables are changed in the same way.
 ///
 /// # Errors
-/// Returns an error if `patch` has an unknown key, or a value of another type: `KEY: what is wrong, what was expected`.
+/// Returns an error if `patch` has an unknown key or a value of a wrong type: `KEY: what is wrong, what was expected`.
 pub fn patched<T: Serialize + DeserializeOwned>(current: &T, patch: &Map<String, Value>) -> Result<T, String> {
     let mut whole = serde_json::to_value(current).map_err(|error| error.to_string())?;
-    // The keys are changed one at a time, so that an error is reported with its key.
+    // Change the keys one at a time, so that an error is reported with its key.
     for (path, value) in leaves(patch) {
         *place(&mut whole, &path) = value;
         T::deserialize(&whole).map_err(|error| format!("{}: {error}", path.join(".")))?;
@@ -23,7 +23,7 @@ pub fn patched<T: Serialize + DeserializeOwned>(current: &T, patch: &Map<String,
     T::deserialize(whole).map_err(|error| error.to_string())
 }
 
-/// Returns all values except tables with keys, each with its path.
+/// Returns all leaf values, each with its path.
 fn leaves(patch: &Map<String, Value>) -> Vec<(Vec<String>, Value)> {
     let mut leaves = Vec::new();
     for (key, value) in patch {
@@ -40,7 +40,7 @@ fn leaves(patch: &Map<String, Value>) -> Vec<(Vec<String>, Value)> {
     leaves
 }
 
-/// Returns the value at a path. Values on the path that are not tables become tables.
+/// Returns the value at a path. Values on the path that are not tables are replaced by tables.
 fn place<'a>(mut at: &'a mut Value, path: &[String]) -> &'a mut Value {
     for key in path {
         if !at.is_object() {
@@ -63,15 +63,15 @@ pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// Returns `current` with other values at the ends of some paths.
+/// Returns `current` with different values at some paths.
 ///
 /// # Errors
-/// Returns the same errors as [`patched`].
+/// Returns an error for the same reasons as [`patched`].
 pub fn with<T: Serialize + DeserializeOwned>(current: &T, values: &BTreeMap<String, Value>) -> Result<T, String> {
     patched(current, &tables(values))
 }
 
-/// Returns a patch that sets the ends of paths to values.
+/// Returns a patch that sets the given paths to values.
 #[must_use]
 pub fn tables(values: &BTreeMap<String, Value>) -> Map<String, Value> {
     let mut patch = Value::Object(Map::new());
@@ -85,7 +85,7 @@ pub fn tables(values: &BTreeMap<String, Value>) -> Map<String, Value> {
     }
 }
 
-/// Returns the value at the end of a path; null if none exists.
+/// Returns the value at a path; null if there is none.
 #[must_use]
 pub fn value(table: &Map<String, Value>, path: &str) -> Value {
     let mut keys = path.split('.');
@@ -104,10 +104,10 @@ pub struct Difference {
     pub to: Value,
 }
 
-/// Returns the keys whose values differ, by path.
+/// Returns the keys whose values differ, sorted by path.
 #[must_use]
 pub fn differences(from: &Map<String, Value>, to: &Map<String, Value>) -> Vec<Difference> {
-    // A table without keys has no values. Tables are written in this form if all their keys are omitted.
+    // An empty table has no values. Tables whose keys are all omitted are serialized as empty tables.
     let filled = |(_, value): &(_, Value)| value.as_object().is_none_or(|table| !table.is_empty());
     let named = |(path, value): (Vec<String>, Value)| (path.join("."), value);
     let flat = |table| leaves(table).into_iter().filter(filled).map(named).collect();
@@ -119,7 +119,7 @@ pub fn differences(from: &Map<String, Value>, to: &Map<String, Value>) -> Vec<Di
             found.insert(key, (from, to));
         }
     }
-    // The remaining values have no counterpart in the other table.
+    // The remaining values are missing from the other table.
     found.extend(from.into_iter().filter(|(_, from)| !from.is_null()).map(|(key, from)| (key, (from, Value::Null))));
     found.into_iter().map(|(key, (from, to))| Difference { key, from, to }).collect()
 }
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(shown, ["band.wait_ns 500000 0", "strikes 7 3"]);
         let back = found.into_iter().map(|one| (one.key, one.from)).collect();
         assert_eq!(table(&with(&other, &back).unwrap()).unwrap(), current);
-        // An omitted key counts as null, on either side.
+        // An omitted key counts as null on either side.
         let share = |max_run_ms| table(&crate::TimeShare { max_run_ms, ..Default::default() }).unwrap();
         let (none, some) = (share(None), share(Some(5)));
         let shown =

@@ -1,4 +1,4 @@
-//! Converts between an error, and the line and the key in the file.
+//! Maps errors to lines and keys in the file.
 
 use std::ops::Range;
 
@@ -7,25 +7,25 @@ use toml::de::{DeTable, DeValue};
 
 use super::check::{Key, Mistake};
 
-/// The positions of all keys of a file.
+/// Positions of all keys in a file.
 pub struct Positions<'a> {
     text: &'a str,
     tree: Option<Spanned<DeTable<'a>>>,
 }
 
 impl<'a> Positions<'a> {
-    /// Parses `text` for the positions of its keys.
+    /// Parses `text` to find the positions of its keys.
     #[must_use]
     pub fn new(text: &'a str) -> Self {
         Self::of_part(text, text)
     }
 
-    /// Same as [`Self::new`], if only `part` of the text is TOML. The rest of the text is blank in `part`.
+    /// Like [`Self::new`], for a text of which only `part` is TOML. The rest of the text is blank in `part`.
     pub(super) fn of_part(text: &'a str, part: &'a str) -> Self {
         Self { text, tree: DeTable::parse(part).ok() }
     }
 
-    /// Returns one line for an error: `FILE:LINE:COLUMN: KEY: what`.
+    /// Formats an error as one line: `FILE:LINE:COLUMN: KEY: what`.
     #[must_use]
     pub fn describe(&self, file: &str, mistake: &Mistake) -> String {
         let Mistake { key, what } = mistake;
@@ -35,7 +35,7 @@ impl<'a> Positions<'a> {
         }
     }
 
-    /// Returns one line for an error of the parser, in the format of [`Self::describe`].
+    /// Formats a parser error as one line, as in [`Self::describe`].
     pub(super) fn describe_error(&self, file: &str, error: &toml::de::Error) -> String {
         let what = error.message().replace("unknown field", "unknown key").replace("missing field", "missing key");
         let Some(span) = error.span() else {
@@ -48,7 +48,7 @@ impl<'a> Positions<'a> {
         }
     }
 
-    /// Returns the span of a key's value, or of the table without this key.
+    /// Returns the span of a key's value, or of the table if it lacks this key.
     fn find(&self, key: &Key) -> Option<Range<usize>> {
         let table = self.tree.as_ref()?.get_ref().get(key.table)?;
         let table = match (table.get_ref(), key.index) {
@@ -65,7 +65,7 @@ impl<'a> Positions<'a> {
         Some(place.span())
     }
 
-    /// Returns the first byte of the value with an error, or the end of the text if the file lacks its table.
+    /// Returns the offset of the wrong value, or the end of the text if the file lacks its table.
     pub(super) fn start(&self, mistake: &Mistake) -> usize {
         self.find(&mistake.key).map_or(self.text.len(), |span| span.start)
     }
@@ -114,7 +114,7 @@ fn in_value(value: &Spanned<DeValue<'_>>, span: &Range<usize>, path: &mut String
     }
 }
 
-/// Returns true if a value inside a table or an array contains the span. The span of a `[table]` is only its header.
+/// Returns true if a value inside a table or array contains the span. The span of a `[table]` is only its header.
 fn reaches(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
     match value.get_ref() {
         DeValue::Table(table) => table
@@ -125,13 +125,13 @@ fn reaches(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
     }
 }
 
-/// Returns one line for an error of the parser: `FILE:LINE:COLUMN: KEY: what`.
+/// Formats a parser error as one line: `FILE:LINE:COLUMN: KEY: what`.
 #[must_use]
 pub fn describe(text: &str, file: &str, error: &toml::de::Error) -> String {
     Positions::new(text).describe_error(file, error)
 }
 
-/// Returns the line and the column of a byte. Both numbers are counted from 1, and columns are in characters.
+/// Returns the line and column of a byte offset. Both count from 1, and columns are in characters.
 fn line_column(text: &str, byte: usize) -> String {
     let before = text.get(..byte).unwrap_or(text);
     let line = before.matches('\n').count() + 1;

@@ -1,8 +1,8 @@
-//! Named profiles, which vGPU users call types. A `[[vm]]` or `[[tenant]]` table that names a profile takes the keys
-//! that it does not set itself from this profile.
+//! Named profiles, known as vGPU types elsewhere. A `[[vm]]` or `[[tenant]]` table that names a profile takes the keys
+//! that it does not set itself from the profile.
 //!
-//! A profile is merged into a table before the table is read, so that an added object has all its keys and never uses
-//! the profile again. A change of a profile applies to objects that are created afterwards, and not to existing ones.
+//! A profile is merged into a table before the table is parsed, so an added object has all its keys and does not use
+//! the profile again. Changes to a profile apply only to objects created afterwards.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,9 +12,9 @@ use super::check::{Key, Mistake};
 use super::patch::table;
 use super::{CardKind, CardSpec, Config, DaemonSpec, TenantSpec, VmMemory, VmSpec, check};
 
-/// Maximum number of profiles, which bounds the size of their status.
+/// Maximum number of profiles, which bounds the size of status responses.
 pub(crate) const MAX_PROFILES: usize = 64;
-/// The key of a `[[vm]]` or `[[tenant]]` table with the name of its profile.
+/// Key of a `[[vm]]` or `[[tenant]]` table that names its profile.
 const KEY: &str = "profile";
 
 /// A `[[profile]]` table.
@@ -23,25 +23,25 @@ const KEY: &str = "profile";
 pub struct ProfileSpec {
     /// Name of the profile.
     pub name: String,
-    /// Memory that a guest or the programs of a tenant see, in MiB.
+    /// Memory that a guest or a tenant's programs see, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub vram_mib: u64,
-    /// Weight for the card's time and, unless `memory.weight` is set, for its memory.
+    /// Weight for the card's time and, unless `memory.weight` is set, for the card's memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Latency class: of the virtual machines and tenants that are due, the better class runs first.
+    /// Latency class. Among the virtual machines and tenants that are due, the better class runs first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<sched::LatencyClass>,
-    /// Further limits on the use of the card's memory.
+    /// Additional limits on card memory.
     #[serde(default, skip_serializing_if = "VmMemory::is_silent")]
     pub memory: VmMemory,
-    /// Further limits of the card's time.
+    /// Additional limits on card time.
     #[serde(default, skip_serializing_if = "ProfileTime::is_silent")]
     pub time: ProfileTime,
     /// Maximum number of channels of a guest; ignored for tenants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,
-    /// Time that a guest's channel may hold an engine without progress, in milliseconds; ignored for tenants.
+    /// Time that a guest's channel may occupy an engine without progress, in milliseconds; ignored for tenants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang_limit_ms: Option<u64>,
 }
@@ -50,10 +50,10 @@ pub struct ProfileSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProfileTime {
-    /// Guaranteed share of the time, in thousandths.
+    /// Guaranteed share of the time, in permille.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guarantee_permille: Option<u32>,
-    /// Maximum share of the time, in thousandths.
+    /// Maximum share of the time, in permille.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cap_permille: Option<u32>,
     /// Time limit of one submission in milliseconds; 0 means no limit.
@@ -70,7 +70,7 @@ impl ProfileTime {
     }
 }
 
-/// Kind of object that is created from a profile.
+/// Kind of object created from a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     /// A virtual machine.
@@ -80,7 +80,7 @@ pub enum Of {
 }
 
 impl ProfileSpec {
-    /// Returns the keys that the profile adds to a table.
+    /// Returns the keys that the profile adds to a table of this kind.
     fn keys(&self, of: Of) -> Result<Map<String, Value>, String> {
         let (mut memory, mut time) = (self.memory.clone(), self.time);
         memory.weight = memory.weight.or(self.weight);
@@ -90,7 +90,7 @@ impl ProfileSpec {
             keys.extend(self.channels.map(|channels| ("channels".to_owned(), channels.into())));
             keys.extend(self.hang_limit_ms.map(|limit| ("hang_limit_ms".to_owned(), limit.into())));
         } else {
-            // Tenants lend no RAM, and have one share of all engines.
+            // Tenants do not lend RAM, and have one share of all engines.
             memory.ram = super::RamSpec::default();
             time.copies = sched::CopyShare::AS_COMPUTE;
         }
@@ -104,7 +104,7 @@ impl ProfileSpec {
         Ok(keys)
     }
 
-    /// Creates a virtual machine from the profile on a card.
+    /// Creates a virtual machine on a card from the profile.
     #[must_use]
     pub fn vm(&self, name: &str, card: &str) -> Option<VmSpec> {
         let keys = [("name", name), ("card", card), (KEY, &self.name)];
@@ -112,7 +112,7 @@ impl ProfileSpec {
         VmSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Vm).ok()?).ok()
     }
 
-    /// Creates a tenant from the profile on a card.
+    /// Creates a tenant on a card from the profile.
     #[must_use]
     pub fn tenant(&self, name: &str, card: &str) -> Option<TenantSpec> {
         let keys = [("name", name), ("card", card), (KEY, &self.name)];
@@ -120,8 +120,8 @@ impl ProfileSpec {
         TenantSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Tenant).ok()?).ok()
     }
 
-    /// Returns the reason why a card has no room for one more user of the profile, given the present users; `None` if
-    /// the card has room.
+    /// Returns the reason why one more instance of the profile does not fit on a card next to the existing users;
+    /// `None` if it fits.
     #[must_use]
     pub fn lacks(
         &self,
@@ -145,17 +145,17 @@ impl ProfileSpec {
             }
             self.vm(&name, &card.name).map(|vm| check::vm(&vm, daemon, cards, &others))
         };
-        let Some(refusals) = refusals else { return Some("its keys are wrong".to_owned()) };
-        // The name and the socket do not depend on the profile.
+        let Some(refusals) = refusals else { return Some("its keys are invalid".to_owned()) };
+        // Name and socket do not depend on the profile.
         let refusal = refusals.into_iter().find(|refusal| !["name", "socket"].contains(&refusal.field));
         refusal.map(|refusal| format!("{}: {}", refusal.field, refusal.what))
     }
 }
 
-/// Returns a table with the keys of its profile added, if it refers to a profile. The table's own keys take precedence.
+/// Returns a table extended with the keys of its profile, if it names one. The table's own keys take precedence.
 ///
 /// # Errors
-/// Returns an error if no profile has the name, or the name is not a string.
+/// Returns an error if no profile has this name, or if the name is not a string.
 pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) -> Result<Map<String, Value>, String> {
     let Some(name) = table.get(KEY).filter(|name| !name.is_null()) else { return Ok(table.clone()) };
     let name = name.as_str().ok_or_else(|| format!("profile: {name}, expected the name of a profile"))?;
@@ -170,7 +170,7 @@ pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) ->
     Ok(whole)
 }
 
-/// Merges `over` into `under`, table by table. `over` takes precedence, except for nulls, which are ignored.
+/// Merges `over` into `under`, recursively. `over` takes precedence, except for nulls, which are ignored.
 fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     for (key, value) in over {
         match (under.get_mut(key), value) {
@@ -184,9 +184,9 @@ fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
 }
 
 impl Config {
-    /// Merges profiles into the tables that refer to them, and assigns cards to virtual machines without a card.
+    /// Merges profiles into the tables that name them, and assigns cards to virtual machines without a card.
     ///
-    /// Returns an error for each table that cannot be read. Such a table is not changed.
+    /// Returns an error for each table that cannot be parsed. Such a table is left unchanged.
     pub(super) fn with_profiles(mut self, text: &str) -> (Self, Vec<Mistake>) {
         let mut mistakes = Vec::new();
         let tables: Map<String, Value> = toml::from_str(text).unwrap_or_default();
@@ -223,7 +223,7 @@ impl Config {
     }
 }
 
-/// Returns the error of a table that cannot be read with its profile. The text names the key, unless the key is
+/// Returns the error for a table that cannot be parsed with its profile. The text names the key, unless it is
 /// `profile`.
 fn unread(table: &'static str, index: usize, what: String) -> Mistake {
     let (field, what) = match what.strip_prefix("profile: ") {
@@ -233,7 +233,7 @@ fn unread(table: &'static str, index: usize, what: String) -> Mistake {
     Mistake { key: Key { table, index: Some(index), field }, what }
 }
 
-/// Returns all errors of a configuration's profiles.
+/// Returns all errors in a configuration's profiles.
 pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     if config.profiles.len() > MAX_PROFILES {
@@ -258,7 +258,7 @@ pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
         };
         let against: Vec<_> = config.cards.iter().map_while(lacks).collect();
         if !config.cards.is_empty() && against.len() == config.cards.len() {
-            say("", format!("no card can have it, expected one that can: {}", against.join(", ")));
+            say("", format!("no card can run it, expected a profile that fits a card: {}", against.join(", ")));
         }
     }
     mistakes

@@ -1,18 +1,18 @@
-//! The `[daemon.rebalance]` table: automatic moves of virtual machines from full cards to empty ones.
+//! The `[daemon.rebalance]` table: automatic moves of virtual machines from busy cards to idle ones.
 
 use serde::{Deserialize, Serialize};
 
-/// A `[daemon.rebalance]` table. Without it, virtual machines do not move automatically.
+/// A `[daemon.rebalance]` table. Without it, virtual machines are not moved automatically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RebalanceSpec {
-    /// Seconds between two checks of the cards.
+    /// Interval between checks of the cards, in seconds.
     pub every_s: u64,
-    /// Minimum difference between the fullest and the emptiest card that causes a move, in percent of a card.
+    /// Minimum difference between the fullest and the emptiest card that triggers a move, in percent of a card.
     pub above_percent: u64,
-    /// Consecutive checks that must find such a difference before a move.
+    /// Number of consecutive checks that must find such a difference before a move.
     pub for_rounds: u32,
-    /// Seconds for which a virtual machine stays on a card after a move.
+    /// Time for which a virtual machine stays on a card after a move, in seconds.
     pub rest_s: u64,
 }
 
@@ -23,7 +23,7 @@ impl Default for RebalanceSpec {
 }
 
 impl RebalanceSpec {
-    /// Returns the keys that are out of bounds, each with the expected values.
+    /// Returns the keys that are out of range, each with its value and the expected range.
     pub(crate) fn check(&self) -> Vec<(&'static str, String)> {
         let Self { every_s, above_percent, for_rounds, rest_s } = *self;
         let bounds = [

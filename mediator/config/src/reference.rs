@@ -1,5 +1,5 @@
-//! The tables of keys in `docs/reference/configuration.md`: keys, types and defaults from the types of the
-//! configuration, and texts from `reference.toml`.
+//! Generates the tables of keys in `docs/reference/configuration.md`: keys, types and defaults come from the types of
+//! the configuration, and texts from `reference.toml`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -10,16 +10,16 @@ use serde_json::Value;
 
 use super::*;
 
-/// Path of the page.
+/// Path of the generated page.
 const PAGE: &str = "docs/reference/configuration.md";
 /// Texts of the keys, by table and key.
 const TEXTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/reference.toml");
 
-/// Texts of a key.
+/// Texts of one key.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
-    /// The default of a key, if it is not a constant of the key's type.
+    /// Default of the key, unless the key's type defines a constant one.
     #[serde(default)]
     default: String,
     #[serde(default)]
@@ -27,17 +27,17 @@ struct Row {
     meaning: String,
 }
 
-/// Properties of a key in the code.
+/// Properties of a key according to the code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Fact {
     kind: &'static str,
-    /// The default in the page's format; `None` if the type has none.
+    /// Default in the page's format; `None` if the type defines none.
     default: Option<String>,
 }
 
 type Texts = BTreeMap<String, BTreeMap<String, Row>>;
 
-/// Returns the schema that a reference points to.
+/// Resolves a schema's reference.
 fn resolved<'a>(whole: &'a Schema, schema: &'a Value) -> &'a Value {
     let inner = schema["allOf"].get(0).or(schema["anyOf"].get(0)).unwrap_or(schema);
     match inner["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
@@ -67,8 +67,7 @@ fn shown(default: &Value) -> Option<String> {
     }
 }
 
-/// Adds the keys of a table in their order. Keys of a nested table follow as `outer.inner`, if `texts` contains such
-/// keys.
+/// Adds a table's keys in order. Keys of a nested table follow as `outer.inner` if `texts` contains such keys.
 fn collect(
     whole: &Schema,
     table: &Value,
@@ -96,7 +95,7 @@ fn collect(
     }
 }
 
-/// Returns the keys of a type, except keys that other tables of the page contain.
+/// Returns the keys of a type, except those described in other tables of the page.
 fn facts<T: JsonSchema>(texts: &BTreeMap<String, Row>, elsewhere: &[&str]) -> Vec<(String, Fact)> {
     let whole = schema_for!(T);
     let value = whole.as_value().clone();
@@ -106,18 +105,18 @@ fn facts<T: JsonSchema>(texts: &BTreeMap<String, Row>, elsewhere: &[&str]) -> Ve
     keys
 }
 
-/// Sorts the keys of a table into the order of its texts.
+/// Sorts a table's keys into the order of its texts.
 fn sort(name: &str, facts: &mut [(String, Fact)], all: &str) {
     facts.sort_by_key(|(key, _)| all.find(&format!("[\"{name}\".\"{key}\"]")));
 }
 
-/// Returns true for a number, a string in quotes, or a boolean.
+/// Returns true for a number, a quoted string, or a boolean.
 fn is_literal(text: &str) -> bool {
     let text = text.trim_matches('`');
     text.parse::<u64>().is_ok() || (text.starts_with('"') && text.ends_with('"')) || ["true", "false"].contains(&text)
 }
 
-/// Returns the Markdown table for the page.
+/// Renders the Markdown table for the page.
 fn table(name: &str, texts: &BTreeMap<String, Row>, facts: &[(String, Fact)]) -> String {
     let known: BTreeSet<&str> = facts.iter().map(|(key, _)| key.as_str()).collect();
     let described: BTreeSet<&str> = texts.keys().map(String::as_str).collect();
@@ -161,7 +160,7 @@ fn generated_tables_of_keys_are_in_the_page() {
     }
     add!("daemon", DaemonSpec, [""]);
     add!("daemon.rebalance", RebalanceSpec, [""]);
-    // `[card.cuda]` and `[[card.fault]]` have separate sections.
+    // `[card.cuda]` and `[[card.fault]]` have separate sections on the page.
     add!("card", CardSpec, ["cuda", "fault"]);
     add!("card.time", TimeSpec, [""]);
     add!("card.cuda", CudaSpec, [""]);
@@ -170,7 +169,7 @@ fn generated_tables_of_keys_are_in_the_page() {
     add!("card.fault", FaultSpec, [""]);
     add!("vm", VmSpec, ["memory"]);
     add!("vm.memory", VmMemory, ["ram"]);
-    // The section lists them as keys of `[vm.memory]`.
+    // The page lists them as keys of `[vm.memory]`.
     let ram = facts::<RamSpec>(&none, &[]).into_iter().map(|(key, fact)| (format!("ram.{key}"), fact));
     tables.push(("vm.memory.ram", ram.collect()));
     add!("vm.paravirtual", Paravirtual, [""]);
@@ -184,7 +183,7 @@ fn generated_tables_of_keys_are_in_the_page() {
         sort(name, facts, &all);
         doc_pages::part(PAGE, &format!("keys of {name}"), &table(name, of(name), facts));
     }
-    // The code computes these defaults, which must match the texts.
+    // The code computes these defaults, and the texts must match them.
     for (table, key, expected) in [
         ("vm", "channels", DEFAULT_CHANNELS.to_string()),
         ("vm", "hang_limit_ms", DEFAULT_HANG_LIMIT_MS.to_string()),

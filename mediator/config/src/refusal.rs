@@ -1,11 +1,11 @@
-//! Reasons to refuse a virtual machine or a tenant.
+//! Reasons to reject a virtual machine or a tenant.
 
-/// Kinds of refusals.
+/// Kind of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {
-    /// The value is always invalid.
+    /// The value is invalid in any situation.
     Invalid,
-    /// No card has the name.
+    /// No card has this name.
     UnknownCard,
     /// Another object already has the name, the socket or the card.
     Conflict,
@@ -13,13 +13,13 @@ pub enum RefusalKind {
     Quota,
 }
 
-/// A reason to refuse a virtual machine or a tenant.
+/// A reason to reject a virtual machine or a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The kind of the refusal.
     pub kind: RefusalKind,
-    /// The refused key.
+    /// The rejected key.
     pub field: &'static str,
-    /// The error, and the expected value.
+    /// Description of the error and of the expected value.
     pub what: String,
 }

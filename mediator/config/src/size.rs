@@ -1,14 +1,14 @@
-//! The syntax of sizes, in files, options and requests: `20G`, `512M`, or a bare number of MiB.
+//! Syntax of sizes in files, options and requests: `20G`, `512M`, or a bare number of MiB.
 
 use std::fmt;
 
 use serde::Deserializer;
 use serde::de::{Error, Unexpected, Visitor};
 
-/// Reads a size in MiB.
+/// Parses a size in MiB.
 ///
 /// # Errors
-/// Returns an error if the text is invalid; the error names the expected format.
+/// Returns an error that describes the expected format if the text is invalid.
 pub fn mib(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.as_bytes().last() {
         Some(b'M') => (&text[..text.len() - 1], 1),
@@ -45,9 +45,9 @@ impl Visitor<'_> for Size {
     }
 }
 
-/// Reads a key with a size in MiB.
+/// Deserializes a key with a size in MiB.
 pub(crate) fn key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    // A format without types contains only the number.
+    // A binary format contains only the number.
     if deserializer.is_human_readable() {
         deserializer.deserialize_any(Size)
     } else {
@@ -55,7 +55,7 @@ pub(crate) fn key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::
     }
 }
 
-/// Reads an optional key with a size in MiB; null means that the key is absent.
+/// Deserializes an optional key with a size in MiB; null means that the key is absent.
 pub(crate) fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     struct Optional;
 

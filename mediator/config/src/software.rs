@@ -1,17 +1,17 @@
-//! Tables of a software card: the time that its work takes, and its faults.
+//! Tables of a software card: the duration of its work, and its faults.
 
 use serde::{Deserialize, Serialize};
 
-/// A `[card.time]` table: the time that work takes on a software card.
+/// A `[card.time]` table: the duration of work on a software card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TimeSpec {
     /// Copy rate of one engine, in MiB per second.
     pub copy_mib_per_s: u64,
-    /// Time for each launch of work, in nanoseconds.
+    /// Time per launch of work, in nanoseconds.
     #[serde(default)]
     pub launch_ns: u64,
-    /// Time for each channel switch on an engine, in nanoseconds.
+    /// Time per channel switch on an engine, in nanoseconds.
     #[serde(default)]
     pub switch_ns: u64,
     /// Clock of the multiprocessors, each of which executes one instruction of a warp per clock cycle, in MHz.
@@ -20,33 +20,33 @@ pub struct TimeSpec {
     /// Rate of the shaders' memory accesses, in MiB per second.
     #[serde(default = "default_shader_mib_per_s")]
     pub shader_mib_per_s: u64,
-    /// Rate of one engine between the card and system memory, in MiB per second; 0 means no limit.
+    /// Transfer rate of one engine between the card and system memory, in MiB per second; 0 means no limit.
     #[serde(default)]
     pub bus_mib_per_s: u64,
 }
 
-/// The default is the rate of a Quadro 6000.
+/// The default is that of a Quadro 6000.
 const fn default_shader_mhz() -> u64 {
     1150
 }
 
-/// The default is the rate of a Quadro 6000: 144 GB/s.
+/// The default is that of a Quadro 6000: 144 GB/s.
 const fn default_shader_mib_per_s() -> u64 {
     137_329
 }
 
-/// A `[[card.fault]]` table: operations of a software card's engine that fail.
+/// A `[[card.fault]]` table: failing operations of a software card's engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FaultSpec {
-    /// Engine that fails.
+    /// The engine that fails.
     pub engine: FaultEngine,
     /// Kind of the fault.
     pub kind: FaultKind,
-    /// Number of successful operations of the engine before the fault.
+    /// Number of the engine's operations that succeed before the fault.
     #[serde(default)]
     pub after: u32,
-    /// Number of operations that then fail.
+    /// Number of operations that fail then.
     #[serde(default = "one")]
     pub count: u32,
 }
@@ -67,16 +67,16 @@ pub enum FaultEngine {
     Copy1,
 }
 
-/// A fault of an operation.
+/// Fault of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {
-    /// The operation never ends.
+    /// The operation never completes.
     Hang,
     /// The operation writes a wrong byte.
     Corrupt,
     /// The operation raises no interrupt.
     DropInterrupt,
-    /// The operation takes the card off the bus.
+    /// The operation makes the card fall off the bus.
     Vanish,
 }

@@ -2,7 +2,7 @@ use super::*;
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 512\nreserve_mib = 32\n";
 
-/// Returns the errors of a configuration file named `f`.
+/// Returns the errors in a configuration file named `f`.
 fn mistakes(text: &str) -> Vec<String> {
     match Config::parse(text, "f") {
         Err(ConfigError::Mistakes(mistakes)) => mistakes,
@@ -11,7 +11,7 @@ fn mistakes(text: &str) -> Vec<String> {
     }
 }
 
-/// Returns the only error of a configuration file named `f`.
+/// Returns the only error in a configuration file named `f`.
 fn mistake(text: &str) -> String {
     let mistakes = mistakes(text);
     assert_eq!(mistakes.len(), 1, "{mistakes:?}");
@@ -26,7 +26,7 @@ fn with_vm(vm: &str) -> String {
 fn admin_socket_defaults_to_daemon_user_only() {
     let config = Config::parse(CARD, "f").unwrap();
     assert_eq!((config.daemon.admin_mode, config.daemon.admin_group), (SocketMode(0o600), None));
-    assert_eq!(config.daemon.read_socket, None, "who wants a read-only one says so");
+    assert_eq!(config.daemon.read_socket, None, "there is no read-only socket by default");
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn more_vram_than_the_card_has_left_is_refused_with_the_sum() {
     ));
     assert_eq!(
         text,
-        "f:13:12: vm[1].vram_mib: 226 MiB, expected at most 224: card `card0` has 512 MiB, the mediator keeps 32, \
+        "f:13:12: vm[1].vram_mib: 226 MiB, expected at most 224: card `card0` has 512 MiB, the mediator reserves 32, \
          other VMs are guaranteed 256"
     );
 }
@@ -243,7 +243,7 @@ fn vram_must_be_whole_chunks_and_enough_for_a_driver() {
     assert!(text.ends_with("8 MiB, expected at least 16"), "{text}");
     let text = mistake(&with_vm("name = \"a\"\ncard = \"card0\"\n"));
     assert!(
-        text.starts_with("f:6:1: vm[0].vram_mib: missing, expected MiB of VRAM from 16 on, or passthrough"),
+        text.starts_with("f:6:1: vm[0].vram_mib: missing, expected at least 16 MiB of VRAM, or passthrough"),
         "{text}"
     );
 }

@@ -1,31 +1,32 @@
-//! Cards behind VFIO: their keys, and the keys that only software cards have.
+//! Cards behind VFIO: their keys, and the keys exclusive to software cards.
 
 use serde::{Deserialize, Serialize};
 
 use super::{CardKind, CardSpec};
 
-/// A way to reset a card behind VFIO, before the mediator takes it over and when it has failed.
+/// How to reset a card behind VFIO, before the mediator takes it over and after it has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ResetWay {
-    /// Function-level reset if the function has one, otherwise a reset of the card's units.
+    /// A function-level reset if the function supports it, and otherwise a reset of the card's units.
     #[default]
     Auto,
-    /// Reset of the bus with all its devices. Cards that need their VBIOS afterwards are lost until the host restarts.
+    /// A reset of the bus with all its devices. Cards that then need to run their VBIOS are lost until the host
+    /// restarts.
     Bus,
-    /// Reset of the card's units, through registers.
+    /// A reset of the card's units through registers.
     Units,
 }
 
-/// Returns the errors of a card that concern VFIO, each with its key. Other functions check the rules for all cards.
+/// Returns the errors in a card that concern VFIO, each with its key. Rules for all cards are checked elsewhere.
 pub(super) fn card(card: &CardSpec, others: &[CardSpec]) -> Vec<(&'static str, String)> {
     let mut wrong = Vec::new();
     if card.kind != CardKind::Vfio {
         if card.address.is_some() {
-            wrong.push(("address", "expected no such key but with kind = \"vfio\"".to_owned()));
+            wrong.push(("address", "expected no such key unless kind = \"vfio\"".to_owned()));
         }
         if card.reset != ResetWay::default() {
-            wrong.push(("reset", "expected no such key but with kind = \"vfio\"".to_owned()));
+            wrong.push(("reset", "expected no such key unless kind = \"vfio\"".to_owned()));
         }
         return wrong;
     }
@@ -49,7 +50,7 @@ pub(super) fn card(card: &CardSpec, others: &[CardSpec]) -> Vec<(&'static str, S
         ("fault", !card.faults.is_empty()),
     ];
     for (key, _) in alien.into_iter().filter(|(_, there)| *there) {
-        wrong.push((key, "expected no such key but with kind = \"simgpu\"".to_owned()));
+        wrong.push((key, "expected no such key unless kind = \"simgpu\"".to_owned()));
     }
     let sizes =
         [("bar1_mib", card.bar1_mib, super::default_bar1()), ("bar3_mib", card.bar3_mib, super::default_bar3())];
@@ -70,7 +71,7 @@ mod tests {
 
     #[test]
     fn vfio_card_is_parsed() {
-        let config = parsed("address = \"0000:65:00.0\"\nvram_mib = 6144\nreset = \"bus\"").expect("it is good");
+        let config = parsed("address = \"0000:65:00.0\"\nvram_mib = 6144\nreset = \"bus\"").expect("the file is valid");
         let card = &config.cards[0];
         assert_eq!(
             (card.address.map(|address| address.to_string()), card.reset),
@@ -101,7 +102,7 @@ mod tests {
             ),
             (
                 "address = \"0000:65:00.0\"\n[[card]]\nname = \"d\"\nkind = \"simgpu\"\naddress = \"0000:66:00.0\"",
-                "m.toml:8:11: card[1].address: expected no such key but with kind = \"vfio\"",
+                "m.toml:8:11: card[1].address: expected no such key unless kind = \"vfio\"",
             ),
             ("address = \"0000:65:00.0\"\nvram_mib = 8", "m.toml:5:12: card[0].vram_mib: 8 MiB, expected 16 to 6144"),
         ] {

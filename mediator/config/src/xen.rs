@@ -1,20 +1,20 @@
-//! Checks of a virtual machine that is a Xen domain.
+//! Checks virtual machines that are Xen domains.
 
 use crate::refusal::{Refusal, RefusalKind};
 use crate::{CardKind, CardSpec, SocketMode, VmSpec};
 
-/// Maximum length of a domain's name.
+/// Maximum length of a domain's name, in bytes.
 const MAX_NAME: usize = 255;
-/// The first number that no domain can have. Source: Xen's `public/xen.h`, `DOMID_FIRST_RESERVED`.
+/// First reserved domain ID. Source: Xen's `public/xen.h`, `DOMID_FIRST_RESERVED`.
 const RESERVED: u16 = 0x7ff0;
 
-/// Returns all reasons to refuse the domain of a virtual machine, given `others`.
+/// Returns all reasons to reject a virtual machine's domain, given `others`.
 pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let Some(domain) = &vm.xen_domain else { return Vec::new() };
     let mut refusals = Vec::new();
     let mut say = |kind, field, what: String| refusals.push(Refusal { kind, field, what });
     if !is_domain(domain) {
-        let what = format!("`{domain}` names no domain, expected its name or a number from 1 to {}", RESERVED - 1);
+        let what = format!("`{domain}` is not a domain, expected a name or an ID from 1 to {}", RESERVED - 1);
         say(RefusalKind::Invalid, "xen_domain", what);
     }
     let user = others.iter().find(|other| other.name != vm.name && other.xen_domain.as_ref() == Some(domain));
@@ -24,7 +24,7 @@ pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Ref
     }
     if cards.iter().any(|card| card.name == vm.card && card.kind == CardKind::Vfio) {
         let what = format!(
-            "card `{}` is of kind = \"vfio\", expected one of kind = \"simgpu\": under Xen there is no VFIO, and no \
+            "card `{}` is of kind = \"vfio\", expected one of kind = \"simgpu\": Xen does not support VFIO, and no \
              interface maps a domain's memory for a card of domain 0 (see docs/guides/xen.md)",
             vm.card
         );
@@ -79,7 +79,7 @@ mod tests {
     fn domain_belongs_to_one_vm() {
         let other = VmSpec { name: "b".to_owned(), ..spec("guest") };
         assert_eq!(refused(&spec("guest"), &[&other]), ["xen_domain"]);
-        assert!(refused(&spec("guest"), &[&spec("guest")]).is_empty(), "itself, as it was before");
+        assert!(refused(&spec("guest"), &[&spec("guest")]).is_empty(), "a VM does not conflict with its earlier self");
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! `mediatorctl tenant cdi`: a file in the format of the Container Device Interface. With this file, podman and other
-//! runtimes make a tenant available to a container.
+//! `mediatorctl tenant cdi`: writes a CDI (Container Device Interface) file, with which podman and other runtimes make
+//! a tenant available to a container.
 //!
 //! A container gets the folder of the tenant's socket. With a bind mount of the socket alone, programs in the container
-//! would not find the card's next owner after a restart of the daemon.
+//! could not connect to the card's next owner after a daemon restart.
 
 use std::path::{Path, PathBuf};
 
@@ -14,28 +14,28 @@ use api::{Tenant, TenantList, VmList};
 use super::client::{self, Client, ClientError};
 use super::{Form, json};
 
-/// Folder of the library that programs load as `libcuda.so.1`, where the package installs it.
+/// Install folder of the library that programs load as `libcuda.so.1`.
 pub(super) const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
-/// Names under which programs open the driver and NVML. In the folder, all of them refer to the library.
+/// Library names under which programs load the driver and NVML. In the folder, all of them refer to the library.
 pub(super) const NAMES: [&str; 4] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Cdi {
     /// Name of the tenant
     name: String,
-    /// Writes the file for container runtimes instead of printing it
+    /// Writes the CDI file instead of printing it
     #[arg(long, conflicts_with = "remove")]
     write: bool,
-    /// Removes the file; the tenant need not exist
+    /// Removes the CDI file; the tenant need not exist
     #[arg(long)]
     remove: bool,
-    /// Folder that container runtimes read
+    /// Folder in which container runtimes look for CDI files
     #[arg(long, value_name = "DIR", default_value = cdi_spec::FOLDER)]
     folder: PathBuf,
-    /// Folder with the library `libcuda.so.1` of gpu-mediator
+    /// Folder with gpu-mediator's `libcuda.so.1`
     #[arg(long, value_name = "DIR", default_value = LIBRARY)]
     library: PathBuf,
-    /// NVIDIA's library on the host; not needed with NVIDIA's own CDI device, which includes it
+    /// Path of NVIDIA's libcuda on the host; unnecessary with NVIDIA's own CDI device, which includes it
     #[arg(long, value_name = "PATH")]
     driver: Option<PathBuf>,
 }
@@ -51,18 +51,18 @@ fn refused(error: CdiError) -> ClientError {
     }
 }
 
-/// Checks that the folder contains only the tenant's sockets, because a container sees the whole folder. `others` are
+/// Checks that the folder contains only the tenant's sockets, because the container sees the whole folder. `others` are
 /// the sockets of other tenants, of VMs and of the daemon.
 fn is_alone(tenant: &str, own: &[PathBuf], others: impl IntoIterator<Item = PathBuf>) -> Result<(), String> {
     let Some(path) = own.first() else { return Ok(()) };
     let is_own = |other: &Path| own.iter().any(|path| other == path || other == path.with_extension("new"));
     let socket = path.display();
     let remedy = format!(
-        "omit `socket` in the tenant's configuration, or name a path in a separate folder, such as \
+        "omit `socket` in the tenant's configuration, or set it to a path in a separate folder, such as \
          /run/gpu-mediator/tenants/{tenant}/cuda.sock"
     );
     let folder = path.parent().filter(|folder| folder.parent().is_some());
-    let Some(folder) = folder else { return Err(format!("the socket {socket} is in no folder; {remedy}")) };
+    let Some(folder) = folder else { return Err(format!("the socket {socket} is not in a folder; {remedy}")) };
     let shared = |other: &Path| {
         let other = other.display();
         format!("the folder of {socket} also contains {other}, which the container would see; {remedy}")
@@ -70,20 +70,20 @@ fn is_alone(tenant: &str, own: &[PathBuf], others: impl IntoIterator<Item = Path
     if let Some(other) = others.into_iter().find(|other| !is_own(other) && other.starts_with(folder)) {
         return Err(shared(&other));
     }
-    // Read the folder on this host. If this user cannot read the folder, only the daemon's list counts.
+    // Read the folder on this host. If this user may not read it, rely on the daemon's list.
     let mut there = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let other = there.find(|other| !is_own(other));
     other.map_or(Ok(()), |other| Err(shared(&other)))
 }
 
 impl Cdi {
-    /// Runs the command; returns its output.
+    /// Runs the command and returns its output.
     pub(super) fn run(self, client: &Client, form: Form) -> Result<String, ClientError> {
         let file = CdiFile::new(&self.folder, &self.name).map_err(refused)?;
         let path = file.path().display().to_string();
         if self.remove {
             file.remove().map_err(refused)?;
-            return Ok(form.render(&serde_json::json!({ "removed": path }), |_| format!("{path} is removed\n")));
+            return Ok(form.render(&serde_json::json!({ "removed": path }), |_| format!("{path} removed\n")));
         }
         let tenant: Tenant = client.get(&format!("/v1/tenants/{}", client::segment(&self.name)))?;
         let tenants = client.get::<TenantList>("/v1/tenants")?.tenants;
@@ -100,7 +100,7 @@ impl Cdi {
             file.write(vec![device]).map_err(refused)?;
             let name = cdi_spec::qualified(&tenant.name);
             return Ok(form.render(&serde_json::json!({ "written": path, "device": name }), |_| {
-                format!("{path} is written\npodman run --device {name} ...\n")
+                format!("{path} written\npodman run --device {name} ...\n")
             }));
         }
         let kind = format!("{}/{}", cdi_spec::VENDOR, cdi_spec::CLASS);
@@ -108,8 +108,8 @@ impl Cdi {
         Ok(json(&Spec { cdi_version: version, kind, annotations: Default::default(), devices: vec![device] }))
     }
 
-    /// Returns the device of a tenant: the folder of its sockets, the library, NVIDIA's if it is given, and the MPS
-    /// server of its share group.
+    /// Returns the tenant's device: the folder of its sockets, the library, NVIDIA's library if given, and the MPS
+    /// server of the tenant's share group.
     fn device(&self, tenant: &str, sockets: &[PathBuf], mps: Option<&Path>) -> Result<Device, ClientError> {
         let driver = self.driver.as_deref();
         let socket = sockets.first().map_or(Path::new(""), PathBuf::as_path);
@@ -141,7 +141,7 @@ mod tests {
         let device = cdi.device("a", &["/run/gpu-mediator/tenants/a/cuda.sock".into()], None).unwrap();
         let mounts: Vec<_> =
             device.container_edits.mounts.iter().map(|mount| mount.host_path.display().to_string()).collect();
-        // Mounts the folder, because it outlives the socket of one owner.
+        // The folder is mounted, because it outlives the socket of one owner.
         assert_eq!(mounts[0], "/run/gpu-mediator/tenants/a");
         assert!(
             mounts.contains(&"/opt/front".to_owned()) && mounts.contains(&"/opt/libcuda.so.1".to_owned()),
@@ -149,9 +149,9 @@ mod tests {
         );
         let socket = "GPU_MEDIATOR_CUDA_SOCKET=/run/gpu-mediator/cuda/a/cuda.sock".to_owned();
         assert!(device.container_edits.env.contains(&socket), "{:?}", device.container_edits.env);
-        // Removing a missing file also succeeds.
+        // Removing a missing file succeeds too.
         let client = Client::new("/nonexistent".into()).unwrap();
-        assert!(cdi.run(&client, Form::Table).unwrap().contains("is removed"));
+        assert!(cdi.run(&client, Form::Table).unwrap().contains("removed"));
     }
 
     #[test]
@@ -169,17 +169,17 @@ mod tests {
             ),
             Ok(())
         );
-        // Either the daemon reports another socket in the folder, or the folder on this host contains another file.
+        // Either the daemon reports another socket in the folder, or this host's folder contains another file.
         for other in ["b.sock", "deep/b.sock"] {
             let error = is_alone("a", std::slice::from_ref(&alone), [own.join(other)]).unwrap_err();
             assert!(error.contains(other) && error.contains("tenants/a/cuda.sock"), "{error}");
         }
         std::fs::write(own.join("more"), "").unwrap();
         assert!(is_alone("a", std::slice::from_ref(&alone), []).unwrap_err().contains("more"));
-        // Each socket of a tenant with several cards is in the folder.
+        // All sockets of a tenant with several cards are in the folder.
         assert_eq!(is_alone("a", &[alone, own.join("more")], []), Ok(()));
         for bad in ["/cuda.sock", "cuda.sock"] {
-            assert!(is_alone("a", &[bad.into()], []).unwrap_err().contains("in no folder"), "{bad}");
+            assert!(is_alone("a", &[bad.into()], []).unwrap_err().contains("not in a folder"), "{bad}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A client of the admin API for a program that sends one request at a time, and the errors of a command.
+//! A client of the admin API that sends one request at a time, and the errors of a command.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use serde::de::DeserializeOwned;
 
 pub use admin_client::{AskError, segment};
 
-/// Reason why a request failed or its response cannot be shown.
+/// Reason why a request failed, or why its response cannot be shown.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum ClientError {
     #[error(transparent)]
     Ask(#[from] AskError),
-    #[error("the host has no room for a request")]
+    #[error("the host lacks the resources for a request")]
     Runtime(#[source] io::Error),
     #[error("{} cannot be written", path.display())]
     File {
@@ -33,19 +33,19 @@ pub enum ClientError {
     },
     #[error("{} already exists; name another file, or use `--force`", path.display())]
     Exists { path: PathBuf },
-    #[error("{} is not a record", path.display())]
+    #[error("{} is not a recording", path.display())]
     Record {
         path: PathBuf,
         #[source]
         source: sched::trace::TraceError,
     },
-    #[error("{other} of {events} events lead to other decisions than recorded, the first in line {first}")]
+    #[error("{other} of {events} events lead to decisions that differ from the recording, first in line {first}")]
     Differs { other: usize, events: usize, first: usize },
-    #[error("{} does not describe a state: {what}", path.display())]
+    #[error("{} does not describe a valid state: {what}", path.display())]
     Desired { path: PathBuf, what: String },
     #[error("tenant `{tenant}` is not served: card `{card}`: {reason}")]
     NotServed { tenant: String, card: String, reason: String },
-    #[error("there is no report: {0}")]
+    #[error("no report is available: {0}")]
     Report(String),
     #[error("the terminal cannot be used")]
     Terminal(#[source] io::Error),
@@ -85,13 +85,13 @@ impl Client {
         self.admin.socket()
     }
 
-    /// Makes the daemon refuse changes if its revision differs.
+    /// Makes the daemon reject changes if its revision differs.
     #[must_use]
     pub fn expecting(self, revision: Option<String>) -> Self {
         Self { revision, ..self }
     }
 
-    /// Limits the wait for each response to `limit`.
+    /// Sets the time limit for each response.
     #[must_use]
     pub fn waiting(self, limit: Duration) -> Self {
         Self { admin: self.admin.waiting(limit), ..self }
@@ -100,7 +100,7 @@ impl Client {
     /// Sends a GET request.
     ///
     /// # Errors
-    /// Returns an error for the reasons in [`ClientError`].
+    /// Returns a [`ClientError`] if the request fails.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         Ok(parse(&self.request(Method::GET, path, Bytes::new())?)?)
     }
@@ -108,7 +108,7 @@ impl Client {
     /// Sends a request to add an object.
     ///
     /// # Errors
-    /// Returns an error for the reasons in [`ClientError`].
+    /// Returns a [`ClientError`] if the request fails.
     pub fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
         Ok(parse(&self.request(Method::POST, path, json(body)?)?)?)
     }
@@ -116,7 +116,7 @@ impl Client {
     /// Sends a request to change some keys of an object.
     ///
     /// # Errors
-    /// Returns an error for the reasons in [`ClientError`].
+    /// Returns a [`ClientError`] if the request fails.
     pub fn patch<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
         Ok(parse(&self.request(Method::PATCH, path, json(body)?)?)?)
     }
@@ -124,12 +124,12 @@ impl Client {
     /// Sends a request to remove an object.
     ///
     /// # Errors
-    /// Returns an error for the reasons in [`ClientError`].
+    /// Returns a [`ClientError`] if the request fails.
     pub fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.request(Method::DELETE, path, Bytes::new()).map(drop)
     }
 
-    /// Sends a request whose response is a stream of bytes, and passes the bytes to `sink` in order.
+    /// Sends a request whose response is a byte stream, and passes the bytes to `sink` in order.
     ///
     /// # Errors
     /// Returns a [`ClientError`], or an error of `sink`.
@@ -141,7 +141,7 @@ impl Client {
         self.runtime.block_on(self.admin.stream_out(path, sink))
     }
 
-    /// Sends a GET request whose response is an endless stream, and passes the bytes to `sink` in order.
+    /// Sends a GET request with an endless response, and passes the bytes to `sink` in order.
     ///
     /// # Errors
     /// Returns an [`AskError`], or an error of `sink`.
@@ -152,7 +152,7 @@ impl Client {
     /// Sends all bytes of `source`.
     ///
     /// # Errors
-    /// Returns an error for the reasons in [`ClientError`].
+    /// Returns a [`ClientError`] if the request fails.
     pub fn stream_in<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -164,7 +164,7 @@ impl Client {
     /// Sends one request. Returns the body of a successful response.
     ///
     /// # Errors
-    /// Returns an error for the reasons in [`ClientError`].
+    /// Returns a [`ClientError`] if the request fails.
     pub fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, ClientError> {
         Ok(self.runtime.block_on(self.admin.request(method, path, body, self.revision.as_deref()))?)
     }

@@ -1,25 +1,25 @@
 //! Colours of tables and errors on a terminal.
 //!
-//! Text is styled line by line after all untrusted words have been escaped, so that a name can only change its own
-//! colour. Heads of tables are bold. States that matter to an operator have a colour.
+//! Text is styled line by line after untrusted words have been escaped, so a name can affect only its own colour. Table
+//! headers are bold; states that matter to operators are coloured.
 
 use std::io::{self, IsTerminal, Write};
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
 
-/// Style of a table's head.
+/// Style of table headers.
 const HEAD: Style = Style::new().bold();
-/// Styles of a state that requires the operator's action, of an unusual state, and of a good state.
+/// Styles of states that require the operator's action, of unusual states, and of good states.
 const BAD: Style = AnsiColor::Red.on_default();
 const ODD: Style = AnsiColor::Yellow.on_default();
 const GOOD: Style = AnsiColor::Green.on_default();
-/// Style of the program's name in front of an error.
+/// Style of the program name in front of errors.
 const ERROR: Style = AnsiColor::Red.on_default().bold();
-/// Prefix of an error.
+/// Prefix of errors.
 const PROGRAM: &str = "mediatorctl:";
 
-/// States, as written in the cells of tables.
+/// States as they appear in table cells.
 const STATES: [(Style, &[&str]); 3] = [
     (
         BAD,
@@ -40,7 +40,7 @@ const STATES: [(Style, &[&str]); 3] = [
     (ODD, &["starting", "stopping", "stopped", "suspended", "note", "overran", "suppressed"]),
     (GOOD, &["connected", "working", "served", "ok"]),
 ];
-/// Words in a cell that require the operator's action.
+/// Words that mark a cell as requiring the operator's action.
 const ALARMS: [&str; 8] = [
     "MISSING",
     "QUARANTINED",
@@ -52,17 +52,17 @@ const ALARMS: [&str; 8] = [
     "LOST",
 ];
 
-/// Streams on which colours are used.
+/// Output streams that use colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Colours {
-    /// The output.
+    /// True for standard output.
     pub(super) out: bool,
-    /// The error output.
+    /// True for standard error.
     pub(super) err: bool,
 }
 
 impl Colours {
-    /// Returns the terminals that show colours. `NO_COLOR` and `TERM=dumb` disable colours.
+    /// Returns the streams that are terminals with colours. `NO_COLOR` and `TERM=dumb` disable colours.
     pub(super) fn of_terminals() -> Self {
         let (out, err) = (io::stdout(), io::stderr());
         Self {
@@ -72,11 +72,11 @@ impl Colours {
     }
 }
 
-/// A writer that styles lines, if this is enabled.
+/// A writer that styles lines if enabled.
 pub(super) struct Painted<'a> {
     to: &'a mut dyn Write,
     is_on: bool,
-    /// Bytes of a line that has not ended.
+    /// Bytes of the incomplete current line.
     line: Vec<u8>,
 }
 
@@ -120,7 +120,7 @@ impl Drop for Painted<'_> {
     }
 }
 
-/// Returns a line with styles.
+/// Returns the line with styles.
 fn painted(line: &str) -> String {
     let text = line.trim_end_matches('\n');
     let end = &line[text.len()..];
@@ -145,7 +145,7 @@ fn painted(line: &str) -> String {
     shown + rest + end
 }
 
-/// Returns true for the head of a table: several cells in capital letters.
+/// Returns true for a table header: several cells in capital letters.
 fn is_head(cells: &[&str]) -> bool {
     let is_capital = |cell: &&str| cell.chars().any(char::is_alphabetic) && !cell.chars().any(char::is_lowercase);
     cells.len() > 1 && cells.iter().all(is_capital) && !cells.iter().any(|cell| style(cell).is_some())
@@ -164,7 +164,7 @@ mod tests {
 
     fn written(text: &str, is_on: bool) -> String {
         let mut out = Vec::new();
-        // Write small pieces, as a stream delivers them.
+        // Write small chunks, as a stream delivers them.
         let mut painted = Painted::new(&mut out, is_on);
         text.as_bytes().chunks(3).for_each(|piece| painted.write_all(piece).unwrap());
         drop(painted);

@@ -1,4 +1,4 @@
-//! The daemon itself: its status, and its upgrade while virtual machines run.
+//! `mediatorctl daemon`: the daemon's status, and its upgrade while virtual machines run.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,19 +8,19 @@ use clap::Subcommand;
 use crate::Form;
 use crate::client::{Client, ClientError};
 
-/// Time limit for the response of the next daemon, which already serves the virtual machines.
-// TIMEOUT: the daemon serves its socket immediately after it has taken over.
+/// Time limit for a response from the new daemon, which already serves the virtual machines.
+// TIMEOUT: the new daemon serves its socket immediately after the takeover.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// Interval at which the command tries to reach the next daemon.
+/// Interval between attempts to reach the new daemon.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum DaemonCommand {
-    /// Shows the daemon's version and process, and how long virtual machines were paused at the last upgrade
+    /// Shows the daemon's version and process ID, and the pause of virtual machines at the last upgrade
     Show,
-    /// Replaces the running daemon with the program now installed at its path, which takes over all virtual machines
+    /// Replaces the running daemon with the program installed at its path, which takes over all virtual machines
     ///
-    /// Virtual machines are paused meanwhile. If the next daemon cannot take over everything, the running daemon
+    /// Virtual machines are paused in the meantime. If the new daemon cannot take over everything, the running daemon
     /// continues, and the command reports the reason.
     Upgrade,
 }
@@ -41,7 +41,7 @@ impl DaemonCommand {
     }
 }
 
-/// Waits until the next daemon responds.
+/// Waits until the new daemon responds.
 fn next(client: &Client, pid: u32) -> Result<api::DaemonInfo, ClientError> {
     let began = Instant::now();
     loop {
@@ -50,7 +50,7 @@ fn next(client: &Client, pid: u32) -> Result<api::DaemonInfo, ClientError> {
             Ok(found) if found.pid == pid => return Ok(found),
             Err(error) if began.elapsed() > ANSWER_LIMIT => return Err(error),
             Ok(found) if began.elapsed() > ANSWER_LIMIT => {
-                let what = format!("process {} responds instead of process {pid}, which has taken over", found.pid);
+                let what = format!("process {} responded instead of process {pid}, which has taken over", found.pid);
                 return Err(ClientError::protocol(what));
             }
             _ => thread::sleep(POLL_INTERVAL),

@@ -1,4 +1,4 @@
-//! `mediatorctl apply`, `export` and `assert`: a desired state in a file, and the current one.
+//! `mediatorctl apply`, `export` and `assert`: apply, print and compare desired states in files.
 
 use std::fmt::Write;
 use std::io::Read;
@@ -12,9 +12,9 @@ use super::progress::Progress;
 use super::{Code, Form};
 use api::{Action, Applied, Comparison, Desired, Exported, KeyChange, Kind, Step};
 
-/// The path of the changeable state in the API.
+/// API path of the changeable state.
 const PATH: &str = "/v1/desired";
-/// Maximum size of a file in bytes. The daemon accepts less.
+/// Maximum file size in bytes. The daemon's limit is lower.
 const MAX_FILE: u64 = 1 << 20;
 
 #[derive(Clone, Debug, Args)]
@@ -22,10 +22,10 @@ pub(super) struct Apply {
     /// File with the desired state: tables of a configuration file, as TOML or JSON; `-` for standard input
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Removes virtual machines and tenants that are not in the file
+    /// Removes virtual machines and tenants that are missing from the file
     #[arg(long)]
     prune: bool,
-    /// Only prints the changes, without making them
+    /// Prints the changes without making them
     #[arg(long)]
     dry_run: bool,
 }
@@ -35,7 +35,7 @@ pub(super) struct Assert {
     /// File with the desired state: tables of a configuration file, as TOML or JSON; `-` for standard input
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Also reports virtual machines and tenants that are not in the file
+    /// Also reports virtual machines and tenants that are missing from the file
     #[arg(long)]
     exact: bool,
 }
@@ -45,12 +45,12 @@ pub(super) struct Export {
     /// Format of the file
     #[arg(long, value_name = "FORMAT", default_value = "toml")]
     format: Format,
-    /// Omits the revision, so that the file can be applied even after other changes
+    /// Omits the revision, so that the file still applies after other changes
     #[arg(long)]
     no_revision: bool,
 }
 
-/// Format of a file.
+/// Format of an exported file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// TOML, as in the configuration file
@@ -60,7 +60,7 @@ enum Format {
 }
 
 impl Apply {
-    /// Applies the file. Returns the completed steps.
+    /// Applies the file and returns the completed steps.
     pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let path = format!("{PATH}?prune={}&dry_run={}", self.prune, self.dry_run);
         let wanted = desired(&self.file)?;
@@ -71,7 +71,7 @@ impl Apply {
 }
 
 impl Assert {
-    /// Returns the differences from the file, and an exit code that shows if any exist.
+    /// Returns the differences from the file, and an exit code that indicates whether any exist.
     pub fn run(&self, client: &Client, form: Form) -> Result<(String, Code), ClientError> {
         let path = format!("{PATH}/compare?exact={}", self.exact);
         let desired = Desired { revision: None, ..desired(&self.file)? };
@@ -82,7 +82,7 @@ impl Assert {
 }
 
 impl Export {
-    /// Returns the current state, as a file.
+    /// Returns the current state as a file.
     pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let exported: Exported = client.get(PATH)?;
         let mut value = serde_json::to_value(&exported).map_err(|error| ClientError::protocol(error.to_string()))?;
@@ -99,7 +99,7 @@ impl Export {
     }
 }
 
-/// Returns the state that a file describes.
+/// Returns the desired state in a file.
 fn desired(path: &Path) -> Result<Desired, ClientError> {
     let unreadable = |what: String| ClientError::Desired { path: path.to_owned(), what };
     let mut text = String::new();
@@ -140,11 +140,11 @@ fn shown(applied: &Applied) -> String {
     for step in &applied.steps {
         let what = match (step.action, applied.dry_run) {
             (Action::Keep, _) => "matches the file",
-            (Action::Create, false) => "is added",
+            (Action::Create, false) => "added",
             (Action::Create, true) => "would be added",
-            (Action::Change, false) => "is changed",
+            (Action::Change, false) => "changed",
             (Action::Change, true) => "would be changed",
-            (Action::Remove, false) => "is removed",
+            (Action::Remove, false) => "removed",
             (Action::Remove, true) => "would be removed",
         };
         let _ = writeln!(text, "{}{} {what}", kind(step.kind), step.name);
@@ -161,7 +161,7 @@ fn differences(steps: &[Step]) -> String {
     let mut text = String::new();
     for step in steps {
         let what = match step.action {
-            Action::Create => "is not there",
+            Action::Create => "is missing",
             Action::Remove => "exists, but is not in the file",
             Action::Change | Action::Keep => "differs from the file",
         };

@@ -1,13 +1,13 @@
-//! `mediatorctl doctor`: checks a host, and reports missing parts with their remedies.
+//! `mediatorctl doctor`: checks a host, and reports missing parts together with their remedies.
 //!
-//! Parts: access to the host ([`host`]: files below a folder, and the programs in it), and the checks: [`machine`]
-//! (KVM, IOMMU, the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`workers`] (CUDA in VMs), [`vmm`]
-//! (QEMU, libvirt), [`service`] (configuration, daemon, sockets and their rights).
+//! [`host`] accesses the host: files below a root folder, and its programs. The checks are in [`machine`] (KVM, IOMMU,
+//! the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`workers`] (CUDA in VMs), [`vmm`] (QEMU, libvirt),
+//! and [`service`] (configuration, daemon, sockets and their permissions).
 //!
-//! Most checks need no daemon, because the command helps with a daemon that does not start. The checks depend on the
-//! cards in the configuration: without a card of kind `"vfio"`, no IOMMU is needed.
+//! Most checks work without a daemon, so the command also helps if the daemon does not start. The checks depend on the
+//! configured cards: without a card of kind `"vfio"`, no IOMMU is needed.
 //!
-//! The command changes nothing.
+//! The command makes no changes.
 
 use clap::Args;
 use serde::Serialize;
@@ -43,11 +43,11 @@ pub(super) struct Doctor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// The checked part is in order.
+    /// The part works.
     Good,
-    /// The part may affect an unused feature, or limits the number of VMs or cards.
+    /// The part only affects an unused feature, or limits the number of VMs or cards.
     Note,
-    /// A part that the configuration needs is missing.
+    /// The configuration needs the part, but it is missing.
     Missing,
 }
 
@@ -64,7 +64,7 @@ impl State {
 /// The finding of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// Name of the check, which is the same in all versions.
+    /// Name of the check; constant across versions.
     check: &'static str,
     state: State,
     found: String,
@@ -85,7 +85,7 @@ impl Finding {
         Self { check, state: State::Missing, found: found.into(), what_to_do: Some(what_to_do.into()) }
     }
 
-    /// Creates a finding with the state missing if the part is needed, and note otherwise.
+    /// Creates a finding: missing if the part is needed, and a note otherwise.
     fn needed(needed: bool, check: &'static str, found: impl Into<String>, what_to_do: impl Into<String>) -> Self {
         let of = if needed { Self::missing } else { Self::note };
         of(check, found.into(), what_to_do.into())
@@ -95,7 +95,7 @@ impl Finding {
 /// All findings, in the format of `--json`.
 #[derive(Clone, Debug, Serialize)]
 struct Findings {
-    /// True if nothing is missing.
+    /// True if no part is missing.
     good: bool,
     findings: Vec<Finding>,
 }
@@ -103,9 +103,9 @@ struct Findings {
 /// The checked host and its configuration.
 struct Patient<'a> {
     host: Host,
-    /// The configuration, or the reason why it cannot be read.
+    /// The configuration, or the reason why it is unreadable.
     config: Result<Config, ConfigError>,
-    /// Path of the configuration, as given by the operator.
+    /// Path of the configuration file, as given by the operator.
     path: &'a Path,
     client: &'a Client,
     socket: &'a Path,
@@ -124,10 +124,10 @@ impl Patient<'_> {
 }
 
 impl Doctor {
-    /// Runs the checks. Returns the output and the exit code: 0 if nothing is missing, and 1 otherwise.
+    /// Runs the checks. Returns the output and the exit code: 0 if no part is missing, and 1 otherwise.
     pub(super) fn run(self, client: &Client, socket: &Path, form: Form) -> (String, Code) {
         let host = Host::at(&self.root);
-        // A relative path starts at this process's folder, not at the root.
+        // Relative paths are relative to the working directory, not to the root.
         let config = match self.config.is_absolute() {
             true => Config::load(&host.path(&self.config)),
             false => Config::load(&self.config),
@@ -154,11 +154,11 @@ fn table(Findings { findings, .. }: &Findings) -> String {
         .iter()
         .map(|finding| vec![finding.state.name().to_owned(), finding.check.to_owned(), finding.found.clone()]);
     let mut text = output::table(rows.collect(), &[]);
-    // The worst findings come first.
+    // List the worst findings first.
     for state in [State::Missing, State::Note] {
         for finding in findings.iter().filter(|finding| finding.state == state) {
             let what_to_do = finding.what_to_do.as_deref().unwrap_or_default();
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(text, "\n{} {}: {what_to_do}\n", state.name(), finding.check);
         }
     }

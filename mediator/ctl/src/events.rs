@@ -15,41 +15,41 @@ use super::{Code, Form, forms};
 
 /// Maximum number of events per request.
 const PAGE: usize = 1024;
-/// Number of events that are shown before the command waits for new ones.
+/// Number of past events shown before the command waits for new ones.
 const BEFORE_NEW: usize = 10;
-/// Pause between a daemon's end and the next request.
-// TIMEOUT: the next daemon of an upgrade serves its socket immediately; a restarted daemon needs about a second.
+/// Pause between the end of a daemon and the next request.
+// TIMEOUT: after an upgrade, the new daemon serves its socket immediately; a restarted daemon needs about a second.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// Maximum length of a line of a stream, in bytes.
+/// Maximum line length of a stream, in bytes.
 const MAX_LINE: usize = 16 << 20;
 
-/// Lists events: kills, quarantines, moves, long waits, and changes with their author
+/// Lists events: kills, quarantines, moves, long waits, and changes with their authors
 #[derive(Clone, Debug, Args)]
 pub(super) struct Events {
-    /// Continues to show events as they occur, also across upgrades and restarts of the daemon
+    /// Keeps showing events as they occur, across upgrades and restarts of the daemon
     #[arg(short, long)]
     follow: bool,
-    /// Starts after this cursor: `next` or `cursor` of an earlier response
+    /// Starts after this cursor, which is `next` or `cursor` of an earlier response
     #[arg(long, value_name = "CURSOR")]
     after: Option<String>,
-    /// Maximum number of past events to show; by default 10 with --follow, unless --after is given
+    /// Maximum number of past events to show; the default is 10 with --follow but without --after
     #[arg(short = 'n', long, value_name = "COUNT")]
     last: Option<usize>,
-    /// Only events of this virtual machine
+    /// Shows only events of this virtual machine
     #[arg(long, help_heading = "Selection", value_name = "NAME")]
     vm: Option<String>,
-    /// Only events of this tenant
+    /// Shows only events of this tenant
     #[arg(long, help_heading = "Selection", value_name = "NAME", conflicts_with = "vm")]
     tenant: Option<String>,
-    /// Only events of this card, its virtual machines and its tenants
+    /// Shows only events of this card, its virtual machines and its tenants
     #[arg(long, help_heading = "Selection", value_name = "NAME")]
     card: Option<String>,
-    /// Only events of this kind, such as killed, moved or changed; may be given several times
+    /// Shows only events of this kind, such as killed, moved or changed; can be repeated
     #[arg(long, help_heading = "Selection", value_name = "KIND", value_parser = kinds())]
     kind: Vec<EventKind>,
 }
 
-/// Returns a parser of kinds that shells can complete.
+/// Returns a parser for kinds that supports shell completion.
 fn kinds() -> impl TypedValueParser<Value = EventKind> {
     PossibleValuesParser::new(EventKind::ALL.iter().map(|kind| kind.name())).try_map(|name| named::<EventKind>(&name))
 }
@@ -78,7 +78,7 @@ impl Events {
         format!("/v1/events?limit={PAGE}{query}{after}")
     }
 
-    /// Returns all events in the daemon's log after the cursor, in one page.
+    /// Returns all events after the cursor in the daemon's log, as one page.
     fn all(&self, client: &Client) -> Result<EventPage, ClientError> {
         let mut all: EventPage = client.get(&Self::path(self.after.as_deref(), ""))?;
         let mut full = all.events.len() == PAGE;
@@ -96,7 +96,7 @@ impl Events {
             all.events.drain(..all.events.len().saturating_sub(last));
         }
         if self.after.is_none() {
-            // A new follower has not missed events from before its first request.
+            // A new follower has not missed any events before its first request.
             (all.lost, all.note) = (0, None);
         }
         Ok(all)
@@ -105,7 +105,7 @@ impl Events {
     /// Lists the events.
     ///
     /// # Errors
-    /// Returns an error for the reasons in [`ClientError`].
+    /// Returns a [`ClientError`] if the request fails.
     pub fn list(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         Ok(form.render(&self.all(client)?, |page| {
             if page.events.is_empty() {
@@ -120,7 +120,7 @@ impl Events {
     /// Shows events as they occur, until the output is closed.
     ///
     /// # Errors
-    /// Returns an error for the reasons in [`ClientError`]. The end of a daemon is not an error once it has responded.
+    /// Returns an error for the reasons in [`ClientError`]. A daemon that exits after it has responded is not an error.
     pub fn follow(&self, client: &Client, form: Form, out: &mut dyn Write) -> Result<Code, ClientError> {
         let mut shown = Shown { form, out };
         let first = self.all(client)?;
@@ -143,7 +143,7 @@ impl Events {
                 Err(Stop::Closed) => return Ok(Code::Good),
                 Err(Stop::Protocol(what)) => return Err(ClientError::protocol(what)),
                 Err(Stop::Ask(error @ (AskError::Refused(_) | AskError::Forbidden { .. }))) => return Err(error.into()),
-                // The daemon ends, or is not available yet.
+                // The daemon has exited, or is not available yet.
                 Ok(()) | Err(Stop::Ask(_)) => std::thread::sleep(RETRY_PAUSE),
             }
         }
@@ -156,7 +156,7 @@ enum Stop {
     Ask(AskError),
     /// The output is closed.
     Closed,
-    /// A line does not contain a page.
+    /// A line does not contain a valid page.
     Protocol(String),
 }
 
@@ -179,20 +179,20 @@ impl Lines {
             take(line.trim_ascii())?;
         }
         match self.0.len() > MAX_LINE {
-            true => Err(Stop::Protocol(format!("a line of the stream is longer than {MAX_LINE} bytes"))),
+            true => Err(Stop::Protocol(format!("a line of the stream exceeds {MAX_LINE} bytes"))),
             false => Ok(()),
         }
     }
 }
 
-/// The output of a follower.
+/// Output of a follower.
 struct Shown<'a> {
     form: Form,
     out: &'a mut dyn Write,
 }
 
 impl Shown<'_> {
-    /// Writes a page as aligned lines, or a non-empty page as a line of JSON, a document of YAML, or CSV with names.
+    /// Writes a page as aligned lines, or a non-empty page as a line of JSON, a YAML document, or CSV with a header.
     fn page(&mut self, page: &EventPage) -> std::io::Result<()> {
         let text = match self.form {
             Form::Table | Form::Wide => page.events.iter().fold(noted(page), |mut text, event| {
@@ -210,12 +210,12 @@ impl Shown<'_> {
     }
 }
 
-/// Returns a line about lost events, if any.
+/// Returns a line about lost events, if there are any.
 fn noted(page: &EventPage) -> String {
     page.note.as_ref().map(|note| format!("-- {note}\n")).unwrap_or_default()
 }
 
-/// Returns time, kind, subject and text of an event.
+/// Returns the time, kind, subject and text of an event.
 fn cells(event: &Event) -> [String; 4] {
     let Event { at, kind, subject, text, author, .. } = event;
     let subject = match subject.kind {

@@ -1,10 +1,10 @@
-//! Two examples of each command, in `--help` and in the man pages.
+//! Two examples for each command, shown in `--help` and in the man pages.
 
 use clap::{Command, CommandFactory};
 
 use super::Arguments;
 
-/// The path of a command, and two uses of the command without the program's name.
+/// Path of a command, and two example invocations without the program's name.
 type Examples = (&'static str, [&'static str; 2]);
 
 const EXAMPLES: [Examples; 52] = [
@@ -74,7 +74,7 @@ const EXAMPLES: [Examples; 52] = [
     ("run", ["run --tenant train -- python3 train.py", "run --tenant train --memory 20G -- ./program --its-option"]),
 ];
 
-/// Further examples, for commands at the top level.
+/// Examples for top-level commands.
 const TOP: [Examples; 8] = [
     ("top", ["top", "top card0 --interval 500ms"]),
     ("events", ["events --card card0 --kind killed", "events -f"]),
@@ -86,7 +86,7 @@ const TOP: [Examples; 8] = [
     ("completion", ["completion bash", "completion fish"]),
 ];
 
-/// Returns the description of the command line, including the examples.
+/// Returns the command line definition, including the examples.
 pub(super) fn command() -> Command {
     EXAMPLES.iter().chain(&TOP).fold(Arguments::command(), |command, (path, uses)| {
         let text = format!("Examples:\n  mediatorctl {}\n  mediatorctl {}", uses[0], uses[1]);
@@ -94,7 +94,7 @@ pub(super) fn command() -> Command {
     })
 }
 
-/// Returns the examples of a man page: the examples of its command, or the first one of each command in its group.
+/// Returns the examples for a man page: those of its command, or the first one of each command in its group.
 pub(super) fn of_page(page: &str) -> Vec<String> {
     let of = |(path, _): &&Examples| page == "mediatorctl" || page_of(path).starts_with(&format!("{page}-"));
     let own = EXAMPLES.iter().chain(&TOP).find(|(path, _)| page_of(path) == page);
@@ -110,7 +110,7 @@ fn page_of(path: &str) -> String {
     format!("mediatorctl-{}", path.replace(' ', "-"))
 }
 
-/// Adds a text to the command at a path.
+/// Adds a text to the help of the command at `path`.
 fn with(command: Command, path: &[&str], text: &str) -> Command {
     match path.split_first() {
         None => command.after_help(text.to_owned()),
@@ -138,7 +138,11 @@ mod tests {
     fn each_command_has_two_examples_that_parse() {
         let mut names = Vec::new();
         leaves(&command(), "", &mut names);
-        assert_eq!(names.len(), EXAMPLES.len() + TOP.len(), "an example of no command, or a command without");
+        assert_eq!(
+            names.len(),
+            EXAMPLES.len() + TOP.len(),
+            "an example without a command, or a command without an example"
+        );
         for (name, help) in names {
             let examples: Vec<_> = help.lines().filter(|line| line.starts_with("  mediatorctl ")).collect();
             assert_eq!(examples.len(), 2, "{name}");

@@ -1,5 +1,5 @@
-//! Firmware of cards' falcons. These commands need no daemon: a card without its firmware cannot be shared, and the
-//! daemon reads the folder when it takes a card.
+//! Firmware for cards' falcons. These commands work without the daemon: a card without its firmware cannot be shared,
+//! and the daemon reads the folder when it takes over a card.
 
 use std::path::PathBuf;
 
@@ -21,19 +21,19 @@ pub(super) enum FirmwareCommand {
         #[command(flatten)]
         place: Place,
     },
-    /// Adds images from files as candidates
+    /// Adds images from files as candidates for approval
     Import {
-        /// Files with images, such as those in another host's state folder
+        /// Image files, such as those in another host's state folder
         #[arg(required_unless_present = "stand_in")]
         files: Vec<PathBuf>,
-        /// Adds placeholder images for software cards behind VFIO, which execute no firmware; real cards do not start
-        /// with them
+        /// Adds placeholder images for software cards behind VFIO, which do not execute firmware; real cards do not
+        /// start with them
         #[arg(long)]
         stand_in: bool,
         #[command(flatten)]
         place: Place,
     },
-    /// Approves an image for a falcon, from the next time that the daemon takes over a card
+    /// Approves an image for a falcon, effective when the daemon next takes over a card
     Approve {
         /// Digest of the image, or a unique prefix
         #[arg(value_name = "DIGEST", required = true)]
@@ -58,13 +58,13 @@ pub(super) struct Place {
     state_dir: PathBuf,
 }
 
-/// The images, in the format of `--json`.
+/// All images, in the format of `--json`.
 #[derive(Clone, Debug, Serialize)]
 struct Images {
     images: Vec<Row>,
 }
 
-/// One image.
+/// An image.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     digest: String,
@@ -83,7 +83,7 @@ impl From<Entry> for Row {
 }
 
 impl FirmwareCommand {
-    /// Runs the command; returns its output.
+    /// Runs the command and returns its output.
     pub(super) fn run(self, form: Form) -> Result<String, ClientError> {
         let (place, change) = match self {
             Self::List { place } => (place, None),
@@ -106,7 +106,7 @@ impl FirmwareCommand {
         };
         if let Some(removed) = change {
             let row = Row::from(removed);
-            return Ok(form.render(&row, |row| format!("{} of {} is removed\n", row.digest, row.falcon)));
+            return Ok(form.render(&row, |row| format!("removed {} of {}\n", row.digest, row.falcon)));
         }
         let images = place.store().list().map_err(refused)?.into_iter().map(Row::from).collect();
         Ok(form.render(&Images { images }, |images| table(&images.images)))
@@ -121,14 +121,16 @@ impl Place {
 
 fn refused(error: StoreError) -> ClientError {
     let (code, what_to_do) = match &error {
-        StoreError::File { .. } => (ErrorCode::Failed, "give the path and the rights of the daemon's user"),
+        StoreError::File { .. } => (ErrorCode::Failed, "check the path, and run this as the daemon's user"),
         StoreError::Image { error: ImageError::Form, .. } => {
-            (ErrorCode::Invalid, "import a file that this command or the daemon has written")
+            (ErrorCode::Invalid, "import a file written by this command or by the daemon")
         }
-        StoreError::Image { .. } => (ErrorCode::Invalid, "it is damaged: get a new copy"),
-        StoreError::Changed { .. } => (ErrorCode::Conflict, "remove it, and import it again"),
+        StoreError::Image { .. } => (ErrorCode::Invalid, "the file is damaged: get a new copy"),
+        StoreError::Changed { .. } => (ErrorCode::Conflict, "remove the image and import it again"),
         StoreError::Which { .. } => (ErrorCode::NotFound, "see `mediatorctl card firmware list`"),
-        StoreError::Full => (ErrorCode::Conflict, "see `mediatorctl card firmware list`"),
+        StoreError::Full => {
+            (ErrorCode::Conflict, "remove images that are no longer needed, see `mediatorctl card firmware list`")
+        }
     };
     AskError::Refused(api::Error { code, error: error.to_string(), what_to_do: what_to_do.to_owned() }).into()
 }

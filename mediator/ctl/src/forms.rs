@@ -1,4 +1,4 @@
-//! Forms of output: tables for people, and the API's responses as JSON, YAML and CSV.
+//! Output formats: tables for people, and the API's responses as JSON, YAML and CSV.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -8,24 +8,24 @@ use serde_json::Value;
 
 use admin_client::terminal;
 
-/// Format of the output.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Form {
     /// Text for people
     Table,
-    /// A table with more columns, for lists of VMs, tenants and cards
+    /// Table with more columns, for lists of VMs, tenants and cards
     Wide,
-    /// The API's response
+    /// API response as JSON
     Json,
-    /// The API's response
+    /// API response as YAML
     Yaml,
-    /// The API's response: a line of names, and a line for each object of a list
+    /// API response as CSV: a header, and a line for each object of a list
     Csv,
 }
 
 impl Form {
-    /// Escapes a response for output. The response may contain words that programs, guests and others have chosen,
-    /// which must not act as commands to a terminal.
+    /// Escapes a response for output. It may contain words chosen by programs, guests and others, which must not act as
+    /// terminal commands.
     pub fn shown(self, text: &str) -> Cow<'_, str> {
         match self {
             Self::Json => terminal::json(text),
@@ -33,17 +33,17 @@ impl Form {
         }
     }
 
-    /// Returns true if this form is a table.
+    /// Returns true for a table.
     pub fn is_table(self) -> bool {
         matches!(self, Self::Table | Self::Wide)
     }
 
-    /// Renders a response in this form.
+    /// Renders a response in this format.
     pub fn render<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T) -> String) -> String {
         self.render_wide(answer, |answer, _| table(answer))
     }
 
-    /// Same as [`Self::render`], for a response whose table has further columns if the flag is set.
+    /// Like [`Self::render`], for a table that has additional columns if the flag is set.
     pub(super) fn render_wide<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T, bool) -> String) -> String {
         match self {
             Self::Table => table(answer, false),
@@ -76,7 +76,7 @@ fn rows(answer: Value) -> Vec<Value> {
     }
 }
 
-/// Adds the cells of a row. Objects become columns `name.key`, and lists stay JSON.
+/// Adds the cells of a row. Members of objects become columns `name.key`, and lists stay JSON.
 fn cells(name: &str, value: Value, to: &mut Vec<(String, String)>) {
     match value {
         Value::Object(keys) => {
@@ -103,7 +103,7 @@ pub(super) fn csv(answer: &impl serde::Serialize) -> String {
                 row_cells
             })
             .collect();
-        // Optional keys of later rows also become columns, after the keys of the first row.
+        // Optional keys of later rows become columns too, after the keys of the first row.
         let (mut names, mut known) = (Vec::new(), BTreeSet::new());
         for (name, _) in rows.iter().flatten() {
             if known.insert(name.as_str()) {

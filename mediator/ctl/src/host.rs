@@ -1,4 +1,4 @@
-//! The host's own cards and their drivers. These commands need no daemon.
+//! The host's own cards and their drivers. These commands work without the daemon.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use api::ErrorCode;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum HostCommand {
-    /// Lists the cards of the daemon or of the host
+    /// Lists the daemon's cards, or the host's cards
     List {
-        /// Lists the NVIDIA cards of this host, with their drivers, IOMMU groups, and reasons why they cannot be used
+        /// Lists this host's NVIDIA cards, with their drivers, IOMMU groups, and reasons why the daemon cannot use them
         #[arg(long)]
         host: bool,
         #[command(flatten)]
@@ -35,7 +35,7 @@ pub(super) enum HostCommand {
     Unbind {
         /// PCI address of the card, such as 0000:65:00.0
         address: Address,
-        /// Driver to bind; by default, the driver that the kernel selects
+        /// Driver to bind; by default, the kernel selects the driver
         #[arg(long, value_name = "NAME")]
         driver: Option<String>,
         #[command(flatten)]
@@ -45,7 +45,7 @@ pub(super) enum HostCommand {
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Place {
-    /// The kernel's view of devices, for tests
+    /// Root of sysfs, for tests
     #[arg(long, value_name = "PATH", default_value = "/sys", hide = true)]
     sysfs: PathBuf,
 }
@@ -62,7 +62,7 @@ struct Cards {
     cards: Vec<ManagedCard>,
 }
 
-/// One card.
+/// A card of the host.
 #[derive(Clone, Debug, Serialize)]
 struct ManagedCard {
     #[serde(flatten)]
@@ -88,7 +88,7 @@ impl From<Function> for ManagedCard {
 }
 
 impl HostCommand {
-    /// Runs the command; returns its output.
+    /// Runs the command and returns its output.
     pub(super) fn run(self, client: &Client, form: Form) -> Result<String, ClientError> {
         match self {
             Self::List { host: false, .. } => {
@@ -130,9 +130,9 @@ fn changed(change: &Change) -> String {
     let Change { address, before, now } = change;
     let (before, now) = (name(before.as_deref()), name(now.as_deref()));
     if before == now {
-        format!("{now} has {address} already\n")
+        format!("{address} is already bound to {now}\n")
     } else {
-        format!("{now} has {address}, {before} had it\n")
+        format!("{address} is now bound to {now} instead of {before}\n")
     }
 }
 
@@ -156,7 +156,7 @@ fn table(cards: &[ManagedCard]) -> String {
     }));
     let mut text = output::table(rows, &[]);
     for Hint { what, what_to_do } in cards.iter().flat_map(|card| &card.obstacles) {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "\n{what}\n  {what_to_do}\n");
     }
     text

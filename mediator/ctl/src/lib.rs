@@ -1,18 +1,18 @@
 //! `mediatorctl`: a thin client of the admin API.
 //!
-//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (for containers), `profile` (templates
-//! of tenants and virtual machines), `host` (the host's own cards), `moving` (moves of virtual machines between cards),
-//! `sched` (commands for the division of cards' time), [`report`] (a picture of this division), [`replay`] (repeats the
-//! decisions of a record), `top` (a live view), `desired` (a desired state in a file), `doctor` (checks of a host),
-//! `events` (the daemon's events), `libvirt` (the hook of libvirt), `watch` (repeats a command), `pages` (man pages and
-//! completion), `sections` (the pages' exit statuses and files), `progress` (of slow commands), `colours` (on
-//! terminals), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
+//! Modules: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (CDI files for containers), `profile`
+//! (templates for tenants and virtual machines), `host` (the host's own cards), `moving` (moves of virtual machines
+//! between cards), `sched` (division of cards' time), [`report`] (charts of this division), [`replay`] (replays of
+//! scheduler recordings), `top` (a live view), `desired` (desired states in files), `doctor` (checks of a host),
+//! `events` (the daemon's events), `libvirt` (libvirt's hook), `watch` (repeated commands), `pages` (man pages and
+//! shell completion), `sections` (exit statuses and files in man pages), `progress` (progress of slow commands),
+//! `colours` (colours on terminals), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a
+//! unit).
 //!
-//! Exit codes ([`Code`]) are part of the interface. The same applies to `--output json` and `yaml`, which print the
-//! API's responses unchanged.
+//! Exit codes ([`Code`]) are part of the interface, as are `--output json` and `yaml`, which print the API's responses
+//! unchanged.
 //!
-//! The crate does not change a card, except for the host driver of the card. All other changes are requests to the
-//! daemon.
+//! Apart from a card's host driver, this crate changes nothing itself: all other changes are requests to the daemon.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -70,22 +70,22 @@ use watch::Watch;
 pub enum Code {
     /// The command succeeded.
     Good = 0,
-    /// The daemon could not execute the command.
+    /// The command failed.
     Failed = 1,
     /// The command or one of its values is invalid.
     Usage = 2,
     /// No virtual machine or card has this name.
     NotFound = 3,
-    /// Something prevents the change, or the card has too few resources left.
+    /// The current state does not permit the change, or the card has too few resources left.
     Conflict = 4,
-    /// The daemon does not respond.
+    /// The daemon is unreachable.
     Unreachable = 5,
 }
 
-/// Heading of the options of all commands.
+/// Heading for options of all commands.
 const GLOBAL: &str = "Global options";
 
-/// Shows and changes the virtual machines, tenants and cards of mediatord
+/// Shows and changes mediatord's virtual machines, tenants and cards
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "mediatorctl",
@@ -103,7 +103,7 @@ struct Arguments {
     /// Same as --output json
     #[arg(long, global = true, help_heading = GLOBAL, conflicts_with = "output")]
     json: bool,
-    /// Makes the change only if the daemon's state still has this revision, see `mediatorctl export`
+    /// Makes the change only if the daemon's state still has this revision (see `mediatorctl export`)
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "REVISION", value_parser = values::revision)]
     if_revision: Option<String>,
     #[command(subcommand)]
@@ -135,32 +135,32 @@ enum Command {
     Profile(profile::ProfileCommand),
     /// Runs a CUDA program as a tenant
     Run(Box<tenant::Run>),
-    /// Shows the use of the cards live: entitled and received shares, waits, strikes
+    /// Shows live usage of the cards: entitled and received shares, waits, strikes
     Top(top::Top),
     Events(events::Events),
-    /// Creates and changes virtual machines, tenants and settings as described in a file; others stay unchanged
+    /// Creates and changes the virtual machines, tenants and settings in a file; others stay unchanged
     Apply(desired::Apply),
     /// Prints virtual machines, tenants and settings as a file for `apply` and `assert`
     Export(desired::Export),
-    /// Compares virtual machines, tenants and settings with a file: exits with 0 if all match, and with 1 otherwise
+    /// Compares virtual machines, tenants and settings with a file; exits with 0 if all match, and with 1 otherwise
     Assert(desired::Assert),
-    /// Checks this host for missing requirements and prints how to fix them: exits with 0 if nothing is missing,
-    /// and with 1 otherwise
+    /// Checks this host for missing requirements and prints how to fix them; exits with 0 if nothing is missing, and
+    /// with 1 otherwise
     Doctor(doctor::Doctor),
     /// Prints the admin API as an OpenAPI document
     Schema,
-    /// Prints the script with which a shell completes the commands of mediatorctl
+    /// Prints a shell completion script for mediatorctl
     Completion {
         /// Name of the shell
         shell: pages::Shell,
     },
-    /// Handles a call of libvirt's QEMU hook, with the domain's description on standard input
+    /// Handles a call of libvirt's QEMU hook, with the domain XML on standard input
     #[command(hide = true)]
     LibvirtHook(libvirt::Hook),
     /// Writes the man pages of gpu-mediator
     #[command(hide = true)]
     Man {
-        /// Existing folder for the pages
+        /// Existing folder to write the pages to
         folder: PathBuf,
     },
 }
@@ -189,32 +189,33 @@ enum VmCommand {
         /// Name of the virtual machine
         name: String,
     },
-    /// Moves a virtual machine to another card, while its VMM is connected and its guest runs
+    /// Moves a virtual machine to another card while its VMM is connected and its guest runs
     Move {
         /// Name of the virtual machine
         name: String,
-        /// Target card; by default, the card that the daemon's policy chooses
+        /// Target card; by default, the daemon's policy chooses one
         #[arg(long, value_name = "NAME")]
         card: Option<String>,
     },
-    /// Saves the virtual GPU of a virtual machine, with its memory, to a file; the guest must be paused in its VMM
+    /// Saves a virtual machine's GPU state and VRAM to a file; its VMM must have paused the guest
     Save {
         /// Name of the virtual machine
         name: String,
-        /// File to write, which only its owner may read
+        /// File to write, readable only by its owner
         file: PathBuf,
         /// Replaces an existing file
         #[arg(long)]
         force: bool,
     },
-    /// Restores the virtual GPU of a virtual machine from a file; its VMM must have restored its RAM, and be paused
+    /// Restores a virtual machine's GPU state and VRAM from a file; its VMM must have restored the RAM and paused the
+    /// guest
     Restore {
         /// Name of the virtual machine
         name: String,
-        /// File from `vm save`
+        /// File written by `vm save`
         file: PathBuf,
     },
-    /// Continues the CUDA programs of a virtual machine in new workers; each notices only a pause
+    /// Continues a virtual machine's CUDA programs in new workers; the programs notice only a pause
     RestartWorkers {
         /// Name of the virtual machine
         name: String,
@@ -238,14 +239,13 @@ enum VmCommand {
     LaunchArgs {
         /// Name of the virtual machine
         name: String,
-        /// With --vmm libvirt: prints a domain whose vGPU the hook creates from this profile; the virtual machine need
-        /// not exist
+        /// With --vmm libvirt: prints a domain whose vGPU the hook creates from this profile; the VM need not exist yet
         #[arg(long, value_name = "NAME")]
         profile: Option<String>,
-        /// VMM; by default qemu, or xen for a domain of Xen
+        /// VMM; by default qemu, or xen for a Xen domain
         #[arg(long)]
         vmm: Option<Vmm>,
-        /// RAM of the guest, such as 512M or 2G
+        /// Guest RAM size, such as 512M or 2G
         #[arg(long, value_name = "SIZE", default_value = "2G")]
         memory: MemorySize,
     },
@@ -255,19 +255,19 @@ enum VmCommand {
 struct Add {
     /// Name of the virtual machine
     name: String,
-    /// Card of the virtual machine; by default, the card that the daemon's policy chooses
+    /// Card of the virtual machine; by default, the daemon's policy chooses one
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
-    /// Profile with the values of options that are not given
+    /// Profile that provides the values of omitted options
     #[arg(long, value_name = "NAME", conflicts_with = "passthrough")]
     profile: Option<String>,
-    /// VRAM that the guest sees, such as 2G
+    /// VRAM size that the guest sees, such as 2G
     #[arg(long, value_name = "SIZE", value_parser = values::mib, required_unless_present_any = ["passthrough", "profile"], conflicts_with = "passthrough")]
     vram_mib: Option<u64>,
     /// Maximum number of channels of the guest
     #[arg(long, value_name = "COUNT")]
     channels: Option<u32>,
-    /// Time that a channel may hold an engine without progress, in milliseconds; 0 means no limit
+    /// Time that a channel may occupy an engine without progress, in milliseconds; 0 means no limit
     #[arg(long, value_name = "MS")]
     hang_limit_ms: Option<u64>,
     #[command(flatten)]
@@ -283,16 +283,17 @@ struct Add {
     /// Lets the guest's programs use CUDA, on a card of kind "cuda"
     #[arg(long, conflicts_with_all = ["passthrough", "paravirtual", "channels", "hang_limit_ms", "xen_domain"])]
     cuda: bool,
-    /// Host memory shared by the guest's CUDA programs and the card, in addition to its RAM, in MiB; a power of two
+    /// Size of the host memory that the guest's CUDA programs share with the card, in addition to RAM, in MiB; a power
+    /// of two
     #[arg(long, value_name = "MIB", requires = "cuda", value_parser = config::size::mib)]
     cuda_window_mib: Option<u64>,
-    /// Name or number of the Xen HVM domain of the virtual machine, which then has no socket
+    /// Name or ID of the virtual machine's Xen HVM domain; the VM then has no socket
     #[arg(long, help_heading = "Socket", value_name = "DOMAIN", conflicts_with_all = ["socket_path", "owner", "group"])]
     xen_domain: Option<String>,
-    /// Path of the socket; by default NAME.sock in the daemon's socket folder
+    /// Path of the socket; by default, NAME.sock in the daemon's socket folder
     #[arg(long, help_heading = "Socket", value_name = "PATH")]
     socket_path: Option<PathBuf>,
-    /// Access rights of the socket, in octal
+    /// File mode of the socket, in octal
     #[arg(long, help_heading = "Socket", value_name = "MODE", default_value_t)]
     mode: SocketMode,
     /// Owner of the socket
@@ -301,22 +302,22 @@ struct Add {
     /// Group of the socket
     #[arg(long, help_heading = "Socket", value_name = "GROUP")]
     group: Option<String>,
-    /// Label that is shown with the VM; may be given several times
+    /// Label shown with the VM; can be repeated
     #[arg(long, help_heading = "Placement", value_name = "KEY=VALUE", value_parser = values::label)]
     label: Vec<(String, String)>,
-    /// Without --card: prefers the card of a VM with this label; may be given several times
+    /// Without --card: prefers the card of a VM with this label; can be repeated
     #[arg(long, help_heading = "Placement", value_name = "KEY[=VALUE]")]
     near: Vec<LabelMatch>,
-    /// Never shares a card with a VM that has this label; may be given several times
+    /// Never shares a card with a VM that has this label; can be repeated
     #[arg(long, help_heading = "Placement", value_name = "KEY[=VALUE]")]
     apart_from: Vec<LabelMatch>,
-    /// Gives the VM the whole card without mediation; the card must have no other VM
+    /// Assigns the whole card to the VM without mediation; the card must not have other VMs
     #[arg(long)]
     passthrough: bool,
 }
 
 impl Add {
-    /// Returns the body of the request. Omits options that are not given, so that a profile can set them.
+    /// Returns the request body. Omits options that are not given, so that a profile can set them.
     fn table(self) -> Result<Map<String, Value>, ClientError> {
         let time = self.time.patch();
         let mut table = table(&VmSpec::from(self)).map_err(ClientError::protocol)?;
@@ -388,31 +389,31 @@ enum CardCommand {
         #[command(flatten)]
         watch: Watch,
     },
-    /// Stops a card from accepting virtual machines and tenants, and moves its virtual machines to other cards: exits
-    /// with 0 if none is left, and with 4 otherwise
+    /// Makes a card reject new virtual machines and tenants, and moves its virtual machines to other cards; exits with
+    /// 0 if none is left, and with 4 otherwise
     Drain {
         /// Name of the card
         name: String,
     },
-    /// Lets a card accept virtual machines and tenants again
+    /// Makes a card accept virtual machines and tenants again
     Undrain {
         /// Name of the card
         name: String,
     },
-    /// Firmware for the falcons of real cards: available images and their approval by the operator
+    /// Falcon firmware for real cards: available images and their approval by the operator
     #[command(subcommand)]
     Firmware(firmware::FirmwareCommand),
     #[command(flatten)]
     Host(host::HostCommand),
 }
 
-/// Runs the command of this process, with colours on terminals.
+/// Runs the command line of this process, with colours on terminals.
 pub fn main() -> ExitCode {
     let (mut out, mut err) = (io::stdout().lock(), io::stderr().lock());
     ExitCode::from(run_in_colours(std::env::args_os(), &mut out, &mut err, Colours::of_terminals()) as u8)
 }
 
-/// Runs one command without colours. `arguments` are the arguments of the process; the first is the program's name.
+/// Runs one command without colours. `arguments` are the process's arguments, starting with the program name.
 pub fn run<I, T>(arguments: I, out: &mut dyn Write, err: &mut dyn Write) -> Code
 where
     I: IntoIterator<Item = T>,
@@ -421,7 +422,7 @@ where
     run_in_colours(arguments, out, err, Colours::default())
 }
 
-/// Same as [`run`], with colours on some of the streams.
+/// Like [`run`], with colours on some of the streams.
 fn run_in_colours<I, T>(arguments: I, out: &mut dyn Write, err: &mut dyn Write, colours: Colours) -> Code
 where
     I: IntoIterator<Item = T>,
@@ -433,7 +434,7 @@ where
         Err(error) => return usage::show(&error, &words, out, err, colours),
     };
     let form = if arguments.json { Form::Json } else { arguments.output };
-    // Other forms are for programs, and therefore have no colours.
+    // Other formats are for programs, and are never coloured.
     let out: &mut dyn Write = &mut Painted::new(out, colours.out && form.is_table());
     let err: &mut dyn Write = &mut Painted::new(err, colours.err && form.is_table());
     let done = match (arguments.command.watch(), &arguments.command) {
@@ -459,7 +460,7 @@ where
     })
 }
 
-/// Runs a command. Returns its output and exit code.
+/// Runs a command, and returns its output and exit code.
 fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientError> {
     let Arguments { socket, command, if_revision, .. } = arguments;
     let client = Client::new(socket.clone())?.expecting(if_revision);
@@ -491,7 +492,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         }
         Command::Vm(VmCommand::Remove { name }) => {
             client.delete(&format!("/v1/vms/{}", client::segment(&name)))?;
-            form.render(&serde_json::json!({ "removed": name }), |_| format!("VM {name} is removed\n"))
+            form.render(&serde_json::json!({ "removed": name }), |_| format!("VM {name} removed\n"))
         }
         Command::Vm(VmCommand::LaunchArgs { name, vmm: Some(Vmm::Libvirt), memory, profile: Some(profile) }) => {
             let args = libvirt::domain(&client, &socket, &name, &profile, &memory)?;
@@ -500,7 +501,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         Command::Vm(VmCommand::LaunchArgs { profile: Some(_), .. }) => {
             return Err(ClientError::Desired {
                 path: "--profile".into(),
-                what: "expected --vmm libvirt beside it: only there a hook makes the virtual machine".to_owned(),
+                what: "--profile requires --vmm libvirt, whose hook creates the virtual machine".to_owned(),
             });
         }
         Command::Vm(VmCommand::LaunchArgs { name, vmm, memory, .. }) => {
@@ -564,22 +565,22 @@ impl ClientError {
     fn to_api(&self) -> api::Error {
         let what_to_do = match self {
             Self::Ask(AskError::Refused(error)) => return error.clone(),
-            Self::Ask(AskError::Unreachable { .. }) => "start mediatord, or name its admin socket with --socket PATH",
+            Self::Ask(AskError::Unreachable { .. }) => "start mediatord, or pass its admin socket with --socket PATH",
             Self::Ask(AskError::Forbidden { .. }) => {
-                "join the group of the socket: `admin_group` with `admin_mode`, or `read_group` for read-only access, \
+                "join the socket's group: `admin_group` with `admin_mode`, or `read_group` for read-only access, \
                  in the daemon's configuration"
             }
             Self::Ask(AskError::Protocol(_)) => {
-                "check that --socket names mediatord's admin socket, of the same version"
+                "check that --socket is the admin socket of a mediatord of the same version"
             }
             Self::Ask(AskError::TimedOut(_)) => "see the daemon's log",
-            Self::Runtime(_) => "try again when the host has room",
-            Self::Record { .. } => "name a file that `mediatorctl sched record` has written",
-            Self::Differs { .. } => "replay it with the version that recorded it, to see what has changed",
-            Self::File { .. } => "name another file or folder",
-            Self::Unreadable { .. } => "name a readable file that `mediatorctl vm save` has written",
+            Self::Runtime(_) => "free resources on the host, and try again",
+            Self::Record { .. } => "pass a file written by `mediatorctl sched record`",
+            Self::Differs { .. } => "replay it with the recording version to see the difference",
+            Self::File { .. } => "choose another file or folder",
+            Self::Unreadable { .. } => "pass a readable file written by `mediatorctl vm save`",
             Self::Exists { .. } => "nothing was saved",
-            Self::Desired { .. } => "name a file as `mediatorctl export` prints it",
+            Self::Desired { .. } => "pass a file in the format of `mediatorctl export`",
             Self::NotServed { .. } => {
                 "check with `nvidia-smi` that the driver works, and see `mediatorctl card show` and the daemon's log"
             }

@@ -1,16 +1,16 @@
-//! The hook of libvirt: creates the vGPU of a domain before the domain starts, and removes it after the domain's end.
+//! libvirt's hook: creates a domain's vGPU before the domain starts, and removes it after the domain has stopped.
 //!
-//! libvirt runs the hook as root with the domain's description on standard input: `HOOK DOMAIN prepare begin -` before
-//! QEMU starts, and `HOOK DOMAIN release end -` after QEMU has ended. libvirt also calls `release` after a kill, and at
-//! its next start if it was not running at that time. If the hook fails before the start, libvirt cancels the start and
-//! shows the hook's message.
+//! libvirt runs the hook as root with the domain XML on standard input: `HOOK DOMAIN prepare begin -` before QEMU
+//! starts, and `HOOK DOMAIN release end -` after QEMU has exited. libvirt also calls `release` if QEMU was killed, and
+//! at its next startup if it was not running when QEMU exited. If `prepare` fails, libvirt cancels the start and shows
+//! the hook's message.
 //!
-//! The hook writes a note for each VM that it creates, next to libvirt's own state, with the boot of the host. VMs that
-//! remain after a power loss are therefore removed when the next domain starts. Each of its VMs has a label with a
-//! unique number that is also in the note. The hook never removes another VM of the same name, or a VM that a VMM uses.
+//! The hook writes a note with the host's boot ID for each VM that it creates, next to libvirt's own state. VMs that
+//! remain after a power loss are therefore removed when the next domain starts. Each of the hook's VMs has a label with
+//! a unique ID that is also in the note: the hook never removes another VM of the same name, or a VM in use by a VMM.
 //! libvirt also calls `release` after a failed `prepare`.
 //!
-//! Sources: `hooks.html` of libvirt.
+//! Source: libvirt's `hooks.html`.
 
 use std::fs;
 use std::io::Read;
@@ -30,81 +30,82 @@ use config::check::name_is_good;
 
 use super::client::{self, Client, ClientError};
 
-/// Maximum size of a domain's description, in bytes.
+/// Maximum size of a domain's XML, in bytes.
 const MAX_DOMAIN: u64 = 4 << 20;
-/// Users that run libvirt's QEMU processes: Debian's user, and the user of other distributions.
+/// Users that run libvirt's QEMU processes: on Debian, and on other distributions.
 const USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
-/// A source of unique numbers.
+/// Source of unique IDs.
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
-/// Label that contains the number of the preparation that created the VM.
+/// Label with the ID of the preparation that created the VM.
 const PREPARED: &str = "libvirt_prepared";
-/// Label that contains the domain for which the VM was created.
+/// Label with the domain for which the VM was created.
 const DOMAIN: &str = "libvirt_domain";
-/// Maximum length of the value of this label.
+/// Maximum length of this label's value.
 const MAX_LABEL: usize = 100;
 /// Maximum size of a note, in bytes.
 const MAX_NOTE: u64 = 64 << 10;
-/// Time limit for the daemon to notice that a VMM has ended.
-// TIMEOUT: when libvirt calls `release`, QEMU's process and its connection have ended. Only a busy daemon needs longer.
+/// Time limit for the daemon to notice that a VMM has exited.
+// TIMEOUT: when libvirt calls `release`, QEMU has exited and its connection is closed. Only a busy daemon needs time to
+// notice.
 const VMM_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval at which the hook checks this.
+/// Interval at which the hook polls for this.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Hook {
     /// Name of the domain
     domain: String,
-    /// Event: prepare, start, started, stopped, release, reconnect and others
+    /// Event, such as prepare, start, started, stopped, release or reconnect
     operation: String,
-    /// begin or end
+    /// Phase of the event: begin or end
     when: String,
-    /// Further arguments from libvirt
+    /// Additional arguments from libvirt
     more: Vec<String>,
     /// File with users and groups, for tests
     #[arg(long, value_name = "PATH", default_value = "/etc/passwd", hide = true)]
     passwd: PathBuf,
-    /// Folder with the hook's notes about the VMs that it has created
+    /// Folder for the hook's notes about the VMs that it has created
     #[arg(long, value_name = "PATH", default_value = "/var/lib/libvirt/gpu-mediator", hide = true)]
     notes: PathBuf,
-    /// File with the ID of the host's boot
+    /// File that contains the host's boot ID
     #[arg(long, value_name = "PATH", default_value = "/proc/sys/kernel/random/boot_id", hide = true)]
     boot: PathBuf,
-    /// Configuration file of the daemon, which names the folder of its sockets
+    /// Configuration file of the daemon, which sets the socket folder
     #[arg(long, value_name = "PATH", default_value = "/etc/gpu-mediator.toml", hide = true)]
     config: PathBuf,
 }
 
-/// The note about the preparation of a domain's vGPU.
+/// Note about the preparation of a domain's vGPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
-    /// The virtual machine that the preparation created.
+    /// Virtual machine created by the preparation.
     vm: String,
-    /// ID of the host's boot.
+    /// The host's boot ID.
     boot: String,
-    /// The domain's UUID, if its description has one.
+    /// The domain's UUID, if its XML contains one.
     #[serde(default)]
     uuid: Option<String>,
-    /// Number of the preparation, which is also a label of the VM.
+    /// ID of the preparation, which is also a label of the VM.
     prepared: String,
 }
 
 /// Result of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Removed {
-    /// The VM of the note no longer exists.
+    /// The note's VM no longer exists.
     Gone,
-    /// A VMM uses the VM.
+    /// A VMM is using the VM.
     InUse,
 }
 
-/// A domain's request for its vGPU.
+/// A domain's request for a vGPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Wanted {
     vm: String,
     keys: Map<String, Value>,
-    /// User that will own the socket.
+    /// User to own the socket.
     user: Option<String>,
-    /// All arguments that the domain passes to QEMU unchanged.
+    /// All arguments that the domain passes through to QEMU.
     passed: Vec<String>,
 }
 
@@ -115,7 +116,7 @@ fn wrong(error: String, what_to_do: &str) -> ClientError {
 /// Returns a domain whose vGPU the hook creates from a profile.
 ///
 /// # Errors
-/// Returns an error if the daemon has no such profile, or the name is not valid for a virtual machine.
+/// Returns an error if the daemon has no such profile, or if the name is not a valid VM name.
 pub(super) fn domain(
     client: &Client,
     admin: &Path,
@@ -125,7 +126,7 @@ pub(super) fn domain(
 ) -> Result<api::LaunchArgs, ClientError> {
     name_is_good(name).map_err(|what| wrong(what, "choose another name"))?;
     client.get::<api::Profile>(&format!("/v1/profiles/{}", client::segment(profile)))?;
-    // The daemon's sockets are in one folder, unless its configuration says otherwise.
+    // The daemon's sockets are in one folder unless configured otherwise.
     let socket = admin.parent().unwrap_or(Path::new("/")).join(format!("{name}.sock"));
     Ok(launch::args(
         SocketVmm::Libvirt,
@@ -135,7 +136,7 @@ pub(super) fn domain(
 }
 
 impl Hook {
-    /// Handles an event. Most events of a domain need no action.
+    /// Handles an event. Most events need no action.
     pub(super) fn run(self, client: &Client, mut domain: impl Read) -> Result<String, ClientError> {
         let makes = self.operation == "prepare" && self.when == "begin";
         let removes = self.operation == "release" && self.when == "end";
@@ -144,7 +145,7 @@ impl Hook {
         }
         let mut text = String::new();
         let read = domain.by_ref().take(MAX_DOMAIN).read_to_string(&mut text);
-        read.map_err(|error| wrong(format!("the domain's description: {error}"), "see libvirt's log"))?;
+        read.map_err(|error| wrong(format!("the domain XML: {error}"), "see libvirt's log"))?;
         if removes {
             return self.release(client, uuid(&text)).map(|()| String::new());
         }
@@ -158,11 +159,11 @@ impl Hook {
         }
     }
 
-    /// Removes only the VM that this domain's preparation has created. The description may have changed since then.
+    /// Removes only the VM that was created for this domain. The domain's XML may have changed since then.
     fn release(&self, client: &Client, uuid: Option<String>) -> Result<(), ClientError> {
         let path = self.note(&self.domain);
         let Some(note) = read_note(&path) else { return Ok(()) };
-        // A domain of this name that libvirt has lost may still be running.
+        // A domain with this name that libvirt has lost track of may still be running.
         if note.uuid.is_some() && uuid.is_some() && note.uuid != uuid {
             return Ok(());
         }
@@ -175,14 +176,16 @@ impl Hook {
             Removed::InUse => {
                 let vm = &note.vm;
                 Err(wrong(
-                    format!("a VMM still uses the VM `{vm}`, which is not removed"),
-                    &format!("see `mediatorctl vm show {vm}`; end that process, then `mediatorctl vm remove {vm}`"),
+                    format!("a VMM still uses the VM `{vm}`, so it was not removed"),
+                    &format!(
+                        "see `mediatorctl vm show {vm}`; stop that process, then run `mediatorctl vm remove {vm}`"
+                    ),
                 ))
             }
         }
     }
 
-    /// Returns the file with the note about a domain's virtual machine.
+    /// Returns the path of the note about a domain's virtual machine.
     fn note(&self, domain: &str) -> PathBuf {
         self.notes.join(client::segment(domain))
     }
@@ -190,19 +193,19 @@ impl Hook {
     fn make(&self, client: &Client, wanted: &Wanted, uuid: Option<String>) -> Result<(), ClientError> {
         let Wanted { vm, keys, user, passed } = wanted;
         let note = self.note(&self.domain);
-        // The VM remains from an interrupted start. A VM that a VMM uses belongs to another domain.
+        // The VM is left over from an interrupted start. A VM that a VMM uses belongs to another domain.
         let path = format!("/v1/vms/{}", client::segment(vm));
         match client.get::<api::Vm>(&path) {
             Ok(there) if there.state == api::VmState::Connected => {
-                return Err(wrong(
-                    format!("a VMM uses the VM `{vm}`"),
-                    "give the domain another name in the element `vgpu`",
-                ));
+                return Err(wrong(format!("a VMM uses the VM `{vm}`"), "choose another VM name in the element `vgpu`"));
             }
             Ok(there) if read_note(&note).is_some_and(|note| note.is_of(&there)) => client.delete(&path)?,
             Ok(_) => {
-                let what = format!("this hook has not created the existing VM `{vm}`");
-                return Err(wrong(what, "leave the element `vgpu` out to use it, or name another in it"));
+                let what = format!("the existing VM `{vm}` was not created by this hook");
+                return Err(wrong(
+                    what,
+                    "omit the element `vgpu` to use this VM, or choose another VM name in the element",
+                ));
             }
             Err(ClientError::Ask(AskError::Refused(error))) if error.code == ErrorCode::NotFound => {}
             Err(error) => return Err(error),
@@ -222,16 +225,18 @@ impl Hook {
             let socket = made.socket.unwrap_or_default();
             let shown = socket.display().to_string();
             if !passed.iter().any(|word| word.contains(&format!("\"{shown}\""))) {
-                let what = format!("none of its devices names the socket {shown} of its vGPU");
+                let what = format!("none of its devices uses the socket {shown} of its vGPU");
                 return Err(wrong(
                     what,
-                    &format!("take the element `qemu:commandline` of `mediatorctl vm launch-args {vm} --vmm libvirt`"),
+                    &format!(
+                        "copy the element `qemu:commandline` from `mediatorctl vm launch-args {vm} --vmm libvirt`"
+                    ),
                 ));
             }
             self.hand_over(&socket, user.as_deref()).map_err(file(&socket))
         });
         if made.is_err() {
-            // The domain does not start, and libvirt may not call `release`.
+            // The domain will not start, and libvirt may not call `release`.
             if matches!(remove(client, &new, Duration::ZERO), Ok(Removed::Gone)) {
                 let _ = fs::remove_file(&note);
             }
@@ -239,7 +244,7 @@ impl Hook {
         made
     }
 
-    /// Makes QEMU's user the owner of the socket, so that only this user can connect.
+    /// Changes the socket's owner to QEMU's user, so that only this user can connect.
     fn hand_over(&self, socket: &Path, user: Option<&str>) -> std::io::Result<()> {
         let passwd = fs::read_to_string(&self.passwd)?;
         let number = |name: &str| {
@@ -247,14 +252,16 @@ impl Hook {
             lines.find_map(|mut fields| (fields.next()? == name).then(|| fields.nth(1)?.parse::<u32>().ok())?)
         };
         let uid = match user {
-            Some(user) => number(user).ok_or_else(|| std::io::Error::other(format!("there is no user `{user}`")))?,
+            Some(user) => {
+                number(user).ok_or_else(|| std::io::Error::other(format!("the user `{user}` does not exist")))?
+            }
             // Without such a user, QEMU runs as root.
             None => USERS.into_iter().find_map(number).unwrap_or(0),
         };
         sockets::give(&self.socket_dir()?, socket, uid)
     }
 
-    /// Returns the folder of the daemon's sockets, as configured.
+    /// Returns the configured folder of the daemon's sockets.
     fn socket_dir(&self) -> std::io::Result<PathBuf> {
         let text = match fs::read_to_string(&self.config) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -265,14 +272,14 @@ impl Hook {
         Ok(folder.map_or_else(|| config::DaemonSpec::default().socket_dir, PathBuf::from))
     }
 
-    /// Returns the ID of the host's boot.
+    /// Returns the host's boot ID.
     fn boot(&self) -> String {
         fs::read_to_string(&self.boot).unwrap_or_default().trim().to_owned()
     }
 
-    /// Removes VMs that were created in an earlier boot of the host. In the current boot, libvirt reports the end of
-    /// each domain, even if libvirt was down at that time. If the daemon cannot remove a VM now, the next start of a
-    /// domain retries.
+    /// Removes VMs created in an earlier boot of the host. Within the current boot, libvirt reports the end of every
+    /// domain, even if libvirt was down at that time. If the daemon cannot remove a VM now, the next domain start
+    /// retries.
     fn remove_left(&self, client: &Client) {
         let notes = fs::read_dir(&self.notes).into_iter().flatten().flatten();
         for note in notes.map(|note| note.path()).filter(|note| *note != self.note(&self.domain)) {
@@ -285,14 +292,15 @@ impl Hook {
 }
 
 impl Note {
-    /// Returns true if this preparation created the virtual machine, so that it is not another one with the same name.
+    /// Returns true if this preparation created the virtual machine. Otherwise it is a different one with the same
+    /// name.
     fn is_of(&self, vm: &api::Vm) -> bool {
         let labelled = vm.labels.iter().find(|(key, _)| *key == PREPARED).map(|(_, number)| number);
         self.vm == vm.name && labelled == Some(self.prepared.as_str())
     }
 }
 
-/// Removes the virtual machine of a note, if it still exists and no VMM uses it after `patience`.
+/// Removes a note's virtual machine if it still exists and no VMM uses it after `patience`.
 fn remove(client: &Client, note: &Note, patience: Duration) -> Result<Removed, ClientError> {
     let path = format!("/v1/vms/{}", client::segment(&note.vm));
     let is_gone = |error: &ClientError| matches!(error, ClientError::Ask(AskError::Refused(error)) if error.code == ErrorCode::NotFound);
@@ -320,7 +328,7 @@ fn read_note(path: &Path) -> Option<Note> {
     serde_json::from_str(&text).ok()
 }
 
-/// Returns the UUID in a domain's description. Its element precedes all text that users have written.
+/// Returns the UUID in a domain's XML. Its element precedes all user-supplied text.
 fn uuid(text: &str) -> Option<String> {
     let before = text.split("<metadata").next().unwrap_or_default();
     let (_, behind) = before.split_once("<uuid>")?;
@@ -328,12 +336,12 @@ fn uuid(text: &str) -> Option<String> {
     Some(uuid.trim().chars().take(64).collect())
 }
 
-/// Reads the vGPU that a domain's description requests, if any.
+/// Parses the vGPU requested in a domain's XML, if any.
 fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     let mut reader = Reader::from_str(text);
     let (mut found, mut passed) = (None, Vec::new());
     loop {
-        let event = reader.read_event().map_err(|error| format!("its description is not XML: {error}"))?;
+        let event = reader.read_event().map_err(|error| format!("its description is not valid XML: {error}"))?;
         match event {
             Event::Start(element) | Event::Empty(element) => {
                 let local = element.local_name();
@@ -355,8 +363,8 @@ fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     Ok(found.map(|found| Wanted { passed, ..found }))
 }
 
-/// Returns true if an element is in our name space: the element or an enclosing one declares the name space. This test
-/// suffices for a unique word.
+/// Returns true if an element is in our namespace, declared by the element itself or an enclosing one. The namespace is
+/// unique, so a text search is sufficient.
 fn is_ours(element: &BytesStart<'_>, text: &str) -> Result<bool, String> {
     let own = attributes(element)?.iter().any(|(key, value)| key.starts_with("xmlns") && value == NAMESPACE);
     Ok(own || text.contains(NAMESPACE))
@@ -364,17 +372,17 @@ fn is_ours(element: &BytesStart<'_>, text: &str) -> Result<bool, String> {
 
 fn attributes(element: &BytesStart<'_>) -> Result<Vec<(String, String)>, String> {
     let attribute = |attribute: Result<quick_xml::events::attributes::Attribute<'_>, _>| {
-        let attribute = attribute.map_err(|error| format!("its description is not XML: {error}"))?;
+        let attribute = attribute.map_err(|error| format!("its description is not valid XML: {error}"))?;
         let key = attribute.key.as_ref().to_owned();
         let value = attribute
             .normalized_value(XmlVersion::default())
-            .map_err(|error| format!("its description is not XML: {error}"))?;
+            .map_err(|error| format!("its description is not valid XML: {error}"))?;
         Ok((key, value.into_owned()))
     };
     element.attributes().map(attribute).collect()
 }
 
-/// Returns the keys of an element `vgpu`.
+/// Returns the keys of a `vgpu` element.
 fn asked(element: &BytesStart<'_>, domain: &str) -> Result<Wanted, String> {
     let mut wanted = Wanted { vm: domain.to_owned(), ..Wanted::default() };
     let (mut memory, mut time) = (Map::new(), Map::new());
@@ -399,9 +407,9 @@ fn asked(element: &BytesStart<'_>, domain: &str) -> Result<Wanted, String> {
             }
         }
     }
-    name_is_good(&wanted.vm).map_err(|what| format!("{what}; name the VM with `vm` in the element `vgpu`"))?;
+    name_is_good(&wanted.vm).map_err(|what| format!("{what}; set the VM's name with `vm` in the element `vgpu`"))?;
     wanted.keys.insert("name".to_owned(), wanted.vm.clone().into());
-    // Only the daemon may connect until QEMU's user owns the socket.
+    // Only the daemon can connect until QEMU's user owns the socket.
     wanted.keys.insert("mode".to_owned(), "0600".into());
     for (key, table) in [("memory", memory), ("time", time)] {
         if !table.is_empty() {

@@ -1,4 +1,4 @@
-//! `mediatorctl memory`: shows the use of cards' memory, and changes memory settings of cards and virtual machines.
+//! `mediatorctl memory`: shows the usage of cards' memory, and changes memory settings of cards and virtual machines.
 
 mod profile;
 
@@ -16,7 +16,7 @@ use config::{RamSpec, VmMemory};
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum MemoryCommand {
-    /// Shows the placement of the memory of all cards, or of one card
+    /// Shows how the memory of all cards, or of one card, is used
     Show {
         /// Name of the card
         card: Option<String>,
@@ -25,19 +25,19 @@ pub(super) enum MemoryCommand {
     },
     /// Changes how a card's memory is divided, with immediate effect
     Set(SetCard),
-    /// Changes a virtual machine's maximum memory on the card; memory above it moves to host memory
+    /// Changes a virtual machine's maximum memory on the card; excess memory moves to host memory
     SetQuota(SetSize),
     /// Changes a virtual machine's guaranteed memory on the card
     SetGuarantee(SetSize),
-    /// Changes the maximum amount of host memory of a virtual machine
+    /// Changes a virtual machine's maximum host memory
     SetSwapCap(SetSize),
-    /// Changes how much of its RAM a virtual machine may lend to the card
+    /// Changes how much RAM a virtual machine may lend to the card
     SetRam(SetRam),
     /// Changes a virtual machine's weight for the card's memory while memory is short
     SetWeight {
         /// Name of the virtual machine
         vm: String,
-        /// Weight from 1 to 10000, relative to the weights of the other virtual machines
+        /// Weight from 1 to 10000, relative to the weights of other virtual machines
         weight: u32,
     },
     /// Changes the policy for a virtual machine that needs memory while the card has none left
@@ -46,7 +46,7 @@ pub(super) enum MemoryCommand {
         vm: String,
         /// Policy: swap, queue or refuse
         policy: OnFull,
-        /// With queue: time that work waits for memory before its channel faults, in milliseconds
+        /// With queue: maximum time that work waits for memory before its channel faults, in milliseconds
         #[arg(long, value_name = "MS")]
         queue_ms: Option<u64>,
     },
@@ -64,7 +64,7 @@ pub(super) enum MemoryCommand {
         /// Range as START+LENGTH, such as 16M+4M
         range: RangeOf,
     },
-    /// Sets the priority of a range of a guest's VRAM: with victims = priority, the lowest is evicted first
+    /// Sets the priority of a range of a guest's VRAM; with victims = priority, the lowest priority is evicted first
     Priority {
         /// Name of the virtual machine
         vm: String,
@@ -73,13 +73,12 @@ pub(super) enum MemoryCommand {
         /// Priority from 0 to 255; 128 by default
         priority: u8,
     },
-    /// Creates or loads a file with access counts of ranges of a guest's VRAM, for victims = profiled
+    /// Records or loads access counts of ranges of a guest's VRAM, for victims = profiled
     #[command(subcommand)]
     Profile(ProfileCommand),
-    /// Moves memory of a virtual machine to host memory now; it returns when the card has room, unless the quota is
-    /// lower
+    /// Moves a virtual machine's memory to host memory; it returns once the card has space, unless the quota is lower
     Evict(Move),
-    /// Moves memory of a virtual machine back to the card now
+    /// Moves a virtual machine's memory back to the card
     Return(Move),
 }
 
@@ -91,46 +90,46 @@ pub(super) struct SetCard {
     settings: Settings,
 }
 
-/// Memory settings of a card. Settings that are not given stay unchanged.
+/// Memory settings of a card. Omitted settings stay unchanged.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct Settings {
-    /// Maximum pinned host memory; at most the value with which the daemon was started
+    /// Maximum pinned host memory; at most the value at daemon startup
     #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     host_mib: Option<u64>,
-    /// Memory of the card that is reserved for immediate evictions
+    /// Card memory reserved for immediate evictions
     #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     reserve_mib: Option<u64>,
-    /// Policy that selects the chunk of a VM to evict first: random, priority, profiled or clock
+    /// Policy that selects which chunk of a VM to evict first: random, priority, profiled or clock
     #[arg(long, value_name = "POLICY")]
     victims: Option<VictimPolicy>,
     /// Interval at which the daemon checks whether chunks can return to the card, in milliseconds
     #[arg(long, value_name = "MS")]
     return_ms: Option<u64>,
-    /// Time for which a chunk stays where it is after a move, in milliseconds
+    /// Time that a chunk stays in place after a move, in milliseconds
     #[arg(long, value_name = "MS")]
     settle_ms: Option<u64>,
     /// Time without work after which a VM counts as idle and yields memory to VMs with work, in milliseconds
     #[arg(long, value_name = "MS")]
     idle_ms: Option<u64>,
-    /// Memory of the card that stays free when chunks return
+    /// Card memory that stays free when chunks return
     #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     low_water_mib: Option<u64>,
-    /// Memory quanta for VMs whose memory does not fit together: auto, off or forced
+    /// Memory quanta for VMs whose memory does not fit on the card together: auto, off or forced
     #[arg(long, value_name = "MODE")]
     quanta: Option<Mode>,
-    /// Default of the VMs' RAM quota: maximum RAM that a VM may lend, or `default`
+    /// Default RAM quota of VMs: maximum RAM that a VM may lend, or `default`
     #[arg(long, value_name = "SIZE")]
     ram_quota_mib: Option<Mib>,
-    /// Default of the VMs' RAM guarantee: lent RAM for which bus addresses are reserved, or `default`
+    /// Default RAM guarantee of VMs: lent RAM for which bus addresses are reserved, or `default`
     #[arg(long, value_name = "SIZE")]
     ram_guarantee_mib: Option<Mib>,
-    /// Default of the VMs' touch limit: maximum RAM that the daemon or the card may touch first, or `default`
+    /// Default touch limit of VMs: maximum RAM that the daemon or the card may touch first, or `default`
     #[arg(long, value_name = "SIZE")]
     ram_touch_mib: Option<Mib>,
 }
 
-/// RAM that one virtual machine lends to the card. Settings that are not given stay unchanged.
+/// RAM that one virtual machine lends to the card. Omitted settings stay unchanged.
 #[derive(Clone, Copy, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct RamSettings {
@@ -145,8 +144,7 @@ struct RamSettings {
     ram_touch_mib: Option<Mib>,
 }
 
-/// Returns the `ram` table of a patch: quota, guarantee, and the limit of first touches; `None` if none of them is
-/// given.
+/// Returns the `ram` table of a patch: quota, guarantee, and first-touch limit; `None` if none of them is given.
 fn ram_patch(sizes: [Option<Mib>; 3]) -> Option<Value> {
     let keys = ["quota_mib", "guarantee_mib", "touch_mib"].into_iter().zip(sizes);
     let said: Map<_, _> = keys.filter_map(|(key, size)| Some((key.to_owned(), json!(size?.0)))).collect();
@@ -199,11 +197,11 @@ impl std::str::FromStr for Mib {
 pub(super) struct SetSize {
     /// Name of the virtual machine
     vm: String,
-    /// Size such as 20G, or `default` for the default value
+    /// Size such as 20G, or `default`
     size: Mib,
 }
 
-/// A range of a guest's VRAM: `START+LENGTH`, each in bytes or with the unit K, M or G.
+/// A range of a guest's VRAM: `START+LENGTH`, each in bytes or with a unit (K, M or G).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RangeOf(api::Range);
 
@@ -218,7 +216,7 @@ impl std::str::FromStr for RangeOf {
     }
 }
 
-/// Parses a number of bytes: decimal, hexadecimal or with a unit.
+/// Parses a byte count: decimal, hexadecimal, or with a unit.
 fn size(text: &str) -> Option<u64> {
     if let Some(digits) = text.strip_prefix("0x") {
         return u64::from_str_radix(digits, 16).ok();
@@ -233,20 +231,20 @@ fn size(text: &str) -> Option<u64> {
 pub(super) struct Move {
     /// Name of the virtual machine
     vm: String,
-    /// Maximum amount to move; by default, all that can move
+    /// Maximum amount to move; by default, everything that can move
     #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     mib: Option<u64>,
-    /// Only memory in this range, such as 16M+4M
+    /// Moves only memory in this range, such as 16M+4M
     #[arg(long, value_name = "RANGE")]
     range: Option<RangeOf>,
 }
 
-/// Returns the path of a virtual machine's memory in the API.
+/// Returns the API path of a virtual machine's memory.
 fn vm_path(vm: &str) -> String {
     format!("/v1/vms/{}/memory", client::segment(vm))
 }
 
-/// Runs a command; returns its output.
+/// Runs a command and returns its output.
 pub(super) fn answer(client: &Client, form: Form, command: MemoryCommand) -> Result<String, ClientError> {
     match command {
         MemoryCommand::Show { card: None, .. } => {
@@ -314,7 +312,7 @@ fn moved(client: &Client, form: Form, Move { vm, mib, range }: &Move, what: &str
     Ok(form.render(&report, output::memory::moved))
 }
 
-/// Flags of `vm add`.
+/// Memory options of `vm add`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct MemoryFlags {
     /// Maximum memory on the card
@@ -323,16 +321,16 @@ pub(super) struct MemoryFlags {
     /// Guaranteed memory on the card
     #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     guarantee_mib: Option<u64>,
-    /// Maximum amount of host memory
+    /// Maximum host memory
     #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     swap_cap_mib: Option<u64>,
     /// Weight for the card's memory while memory is short, relative to the other weights
     #[arg(long, help_heading = "Memory", value_name = "WEIGHT")]
     memory_weight: Option<u32>,
-    /// Policy when the card has no memory left: swap, queue or refuse
+    /// Policy for when the card has no memory left: swap, queue or refuse
     #[arg(long, help_heading = "Memory", value_name = "POLICY")]
     on_full: Option<OnFull>,
-    /// With queue: time that work waits for memory before its channel faults, in milliseconds
+    /// With queue: maximum time that work waits for memory before its channel faults, in milliseconds
     #[arg(long, help_heading = "Memory", value_name = "MS")]
     queue_ms: Option<u64>,
     /// Maximum RAM that the virtual machine may lend to the card

@@ -1,4 +1,4 @@
-//! Moves of virtual machines between cards, and draining of cards.
+//! Moving virtual machines between cards, and draining cards.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use super::{Code, Form, output};
 use api::{DrainReport, MoveTo, Moved, RestartWorkers, WorkerRestart, WorkerRestarts};
 
 /// Time limit for moves.
-// TIMEOUT: a card with 64 virtual machines, each with some GiB that are copied through the host, takes minutes.
+// TIMEOUT: moving 64 virtual machines with several GiB each through the host takes minutes.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Moves a virtual machine; returns the output.
+/// Moves a virtual machine and returns the output.
 pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<String>) -> Result<String, ClientError> {
     let path = format!("/v1/vms/{}/move", client::segment(name));
     let _progress = Progress::of_command(form, format!("moving VM {name}"));
@@ -20,8 +20,8 @@ pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<Strin
     Ok(form.render(&done, moved))
 }
 
-/// Restarts workers of a virtual machine. Returns the output, and an exit code that shows if all programs continue in
-/// new workers.
+/// Restarts a virtual machine's workers. Returns the output, and an exit code that indicates whether all programs
+/// continue in new workers.
 pub(super) fn restart_workers(
     client: Client,
     form: Form,
@@ -37,7 +37,7 @@ pub(super) fn restart_workers(
 
 fn restarted(done: &WorkerRestarts) -> String {
     if done.programs.is_empty() {
-        return format!("no program of VM {} uses CUDA\n", done.vm);
+        return format!("no programs of VM {} use CUDA\n", done.vm);
     }
     let mut rows = vec![output::heads(&["PROGRAM", "PID", "PAUSE MS", "WHY NOT"])];
     rows.extend(done.programs.iter().map(|program| {
@@ -48,7 +48,7 @@ fn restarted(done: &WorkerRestarts) -> String {
     output::table(rows, &[1, 2])
 }
 
-/// Drains a card. Returns the output, and an exit code that shows if VMs or tenants remain.
+/// Drains a card. Returns the output, and an exit code that indicates whether VMs or tenants remain.
 pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, Code), ClientError> {
     let path = format!("/v1/cards/{}/drain", client::segment(name));
     let _progress = Progress::of_command(form, format!("moving the VMs of card {name}"));
@@ -57,33 +57,31 @@ pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, C
     Ok((form.render(&done, report), code))
 }
 
-/// Ends a drain; returns the output.
+/// Ends a drain and returns the output.
 pub(super) fn undrain(client: &Client, form: Form, name: &str) -> Result<String, ClientError> {
     let card: api::Card = client.post(&format!("/v1/cards/{}/undrain", client::segment(name)), &())?;
-    Ok(form.render(&card, |card| format!("card {} takes VMs and tenants\n", card.name)))
+    Ok(form.render(&card, |card| format!("card {} accepts VMs and tenants again\n", card.name)))
 }
 
 fn moved(moved: &Moved) -> String {
     let Moved { vm, from, to, pause_ms, pause: _, memory_mib, total_ms } = moved;
-    format!(
-        "VM {vm} has moved from {from} to {to}: {memory_mib} MiB in {total_ms} ms, of which it waited {pause_ms} ms\n"
-    )
+    format!("VM {vm} has moved from {from} to {to}: {memory_mib} MiB in {total_ms} ms, paused for {pause_ms} ms\n")
 }
 
 fn report(report: &DrainReport) -> String {
     let DrainReport { card, moved, left } = report;
-    let mut text = format!("card {card} takes no further VMs and tenants\n");
+    let mut text = format!("card {card} accepts no new VMs and tenants\n");
     if !moved.is_empty() {
         let mut rows = vec![output::heads(&["MOVED", "TO", "MIB", "PAUSE MS", "TOTAL MS"])];
         rows.extend(moved.iter().map(|one| {
             let Moved { vm, to, pause_ms, memory_mib, total_ms, .. } = one;
             vec![vm.clone(), to.clone(), memory_mib.to_string(), pause_ms.to_string(), total_ms.to_string()]
         }));
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "\n{}", output::table(rows, &[2, 3, 4]));
     }
     if left.is_empty() {
-        text.push_str("\nno VM or tenant is left on it\n");
+        text.push_str("\nno VMs or tenants are left on it\n");
     } else {
         let mut rows = vec![output::heads(&["LEFT", "WHY"])];
         rows.extend(left.iter().map(|one| vec![one.vm.clone(), one.why.clone()]));
@@ -109,17 +107,17 @@ mod tests {
         };
         assert_eq!(
             moved(&one("web", "card1")),
-            "VM web has moved from card0 to card1: 512 MiB in 840 ms, of which it waited 31 ms\n"
+            "VM web has moved from card0 to card1: 512 MiB in 840 ms, paused for 31 ms\n"
         );
         let left = vec![api::Left { vm: "wired".to_owned(), why: "it has its card by passthrough".to_owned() }];
         let mut all = DrainReport { card: "card0".to_owned(), moved: vec![one("web", "card1")], left };
         assert_eq!(
             report(&all),
-            "card card0 takes no further VMs and tenants\n\n\
+            "card card0 accepts no new VMs and tenants\n\n\
              MOVED  TO     MIB  PAUSE MS  TOTAL MS\nweb    card1  512        31       840\n\n\
              LEFT   WHY\nwired  it has its card by passthrough\n"
         );
         (all.moved, all.left) = (Vec::new(), Vec::new());
-        assert_eq!(report(&all), "card card0 takes no further VMs and tenants\n\nno VM or tenant is left on it\n");
+        assert_eq!(report(&all), "card card0 accepts no new VMs and tenants\n\nno VMs or tenants are left on it\n");
     }
 }

@@ -1,4 +1,4 @@
-//! Responses as tables for people.
+//! Renders responses as tables for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use api::{Card, InterruptKind, LaunchArgs, Vm};
 pub mod memory;
 pub mod scheduler;
 
-/// Shown in place of an absent value.
+/// Placeholder for an absent value.
 pub(super) const NOTHING: &str = "-";
 
 pub(super) fn table(rows: Vec<Vec<String>>, numbers: &[usize]) -> String {
@@ -42,7 +42,7 @@ pub(super) fn heads(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// Returns the state, including facts that an operator must see immediately.
+/// Returns the state, including conditions that an operator must notice immediately.
 fn state(vm: &Vm) -> String {
     let mut text = vm.state.name().to_owned();
     if vm.memory_not_shared {
@@ -54,7 +54,7 @@ fn state(vm: &Vm) -> String {
     text
 }
 
-/// Returns the RAM that the virtual machine lends, and the part that the daemon touched first.
+/// Returns the RAM that the virtual machine lends, and how much of it the daemon touched first.
 fn ram(vm: &Vm) -> String {
     let mib = |bytes: u64| bytes >> 20;
     let api::Ram { lent_bytes, quota_bytes, guarantee_bytes, touched_bytes, touch_limit_bytes, touches_refused } =
@@ -84,7 +84,7 @@ fn client(vm: &Vm) -> String {
 
 fn socket(vm: &Vm) -> String {
     if let Some(domain) = &vm.xen_domain {
-        return format!("(domain {domain} of Xen)");
+        return format!("(Xen domain {domain})");
     }
     vm.socket.as_ref().map_or_else(|| "(from the service manager)".to_owned(), |path| path.display().to_string())
 }
@@ -118,12 +118,12 @@ pub fn vms(vms: &[Vm], wide: bool) -> String {
     table(rows, if wide { &[4, 5, 6, 10] } else { &[4, 5, 6] })
 }
 
-/// Renders a virtual machine that was just added.
+/// Renders a virtual machine that has just been added.
 #[must_use]
 pub(super) fn vm_added(vm: &Vm) -> String {
     let Vm { name, card, vram_mib, .. } = vm;
     format!(
-        "VM {name} is added: card {card}, {vram_mib} MiB, socket {}\n\
+        "VM {name} added: card {card}, {vram_mib} MiB, socket {}\n\
          see `mediatorctl vm launch-args {name}` for the VMM's arguments\n",
         socket(vm)
     )
@@ -160,13 +160,13 @@ pub fn vm(vm: &Vm) -> String {
     if vm.memory_not_shared {
         let _ = writeln!(
             text,
-            "\nThe VMM keeps guest memory to itself: the card would read zeros there. Start it with shared memory;\n\
+            "\nThe VMM does not share guest memory: the card would read zeros there. Start it with shared memory;\n\
              `mediatorctl vm launch-args {}` prints how.",
             vm.name
         );
     }
     if vm.memory_withdrawn {
-        let _ = writeln!(text, "\nThe VMM cut a file of guest memory short while the card could reach it.");
+        let _ = writeln!(text, "\nThe VMM truncated a file of guest memory while the card could access it.");
     }
     if !vm.programs.is_empty() {
         let mut rows = vec![heads(&["CUDA PROGRAM", "PID IN THE GUEST", "WORKER", "WINDOW MIB", "WAITING", "LOST"])];
@@ -206,11 +206,11 @@ fn counts(title: &str, counts: &BTreeMap<String, u64>) -> String {
     format!("\n{}", table(rows, &[1]))
 }
 
-/// Renders the arguments first, so that users can copy the line, and notes as shell comments below it.
+/// Renders the arguments first, so that users can copy the line, followed by notes as shell comments.
 #[must_use]
 pub fn launch_args(args: &LaunchArgs) -> String {
     let mut text = format!("{}\n", args.command);
-    // A domain is input for `virsh define`.
+    // A domain's output is input for `virsh define`.
     let (begin, end) = if args.vmm == Vmm::Libvirt.to_string() { ("<!-- ", " -->") } else { ("# ", "") };
     for note in &args.notes {
         let _ = writeln!(text, "{begin}{note}{end}");
@@ -278,7 +278,7 @@ pub fn card(card: &Card) -> String {
         row(&[&"  free", &mib(card.vram_free_mib)]),
     ]);
     if cuda {
-        // The driver manages the apertures and channels of this card.
+        // The driver manages this card's apertures and channels.
         rows.extend([
             row(&[&"tenants", &users(card)]),
             row(&[&"strangers", &strangers(card)]),
@@ -296,7 +296,7 @@ pub fn card(card: &Card) -> String {
     table(rows, &[])
 }
 
-/// Renders processes that use a CUDA card without going through its owner.
+/// Renders processes that use a CUDA card without its owner.
 fn strangers(card: &Card) -> String {
     let shown: Vec<_> = card.strangers.iter().map(|one| format!("{} ({})", one.program, one.pid)).collect();
     if shown.is_empty() { NOTHING.to_owned() } else { shown.join(" ") }

@@ -1,4 +1,4 @@
-//! Pages that are installed with the programs: man pages, and completion for shells.
+//! Pages installed with the programs: man pages and shell completions.
 
 use std::fs;
 use std::io;
@@ -10,10 +10,10 @@ use clap_mangen::roff::{Inline, Roff, bold, roman};
 
 use super::{examples, sections};
 
-/// The page that describes the configuration file.
+/// Page that documents the configuration file.
 const CONFIGURATION: &str = include_str!("../../../docs/reference/configuration.md");
 
-/// The changelog, which contains the date of each version.
+/// Changelog, which contains the date of each version.
 const CHANGELOG: &str = include_str!("../../../CHANGELOG.md");
 
 /// A shell that completes commands.
@@ -41,9 +41,9 @@ impl Shell {
     }
 }
 
-/// Writes all man pages into a folder: mediatorctl(1), one for each command, mediatord(8) and gpu-mediator.toml(5).
+/// Writes all man pages to a folder: mediatorctl(1), one page per command, mediatord(8) and gpu-mediator.toml(5).
 pub(super) fn write(folder: &Path) -> io::Result<()> {
-    // The global options are described once, in the page of mediatorctl itself.
+    // The global options are described once, on the page of mediatorctl itself.
     let mut command = examples::command().disable_help_subcommand(true).mut_args(|arg| match arg.is_global_set() {
         true => arg.display_order(900),
         false => arg,
@@ -55,7 +55,7 @@ pub(super) fn write(folder: &Path) -> io::Result<()> {
     fs::write(folder.join("gpu-mediator.toml.5"), configuration())
 }
 
-/// Writes the pages of a command and of its subcommands.
+/// Writes the pages of a command and its subcommands.
 fn write_with_subcommands(command: &Command, folder: &Path) -> io::Result<()> {
     for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
         write_with_subcommands(inner, folder)?;
@@ -64,9 +64,9 @@ fn write_with_subcommands(command: &Command, folder: &Path) -> io::Result<()> {
     fs::write(folder.join(format!("{name}.1")), page(command.clone(), &name, "1")?)
 }
 
-/// Returns the page of a command.
+/// Returns a command's page.
 fn page(command: Command, name: &str, section: &str) -> io::Result<String> {
-    // Examples and exit statuses, which end the output of `--help`, have their own sections here.
+    // Here, the examples and exit statuses that end the output of `--help` have their own sections.
     let command = command.after_help(None).after_long_help(None);
     let man = Man::new(command).section(section).date(date()).source(SOURCE).manual("gpu-mediator");
     let mut page = Vec::new();
@@ -74,7 +74,7 @@ fn page(command: Command, name: &str, section: &str) -> io::Result<String> {
     Ok(without_double_breaks(&String::from_utf8_lossy(&page)) + &sections::of_page(name))
 }
 
-/// Returns a page without line breaks next to an empty line, where they have no effect.
+/// Removes line breaks next to empty lines, where they have no effect, from a page.
 fn without_double_breaks(page: &str) -> String {
     let lines: Vec<&str> = page.lines().collect();
     let is_empty_line = |at: Option<usize>| at.and_then(|at| lines.get(at)).is_some_and(|line| line.is_empty());
@@ -86,13 +86,13 @@ fn without_double_breaks(page: &str) -> String {
 /// Name and version in the footers of pages.
 const SOURCE: &str = concat!("gpu-mediator ", env!("CARGO_PKG_VERSION"));
 
-/// Returns the date of this version in the changelog, so that the same sources produce the same pages.
+/// Returns this version's date from the changelog, so that the same sources produce the same pages.
 fn date() -> &'static str {
     let heading = concat!("\n## ", env!("CARGO_PKG_VERSION"), " - ");
     CHANGELOG.split_once(heading).and_then(|(_, rest)| rest.lines().next()).unwrap_or_default()
 }
 
-/// Returns the page on the configuration file, as roff.
+/// Returns the page for the configuration file, as roff.
 fn configuration() -> String {
     let mut roff = Roff::new();
     roff.control("TH", ["gpu-mediator.toml", "5", date(), SOURCE, "gpu-mediator"]);
@@ -102,7 +102,7 @@ fn configuration() -> String {
     let paragraphs = with_whole_paragraphs(CONFIGURATION);
     let (mut code, mut lines) = (false, paragraphs.lines().skip(1).peekable());
     let mut heads: Vec<String> = Vec::new();
-    // A paragraph begins with its first line of text. A heading begins a paragraph itself.
+    // A paragraph starts at its first line of text. A heading starts a paragraph by itself.
     let mut begins = false;
     while let Some(line) = lines.next() {
         if line.starts_with("```") {
@@ -150,7 +150,7 @@ fn configuration() -> String {
     roff.to_roff() + &sections::of_page("gpu-mediator.toml")
 }
 
-/// Returns a page with one line per paragraph, so that links do not span lines.
+/// Joins each paragraph of a page into one line, so that links do not span lines.
 fn with_whole_paragraphs(page: &str) -> String {
     let mut text = String::new();
     let mut code = false;
@@ -168,19 +168,19 @@ fn with_whole_paragraphs(page: &str) -> String {
     text.trim_start().to_owned() + "\n"
 }
 
-/// Returns true if the text so far ends with a heading, which begins a paragraph itself.
+/// Returns true if the text so far ends with a heading, which starts a paragraph by itself.
 fn is_after_heading(roff: &Roff) -> bool {
     roff.to_roff().lines().last().is_some_and(|line| line.starts_with(".SH") || line.starts_with(".SS"))
 }
 
-/// Returns the cells of a row of a table. A bar within a cell is escaped with a backslash.
+/// Returns the cells of a table row. A bar within a cell is escaped with a backslash.
 fn cells(row: &str) -> Vec<String> {
     let bar = "\u{1}";
     let row = row.trim_end().trim_end_matches('|').replace("\\|", bar);
     row.split('|').map(|cell| cell.trim().replace(bar, "|")).collect()
 }
 
-/// Returns a line in which words between backquotes are bold.
+/// Returns a line in which words in backquotes are bold.
 fn inlines(line: &str) -> Vec<Inline> {
     let parts = without_links(line);
     let styled = |(index, part): (usize, &str)| if index % 2 == 1 { bold(part) } else { roman(part) };
@@ -191,7 +191,7 @@ fn plain(text: &str) -> String {
     without_links(text).replace('`', "")
 }
 
-/// Returns the text in which links are replaced by their words.
+/// Returns the text with links replaced by their words.
 fn without_links(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;
@@ -230,11 +230,11 @@ mod tests {
             ("mediatorctl-tenant-set.1", &["on\\-stuck", "quota\\-mib"]),
             ("mediatorctl-tenant-list.1", &["Lists the tenants"]),
             ("mediatorctl-tenant-show.1", &["one tenant in detail"]),
-            ("gpu-mediator.toml.5", &["on_remove", "the card with the most room"]),
+            ("gpu-mediator.toml.5", &["on_remove", "the card with the most free capacity"]),
         ] {
             let text = fs::read_to_string(folder.path().join(page)).unwrap();
             for word in words {
-                assert!(text.contains(word), "{page} says nothing of {word}: {text}");
+                assert!(text.contains(word), "{page} does not contain {word}: {text}");
             }
         }
     }
@@ -248,7 +248,7 @@ mod tests {
         let mut code = false;
         for line in page.lines() {
             code = line == ".nf" || (code && line != ".fi");
-            assert!(code || !(line.contains('`') || line.contains("](")), "a mark is left: {line}");
+            assert!(code || !(line.contains('`') || line.contains("](")), "unconverted markup: {line}");
         }
     }
 
@@ -289,11 +289,11 @@ mod tests {
                 assert!(uses.clone().all(|line| line.starts_with(&first)), "{name}, {first}: {examples}");
             }
         }
-        // The pages are for each command, each group, mediatorctl itself, the daemon and the configuration.
+        // There is a page for each command and group, for mediatorctl itself, for the daemon and for the configuration.
         assert!(count > 60, "{count} pages");
     }
 
-    /// Fails on warnings of Debian's mandoc, if it is installed. The packages' test always runs mandoc.
+    /// Fails on warnings of Debian's mandoc if it is installed. The package test always runs mandoc.
     #[test]
     fn mandoc_has_no_warnings_for_any_page() {
         let folder = tempfile::tempdir().unwrap();
@@ -311,7 +311,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path()).unwrap();
         let text = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
-        assert!(text("mediatorctl-run.1").contains("the status of the program"));
+        assert!(text("mediatorctl-run.1").contains("exit status of the program"));
         assert!(text("mediatorctl.1").contains("/etc/gpu\\-mediator.toml"), "{}", text("mediatorctl.1"));
         assert!(text("mediatorctl-vm-add.1").contains("\\-\\-vram\\-mib"));
         assert!(text("mediatorctl-apply.1").contains("\\-\\-prune"));

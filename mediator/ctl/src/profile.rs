@@ -1,4 +1,4 @@
-//! Profiles: their settings, and the number of further users of each that fit on the cards.
+//! Profiles: their settings, and how many more of their instances fit on the cards.
 
 use clap::Subcommand;
 
@@ -16,7 +16,7 @@ pub(super) enum ProfileCommand {
         #[command(flatten)]
         watch: Watch,
     },
-    /// Shows one profile in detail, and which resource of each card limits further instances
+    /// Shows one profile in detail, and the resource of each card that limits further instances
     Show {
         /// Name of the profile
         name: String,

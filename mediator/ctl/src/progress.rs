@@ -1,6 +1,6 @@
-//! Progress of slow commands: shown on a terminal if the form of the output is a table.
+//! Progress of slow commands, shown on a terminal if the output is a table.
 //!
-//! The progress is drawn on the error output and removed at the end, so that the output contains only the response.
+//! The progress is drawn on standard error and erased at the end, so that standard output contains only the response.
 
 use std::io::{self, IsTerminal, Read};
 use std::time::Duration;
@@ -9,15 +9,15 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Form;
 
-/// Interval at which a spinner turns.
+/// Interval between spinner updates.
 const TICK_INTERVAL: Duration = Duration::from_millis(100);
 /// Template for a command of unknown duration.
 const SPINNER: &str = "{spinner} {msg}, {elapsed}";
-/// Templates for an unknown and a known number of bytes.
+/// Templates for transfers of unknown and known size.
 const BYTES: &str = "{spinner} {msg}: {bytes}, {binary_bytes_per_sec}, {elapsed}";
 const BYTES_OF: &str = "{msg}: {wide_bar} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
 
-/// The progress of a command, which disappears when this value is dropped.
+/// Progress of a command, erased when this value is dropped.
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
@@ -26,7 +26,7 @@ impl Progress {
         Self::new(form, None, SPINNER, message)
     }
 
-    /// Shows the bytes of a transfer, out of `total` if the total is known.
+    /// Shows the number of bytes transferred, out of `total` if known.
     pub(super) fn of_bytes(form: Form, total: Option<u64>, message: String) -> Self {
         Self::new(form, total, if total.is_some() { BYTES_OF } else { BYTES }, message)
     }
@@ -44,7 +44,7 @@ impl Progress {
         Self(bar)
     }
 
-    /// Counts bytes.
+    /// Counts transferred bytes.
     pub(super) fn advance(&self, bytes: usize) {
         self.0.inc(bytes as u64);
     }
@@ -61,7 +61,7 @@ impl Drop for Progress {
     }
 }
 
-/// Returns true if progress is drawn.
+/// Returns true if progress is shown.
 fn is_shown(form: Form, is_terminal: bool) -> bool {
     is_terminal && matches!(form, Form::Table | Form::Wide)
 }

@@ -1,4 +1,4 @@
-//! `mediatorctl sched replay`: repeats the decisions in a record of a card's scheduler.
+//! `mediatorctl sched replay`: replays the decisions in a recording of a card's scheduler.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -10,44 +10,44 @@ use serde::Serialize;
 
 use super::client::ClientError;
 
-/// Result of replaying a record.
+/// Result of replaying a recording.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Replayed {
-    /// Events of the record.
+    /// Number of events in the recording.
     pub events: usize,
-    /// Time from the start of the record to the last event, in ns.
+    /// Time from the start of the recording to the last event, in ns.
     pub length_ns: u64,
-    /// The policy at the end of the record.
+    /// Policy at the end of the recording.
     pub policy: PolicyKind,
-    /// True if the decisions match the record; false if another policy made them.
+    /// True if the decisions match the recording; false if another policy made them.
     pub recorded: bool,
-    /// Uses of engines. Engines without any use are omitted.
+    /// Usage of engines. Unused engines are omitted.
     pub uses: Vec<ReplayedUse>,
 }
 
-/// A virtual machine's use of an engine.
+/// A virtual machine's usage of an engine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReplayedUse {
-    /// Name of the virtual machine, or its number if it was added after the start of the record.
+    /// Name of the virtual machine, or its number if it was added after the start of the recording.
     pub vm: String,
     /// The engine.
     pub engine: Engine,
     /// Time used, in ns.
     pub used_ns: u64,
-    /// The VM's part of all VMs' use of the engine.
+    /// The VM's fraction of the total use of the engine, in percent.
     pub share_percent: f64,
-    /// Number of submissions that ended.
+    /// Number of completed submissions.
     pub completed: u64,
     /// Median time from arrival to start, in ns.
     pub wait_p50_ns: u64,
-    /// 99th percentile of the same time, in ns.
+    /// 99th percentile of this time, in ns.
     pub wait_p99_ns: u64,
 }
 
-/// Repeats the decisions of a record: with the recorded policy, or with another one.
+/// Replays a recording with the recorded policy, or with another one.
 ///
 /// # Errors
-/// Returns an error if the file is not a record, or a decision differs from the record.
+/// Returns an error if the file is not a recording, or if a decision differs from the recorded one.
 pub fn replay(file: &Path, policy: Option<PolicyKind>) -> Result<Replayed, ClientError> {
     let wrong = |source| ClientError::Record { path: file.to_owned(), source };
     let opened = File::open(file).map_err(|error| wrong(error.into()))?;

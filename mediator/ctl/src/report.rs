@@ -1,7 +1,7 @@
 //! `mediatorctl sched report`: a chart of virtual machines' use of an engine over time.
 //!
-//! The chart shows each VM's part of the engine's time in windows of 500 ms or shorter. Models are figures 7 and 8 of
-//! GPUvm (Suzuki et al., USENIX ATC 2014) and 14 to 16 of Gdev (Kato et al., USENIX ATC 2012).
+//! The chart shows each VM's fraction of the engine's time in windows of at most 500 ms. It is modelled on figures 7
+//! and 8 of GPUvm (Suzuki et al., USENIX ATC 2014) and figures 14 to 16 of Gdev (Kato et al., USENIX ATC 2012).
 
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
@@ -26,42 +26,42 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(90, 90, 90),
 ];
 
-/// Width and minimum height of the picture, in pixels.
+/// Width and minimum height of the chart, in pixels.
 const PICTURE_SIZE_PX: (u32, u32) = (1100, 560);
-/// Width of the legend on the right.
+/// Width of the legend on the right, in pixels.
 const LEGEND: u32 = 300;
-/// Maximum number of characters of a name in the legend.
+/// Maximum length of a name in the legend, in characters.
 const NAME: usize = 20;
-/// Height of a line of the legend, and of the space above the first line.
+/// Height of a legend line, and of the space above the first line, in pixels.
 const LINE: i32 = 20;
-/// Font of the text. Every viewer has a font of this kind.
+/// Font family of the text, available in every viewer.
 const FONT: &str = "sans-serif";
-/// Maximum number of windows in a picture.
+/// Maximum number of windows in a chart.
 const MAX_WINDOWS: u64 = 10_000;
 
-/// Virtual machines' uses of an engine, in windows of time.
+/// Virtual machines' usage of an engine, in time windows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Uses {
     engine: Engine,
     window_ms: u64,
-    /// Start of the first window, in seconds before the end of the last, as a negative number.
+    /// Start of the first window in seconds relative to the end of the last window; negative.
     begin: f64,
     vms: Vec<VmUses>,
 }
 
-/// The uses of one virtual machine.
+/// Usage by one virtual machine.
 #[derive(Clone, Debug, PartialEq)]
 struct VmUses {
     vm: String,
     entitled_percent: f64,
-    /// Part of the engine's time in percent, for each window.
+    /// Fraction of the engine's time in each window, in percent.
     percent: Vec<f64>,
 }
 
-/// A report in numbers.
+/// A report as numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// File of the picture.
+    /// Path of the chart.
     pub file: String,
     /// Engine of the report.
     pub engine: Engine,
@@ -69,45 +69,46 @@ pub struct Summary {
     pub window_ms: u64,
     /// Number of windows.
     pub windows: usize,
-    /// Jain's index: 1 if all users received the same part of their entitlement. Absent without users.
+    /// Jain's index: 1 if all users received the same fraction of their entitlements. Absent without users.
     pub jain: Option<f64>,
     /// The virtual machines.
     pub vms: Vec<Received>,
 }
 
-/// Average part of the time that a virtual machine received.
+/// Average fraction of the time that a virtual machine received.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Received {
     /// The virtual machine.
     pub vm: String,
-    /// Part that the virtual machine is entitled to if all VMs have work, in percent.
+    /// Share to which the virtual machine is entitled while all VMs have work, in percent.
     pub entitled_percent: f64,
-    /// Part that the virtual machine received, in percent.
+    /// Share that the virtual machine received, in percent.
     pub received_percent: f64,
 }
 
-/// Returns the engine that was used most.
+/// Returns the most used engine.
 #[must_use]
 pub fn busiest(history: &SchedulerHistory) -> Engine {
     let samples = || history.vms.iter().flat_map(|vm| &vm.samples);
     let used = |engine: &Engine| -> u128 {
         samples().filter_map(|sample| sample.used_ns.get(engine)).map(|used| u128::from(*used)).sum()
     };
-    // If several engines were used equally, the first one is chosen.
+    // If several engines were used equally, the first one wins.
     Engine::ALL.into_iter().rev().max_by_key(used).unwrap_or(Engine::Compute)
 }
 
-/// Returns Jain's index of fairness: 1 for equal values, and 1/n if only one is not zero. `None` for an empty slice.
+/// Returns Jain's fairness index: 1 for equal values, and 1/n if only one value is nonzero. Returns `None` for an empty
+/// slice.
 fn jain(values: &[f64]) -> Option<f64> {
     let (sum, squares) = values.iter().fold((0.0, 0.0), |(sum, squares), value| (sum + value, squares + value * value));
     (squares > 0.0).then(|| sum * sum / (values.len() as f64 * squares))
 }
 
 impl Uses {
-    /// Sums a history in windows of `window_ms` milliseconds, from the first use to the last complete interval.
+    /// Sums up a history in windows of `window_ms` milliseconds, from the first use to the last complete interval.
     ///
     /// # Errors
-    /// Returns an error if the window is not a multiple of the history's interval, or too many windows result.
+    /// Returns an error if the window is not a multiple of the history's interval, or if there are too many windows.
     pub(crate) fn from_history(history: &SchedulerHistory, engine: Engine, window_ms: u128) -> Result<Self, String> {
         let interval_ms = history.interval_ms.max(1);
         let window_ms = u64::try_from(window_ms).unwrap_or(u64::MAX);
@@ -125,7 +126,7 @@ impl Uses {
         // Whole windows, counted from the end.
         let windows = ((end - first) / window).max(1);
         if windows > MAX_WINDOWS {
-            return Err(format!("{windows} windows, expected at most {MAX_WINDOWS}; make them longer"));
+            return Err(format!("{windows} windows, expected at most {MAX_WINDOWS}; choose a longer window"));
         }
         // PANIC: at most MAX_WINDOWS.
         let count = windows as usize;
@@ -146,7 +147,7 @@ impl Uses {
         Ok(Self { engine, window_ms, begin, vms: vms.collect() })
     }
 
-    /// Returns the report in numbers.
+    /// Returns the report as numbers.
     #[must_use]
     pub fn summary(&self, file: &str) -> Summary {
         Summary {
@@ -163,17 +164,17 @@ impl Uses {
         self.vms.iter().map(|vm| vm.percent.len()).max().unwrap_or(0)
     }
 
-    /// Returns Jain's index of the received over the entitled part of each virtual machine that used the engine.
+    /// Returns Jain's index of the ratios of received to entitled share, for the virtual machines that used the engine.
     fn jain(&self) -> Option<f64> {
         let received = self.vms.iter().map(VmUses::received);
         let used = received.filter(|vm| vm.received_percent > 0.0 && vm.entitled_percent > 0.0);
         jain(&used.map(|vm| vm.received_percent / vm.entitled_percent).collect::<Vec<_>>())
     }
 
-    /// Draws the picture: lines, or stacked areas.
+    /// Draws the chart, with lines or stacked areas.
     ///
     /// # Errors
-    /// Returns an error if the picture cannot be drawn. The error contains the reason.
+    /// Returns the reason if the chart cannot be drawn.
     pub fn svg(&self, card: &str, stacked: bool) -> Result<String, String> {
         let mut text = String::new();
         let lines = u32::try_from(self.vms.len()).unwrap_or(u32::MAX).saturating_add(3);
@@ -210,7 +211,7 @@ impl Uses {
             .x_desc("seconds before the report")
             .y_desc("% of the engine's time")
             .draw()?;
-        // The uppermost layer is drawn first, so that the lower ones cover it.
+        // Draw the uppermost layer first, so that lower ones cover it.
         for (index, layer) in layers.iter().enumerate().rev() {
             self.draw_vm(&mut chart, index, layer, stacked)?;
         }
@@ -230,7 +231,7 @@ impl Uses {
         Ok(())
     }
 
-    /// Returns the heights to draw: each virtual machine's use, or the sum including the preceding ones.
+    /// Returns the heights to draw: each virtual machine's use, or its sum with the preceding ones.
     fn layers(&self, stacked: bool) -> Vec<Vec<f64>> {
         let mut below = vec![0.0; self.windows()];
         let heights = self.vms.iter().map(|vm| {
@@ -252,7 +253,7 @@ impl Uses {
     ) -> Result<(), Box<dyn std::error::Error + 'a>> {
         let colour = COLOURS[index % COLOURS.len()];
         let window_s = self.window_ms as f64 / 1e3;
-        // The graph has steps, because a window's use is spread over the whole window.
+        // Draw steps, because a window's use is spread over the whole window.
         let step = |(at, height): (usize, &f64)| {
             let from = self.begin + at as f64 * window_s;
             [(from, *height), (from + window_s, *height)]
@@ -282,8 +283,8 @@ mod tests {
 
     const INTERVAL_NS: u64 = 100_000_000;
 
-    /// Returns the history of two VMs: `a` used 60 ms of each interval of the last second, and `b` 30 ms of every other
-    /// interval.
+    /// Returns the history of two VMs: `a` used 60 ms of each interval of the last second, and `b` used 30 ms of every
+    /// other interval.
     fn history() -> SchedulerHistory {
         let sample = |index: u64, ns| UseSample {
             from_ns: 20_000_000_000 + index * INTERVAL_NS,
@@ -315,7 +316,7 @@ mod tests {
         let uses = Uses::from_history(&history(), Engine::Compute, 100).unwrap();
         assert_eq!(uses.windows(), 10);
         assert_eq!(uses.vms[1].percent[..2], [30.0, 0.0]);
-        // The VMs received 60 of 80 and 15 of 20, which is three quarters of each entitlement.
+        // The VMs received 60 of 80 and 15 of 20: three quarters of each entitlement.
         let summary = uses.summary("f");
         assert!((summary.jain.unwrap() - 1.0).abs() < 1e-9, "{summary:?}");
         assert!((summary.vms[1].received_percent - 15.0).abs() < 1e-9);
@@ -327,7 +328,7 @@ mod tests {
         let first = history.vms[0].samples[0].clone();
         history.vms[0].samples.insert(0, UseSample { from_ns: first.from_ns - 3 * INTERVAL_NS, ..first });
         let uses = Uses::from_history(&history, Engine::Compute, 500).unwrap();
-        assert_eq!((uses.begin, uses.windows()), (-1.0, 2), "what is before the first whole window is left out");
+        assert_eq!((uses.begin, uses.windows()), (-1.0, 2), "data before the first whole window is omitted");
         history.vms = (0..64).map(|index| VmHistory { vm: format!("vm{index}"), ..history.vms[1].clone() }).collect();
         let svg = Uses::from_history(&history, Engine::Compute, 500).unwrap().svg("card0", false).unwrap();
         assert!(svg.contains("vm63: 15.0 %") && svg.contains("height=\"1340\""), "{svg}");
@@ -361,7 +362,7 @@ mod tests {
             {
                 assert!(svg.contains(text), "{text} in {svg}");
             }
-            // The only address is the identifier of the format.
+            // The only URL is the format's namespace identifier.
             assert_eq!(svg.matches("://").count(), svg.matches("xmlns=\"http://www.w3.org/2000/svg\"").count());
             let lines = if stacked { "<polygon" } else { "<polyline" };
             assert!(svg.matches(lines).count() >= 2, "{svg}");

@@ -1,4 +1,4 @@
-//! Saving virtual machines in files, and restoring them.
+//! Saves virtual machines to files, and restores them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -12,18 +12,18 @@ use super::progress::Progress;
 use api::Restored;
 use serde_json::json;
 
-/// Time limit for saving or restoring.
-// TIMEOUT: longer than the daemon's own limit, because the daemon reports the cause.
+/// Time limit for a save or restore.
+// TIMEOUT: longer than the daemon's own limit, so that the daemon can report the cause.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(1200);
 
-/// A temporary file next to its target, which is removed unless it becomes the target.
+/// A temporary file next to its target, deleted unless it replaces the target.
 struct Beside {
     file: File,
     path: PathBuf,
 }
 
 impl Beside {
-    /// Creates the file readable only by its owner, because it contains a guest's memory.
+    /// Creates the file, readable only by its owner because it contains guest memory.
     fn create(target: &Path) -> io::Result<Self> {
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
@@ -32,7 +32,7 @@ impl Beside {
         Ok(Self { file, path })
     }
 
-    /// Moves the file to its target. An existing target is replaced if `force` is set.
+    /// Moves the file to its target. Replaces an existing target if `force` is set.
     fn finish(self, target: &Path, force: bool) -> io::Result<()> {
         self.file.sync_all()?;
         // The link fails if the target was created in the meantime.
@@ -47,7 +47,7 @@ impl Drop for Beside {
     }
 }
 
-/// Saves a virtual machine; returns the output.
+/// Saves a virtual machine and returns the output.
 pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: bool) -> Result<String, ClientError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AlreadyExists if !force => ClientError::Exists { path: file.to_owned() },
@@ -67,10 +67,10 @@ pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: b
     beside.finish(file, force).map_err(failed)?;
     drop(progress);
     let done = json!({ "vm": name, "file": file.display().to_string(), "bytes": bytes });
-    Ok(form.render(&done, |_| format!("VM {name} is saved in {}: {} MiB\n", file.display(), bytes.div_ceil(1 << 20))))
+    Ok(form.render(&done, |_| format!("VM {name} saved to {}: {} MiB\n", file.display(), bytes.div_ceil(1 << 20))))
 }
 
-/// Restores a virtual machine; returns the output.
+/// Restores a virtual machine and returns the output.
 pub(super) fn restore(client: Client, form: Form, name: &str, file: &Path) -> Result<String, ClientError> {
     let source = File::open(file).map_err(|source| ClientError::Unreadable { path: file.to_owned(), source })?;
     let path = format!("/v1/vms/{}/restore", client::segment(name));
@@ -80,6 +80,6 @@ pub(super) fn restore(client: Client, form: Form, name: &str, file: &Path) -> Re
     drop(progress);
     Ok(form.render(&done, |done| {
         let Restored { vm, card, memory_mib, pause_ms } = done;
-        format!("VM {vm} continues from {} on {card}: {memory_mib} MiB, it waited {pause_ms} ms\n", file.display())
+        format!("VM {vm} continues from {} on {card}: {memory_mib} MiB, paused for {pause_ms} ms\n", file.display())
     }))
 }

@@ -1,4 +1,4 @@
-//! `mediatorctl sched`: the division of cards' time.
+//! `mediatorctl sched`: shows and changes the division of cards' time.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ pub(super) enum SchedCommand {
     /// Changes how a card's time is shared, with immediate effect; queued and running work continues
     #[command(override_usage = "mediatorctl sched set CARD SETTING...")]
     Set(Box<SetCard>),
-    /// Changes the share of a card's time of a virtual machine or tenant, with immediate effect
+    /// Changes a virtual machine's or tenant's share of its card's time, with immediate effect
     #[command(override_usage = "mediatorctl sched set-vm VM SHARE...")]
     SetVm(SetVm),
     /// Releases a virtual machine or tenant from quarantine, and resets its strikes
@@ -37,9 +37,9 @@ pub(super) enum SchedCommand {
         /// Name of the virtual machine or tenant
         vm: String,
     },
-    /// Draws the use of an engine by virtual machines or tenants over time, as an SVG file
+    /// Draws the usage of an engine by virtual machines or tenants over time, as an SVG file
     Report(Report),
-    /// Records the events and decisions of a card's scheduler for a given time
+    /// Records the events and decisions of a card's scheduler for some time
     Record(Record),
     /// Replays a record: exits with 1 if the scheduler decides differently. Needs no daemon
     Replay(Replay),
@@ -53,14 +53,14 @@ pub(super) struct SetCard {
     settings: Settings,
 }
 
-/// Time settings of a card. Settings that are not given stay unchanged.
+/// Time settings of a card. Omitted settings stay unchanged.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct Settings {
-    /// Order of submissions: direct, fifo, credit, band or disengaged
+    /// Scheduling policy: direct, fifo, credit, band or disengaged
     #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
     policy: Option<PolicyKind>,
-    /// Queues and accounts of the engines: separate, one set per engine; single, one set for all engines
+    /// Queues and accounts: separate (one set per engine) or single (one set for all engines)
     #[arg(long, value_name = "QUEUES", value_parser = named::<Queues>)]
     queues: Option<Queues>,
     /// credit, band: interval at which budgets are refilled, in milliseconds
@@ -69,14 +69,13 @@ struct Settings {
     /// band: maximum wait for the next submission of a VM below its share, in microseconds
     #[arg(long, value_name = "US")]
     wait_us: Option<u64>,
-    /// band: carry over a VM's surplus or deficit; false is BAND as published
+    /// band: carry over a VM's surplus or deficit; false gives BAND as published
     #[arg(long, value_name = "BOOL")]
     correct: Option<bool>,
     /// credit, band: charge the scheduler's own time and waits as GPU time
     #[arg(long, value_name = "BOOL")]
     own_time: Option<bool>,
-    /// band: uncharged wait for the next submission of a VM, in percent of the time that it has used since it got
-    /// the engine
+    /// band: uncharged wait for a VM's next submission, in percent of the time used since the VM got the engine
     #[arg(long, value_name = "PERCENT")]
     free_wait: Option<Percent>,
     /// disengaged: length of a phase in which VMs run one at a time and are measured, in milliseconds
@@ -91,13 +90,13 @@ struct Settings {
     /// Maximum number of submissions on an engine while only one VM has work
     #[arg(long, value_name = "COUNT")]
     pipeline_alone: Option<u32>,
-    /// Maximum expected duration of the work on an engine beyond two submissions, in microseconds
+    /// Maximum expected duration of the work on an engine in excess of two submissions, in microseconds
     #[arg(long, value_name = "US")]
     ahead_us: Option<u64>,
-    /// Maximum age of a completion time from the card when the completion is observed, in microseconds
+    /// Maximum age of a card's completion timestamp when the completion is observed, in microseconds
     #[arg(long, value_name = "US")]
     stamp_slack_us: Option<u64>,
-    /// Number of submissions over their time limit after which a VM is quarantined; 0 means never
+    /// Number of overlong submissions after which a VM is quarantined; 0 means never
     #[arg(long, value_name = "COUNT")]
     strikes: Option<u32>,
     /// Length of a quarantine in seconds; 0 means until `sched release`
@@ -128,12 +127,12 @@ impl Settings {
     }
 }
 
-/// The body of a request that changes some keys.
+/// Request body that changes some keys.
 #[derive(Debug, Default)]
 struct Patch(Map<String, Value>);
 
 impl Patch {
-    /// Sets a key, if a value is given.
+    /// Sets a key if a value is given.
     fn set(&mut self, path: &[&str], value: Option<impl serde::Serialize>) {
         let Some(value) = value.and_then(|value| serde_json::to_value(value).ok()) else { return };
         let Some((key, tables)) = path.split_last() else { return };
@@ -150,33 +149,33 @@ impl Patch {
 /// Options for a virtual machine's share of its card's time.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct TimeFlags {
-    /// Weight for the card's time, relative to the weights of all competitors, 1 to 10000
+    /// Weight for the card's time, relative to the weights of all competitors, from 1 to 10000
     #[arg(long, help_heading = "Time", value_name = "WEIGHT")]
     weight: Option<u32>,
-    /// Guaranteed share of the card's time while there is work, in percent
+    /// Guaranteed share of the card's time while the VM has work, in percent
     #[arg(long, help_heading = "Time", value_name = "PERCENT")]
     guarantee: Option<Percent>,
     /// Maximum share of the card's time in percent, even if the rest stays unused
     #[arg(long, help_heading = "Time", value_name = "PERCENT")]
     cap: Option<Percent>,
-    /// Latency class: interactive, normal or background; of those that are due, the better class runs first
+    /// Latency class: interactive, normal or background; among those that are due, the better class runs first
     #[arg(long, help_heading = "Time", value_name = "CLASS", value_parser = named::<LatencyClass>)]
     class: Option<LatencyClass>,
     /// Time limit of one submission in milliseconds; 0 means no limit
     #[arg(long, help_heading = "Time", value_name = "MS")]
     max_run_ms: Option<u64>,
-    /// Weight for the copy engines, or `compute` for the value of compute
+    /// Weight for the copy engines, or `compute` to use the weight for compute
     #[arg(long, help_heading = "Time", value_name = "WEIGHT|compute")]
     copy_weight: Option<OfCopies<u32>>,
-    /// Guaranteed share of the copy engines in percent, or `compute` for the value of compute
+    /// Guaranteed share of the copy engines in percent, or `compute` to use the guarantee for compute
     #[arg(long, help_heading = "Time", value_name = "PERCENT|compute")]
     copy_guarantee: Option<OfCopies<Percent>>,
-    /// Maximum share of the copy engines in percent, or `compute` for the value of compute
+    /// Maximum share of the copy engines in percent, or `compute` to use the cap for compute
     #[arg(long, help_heading = "Time", value_name = "PERCENT|compute")]
     copy_cap: Option<OfCopies<Percent>>,
 }
 
-/// A setting for the copy engines. `None` makes them use the setting for compute.
+/// A setting for the copy engines. `None` means the value for compute.
 #[derive(Clone, Copy, Debug)]
 struct OfCopies<T>(Option<T>);
 
@@ -218,7 +217,7 @@ impl TimeFlags {
         patch.set(&["cap_permille"], self.cap.map(|part| part.permille));
         patch.set(&["class"], self.class);
         patch.set(&["max_run_ms"], self.max_run_ms);
-        // Null removes a value.
+        // A null removes the value.
         let permille = |of: Option<OfCopies<Percent>>| of.map(|part| part.0.map(|part| part.permille));
         patch.set(&["copies", "weight"], self.copy_weight.map(|weight| weight.0));
         patch.set(&["copies", "guarantee_permille"], permille(self.copy_guarantee));
@@ -241,7 +240,7 @@ pub(super) struct SetVm {
 pub(super) struct Report {
     /// Name of the card
     card: String,
-    /// Time span before now, such as 30s; the daemon keeps one minute of data
+    /// Start of the report as a time before now, such as 30s; the daemon keeps one minute of data
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = span)]
     since: Duration,
     /// Length of the windows over which use is summed, a multiple of 100ms
@@ -250,7 +249,7 @@ pub(super) struct Report {
     /// Engine: compute, copy0 or copy1; by default, the most used engine
     #[arg(long, value_name = "ENGINE", value_parser = named::<Engine>)]
     engine: Option<Engine>,
-    /// Stacks the areas of the VMs, instead of drawing one line per VM
+    /// Stacks the areas of the VMs instead of drawing one line per VM
     #[arg(long)]
     stacked: bool,
     /// File to write
@@ -265,7 +264,7 @@ pub(super) struct Record {
     /// Duration of the recording, such as 10s; at most one minute
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = span)]
     length: Duration,
-    /// File to write; a record has at most 32 MiB
+    /// File to write; a recording has at most 32 MiB
     #[arg(long = "out", value_name = "FILE")]
     out: PathBuf,
     /// Format of the file
@@ -273,7 +272,7 @@ pub(super) struct Record {
     format: RecordFormat,
 }
 
-/// Format of a record's file.
+/// File format of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum RecordFormat {
     /// JSON lines, for `sched replay`
@@ -284,19 +283,19 @@ enum RecordFormat {
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Replay {
-    /// File with the record
+    /// File with the recording
     file: PathBuf,
-    /// Shows instead the shares under this policy if the same work had arrived at the same times
+    /// Instead shows the shares under this policy for the same arrivals
     #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
     policy: Option<PolicyKind>,
 }
 
-/// Returns the path of a card's scheduler in the API.
+/// Returns the API path of a card's scheduler.
 fn scheduler_path(card: &str) -> String {
     format!("/v1/cards/{}/scheduler", client::segment(card))
 }
 
-/// Runs a command; returns its output.
+/// Runs a command and returns its output.
 pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Result<String, ClientError> {
     Ok(match command {
         SchedCommand::Show { card: None, .. } => {
@@ -319,9 +318,7 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
         }
         SchedCommand::Release { vm } => {
             client.request(Method::POST, &format!("/v1/vms/{}/release", client::segment(&vm)), Default::default())?;
-            form.render(&serde_json::json!({ "released": vm }), |_| {
-                format!("VM {vm} is released, its strikes are cleared\n")
-            })
+            form.render(&serde_json::json!({ "released": vm }), |_| format!("VM {vm} released, strikes cleared\n"))
         }
         SchedCommand::Report(wanted) => {
             let Report { card, since, window, engine, stacked, out } = wanted;

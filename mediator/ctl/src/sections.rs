@@ -1,32 +1,32 @@
-//! The sections EXIT STATUS, FILES, EXAMPLES and SEE ALSO of the man pages, from tables.
+//! Man page sections EXIT STATUS, FILES, EXAMPLES and SEE ALSO, generated from tables.
 
 use clap_mangen::roff::{Roff, bold, roman};
 
 use super::{Code, examples};
 
-/// The meaning of each exit status.
+/// Meaning of each exit status.
 pub(super) const STATUSES: [(Code, &str); 6] = [
     (Code::Good, "done"),
     (Code::Failed, "failed: the daemon, the card or the host could not complete the command"),
     (Code::Usage, "the command or one of its values is invalid; nothing was changed"),
-    (Code::NotFound, "no VM, tenant, card or profile has this name"),
-    (Code::Conflict, "something prevents the change, or the card has too few resources left"),
-    (Code::Unreachable, "the daemon does not respond, or the user may not use its socket"),
+    (Code::NotFound, "there is no VM, tenant, card or profile with this name"),
+    (Code::Conflict, "the current state does not permit the change, or the card has too few resources left"),
+    (Code::Unreachable, "the daemon does not respond, or the user has no access to its socket"),
 ];
 
-/// Commands for which an exit status has another meaning: command, status, meaning.
+/// Commands with a special meaning of an exit status: command, status, meaning.
 pub(super) const FURTHER: [(&str, &str, &str); 4] = [
     ("run", "any", "once the program has started: the status of the program"),
     ("assert", "1", "something differs from the file"),
-    ("doctor", "1", "a check has found an error"),
-    ("sched replay", "1", "the scheduler decides differently than in the record"),
+    ("doctor", "1", "a requirement is missing"),
+    ("sched replay", "1", "the scheduler's decisions differ from the recording"),
 ];
 
-/// The exit statuses of mediatord(8).
+/// Exit statuses of mediatord(8).
 pub(super) const DAEMON_STATUSES: [(u8, &str); 3] = [
     (0, "terminated by SIGTERM or SIGINT, replaced by another daemon, or the checked configuration is valid"),
-    (1, "could not start or continue; a service manager restarts it"),
-    (2, "the arguments or the configuration are invalid; a restart does not help"),
+    (1, "could not start or continue; the service manager restarts it"),
+    (2, "the arguments or the configuration are invalid; a restart would not help"),
 ];
 
 /// Pages about the daemon.
@@ -36,11 +36,11 @@ const DAEMON_PAGES: [&str; 2] = ["mediatord", "gpu-mediator.toml"];
 pub(super) const DAEMON_EXAMPLES: [&str; 3] =
     ["mediatord --check", "mediatord --config /srv/site.toml", "mediatord --config /srv/site.toml --ignore-state"];
 
-/// Files: path, meaning, and the pages that list it.
+/// Files: path, meaning, and the pages that list the file.
 const FILES: [(&str, &str, &[&str]); 7] = [
     (
         "/etc/gpu-mediator.toml",
-        "configuration of the daemon",
+        "configuration file of the daemon",
         &["mediatorctl", "mediatorctl-doctor", "mediatord", "gpu-mediator.toml"],
     ),
     (
@@ -51,15 +51,15 @@ const FILES: [(&str, &str, &[&str]); 7] = [
     ("/run/gpu-mediator", "sockets of VMs and tenants (`socket_dir`)", &["mediatord", "mediatorctl-run"]),
     ("/run/gpu-mediator/leases.json", "limits of tenants for one process each", &["mediatord", "mediatorctl-run"]),
     ("/var/lib/gpu-mediator", "changes made at run time (`state_dir`)", &["mediatord", "gpu-mediator.toml"]),
-    ("/var/run/cdi", "devices for containers", &["mediatorctl-tenant-cdi"]),
+    ("/var/run/cdi", "CDI files for container runtimes", &["mediatorctl-tenant-cdi"]),
     (
         "/usr/lib/gpu-mediator",
-        "the library that programs load, and the owner of CUDA cards",
+        "the library that programs load, and the owner program of CUDA cards",
         &["mediatord", "mediatorctl-run"],
     ),
 ];
 
-/// Returns the additional sections of a page, as roff.
+/// Returns the additional sections of a page as roff.
 pub(super) fn of_page(page: &str) -> String {
     let mut roff = Roff::new();
     let item = |roff: &mut Roff, head: &str, text: &str| {
@@ -93,7 +93,7 @@ pub(super) fn of_page(page: &str) -> String {
         item(&mut roff, path, &meaning.replace('`', ""));
     }
     let examples = match page {
-        // The page's own text contains these sections.
+        // The page's own text already contains these sections.
         "gpu-mediator.toml" => Vec::new(),
         "mediatord" => DAEMON_EXAMPLES.map(str::to_owned).into(),
         _ => examples::of_page(page),

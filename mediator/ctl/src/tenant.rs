@@ -1,4 +1,4 @@
-//! Tenants of CUDA cards: adding, removing, listing and changing them, and starting programs as tenants.
+//! Tenants of CUDA cards: adds, removes, lists and changes them, and starts programs as tenants.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ pub(super) use run::Run;
 pub(super) enum TenantCommand {
     /// Adds a tenant; its socket exists when the command returns
     Add(Box<Add>),
-    /// Removes a tenant: ends its programs as set by its policy, and frees their memory on the card
+    /// Removes a tenant, ends its programs according to its policy, and frees their memory on the card
     Remove {
         /// Name of the tenant
         name: String,
@@ -44,9 +44,9 @@ pub(super) enum TenantCommand {
         #[command(flatten)]
         watch: Watch,
     },
-    /// Prints or writes the CDI file with which a container runtime gives a container access to the tenant
+    /// Prints or writes the CDI file that lets container runtimes give containers access to the tenant
     Cdi(cdi::Cdi),
-    /// Changes a tenant's share of its card, with immediate effect, also while its programs run
+    /// Changes a tenant's share of its card, with immediate effect even while its programs run
     Set(Box<Set>),
 }
 
@@ -54,16 +54,16 @@ pub(super) enum TenantCommand {
 pub(super) struct Add {
     /// Name of the tenant
     name: String,
-    /// CUDA card of the tenant; by default, the card with the most room
+    /// CUDA card of the tenant; by default, the card with the most free capacity
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
-    /// Cards of a tenant with several cards, with commas between them
+    /// Cards of a tenant with several cards, separated by commas
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',', conflicts_with = "card")]
     cards: Vec<String>,
-    /// Profile with the values of options that are not given
+    /// Profile that provides the values of omitted options
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
-    /// Memory that the tenant's programs see, such as 20G
+    /// Memory size that the tenant's programs see, such as 20G
     #[arg(long, value_name = "SIZE", value_parser = values::mib, required_unless_present = "profile")]
     vram_mib: Option<u64>,
     #[command(flatten)]
@@ -74,10 +74,10 @@ pub(super) struct Add {
     group_sharing: GroupSharing,
     #[command(flatten)]
     policies: Policies,
-    /// Path of the socket; by default tenants/NAME/cuda.sock in the daemon's socket folder
+    /// Path of the socket; by default, tenants/NAME/cuda.sock in the daemon's socket folder
     #[arg(long, help_heading = "Socket", value_name = "PATH")]
     socket_path: Option<PathBuf>,
-    /// Access rights of the socket, in octal; users that may connect act as the tenant
+    /// File mode of the socket, in octal; users that can connect act as the tenant
     #[arg(long, help_heading = "Socket", value_name = "MODE", default_value_t)]
     mode: SocketMode,
     /// Owner of the socket
@@ -86,13 +86,13 @@ pub(super) struct Add {
     /// Group of the socket
     #[arg(long, help_heading = "Socket", value_name = "GROUP")]
     group: Option<String>,
-    /// Label that is shown with the tenant; may be given several times
+    /// Label shown with the tenant; can be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = values::label)]
     label: Vec<(String, String)>,
 }
 
 impl Add {
-    /// Returns the body of the request. Omits options that are not given, so that a profile can set them.
+    /// Returns the request body. Omits options that are not given, so that a profile can set them.
     fn table(self) -> Result<Map<String, Value>, ClientError> {
         let (time, vram, sharing) = (self.time.patch(), self.vram_mib, self.group_sharing.sharing);
         let mut table = table(&TenantSpec::from(self)).map_err(ClientError::protocol)?;
@@ -149,10 +149,10 @@ impl From<Add> for TenantSpec {
 /// Share group of the tenant.
 #[derive(Clone, Debug, Args)]
 struct GroupSharing {
-    /// Group of tenants whose programs may use the card at the same time; an empty name means no group
+    /// Group of tenants whose programs may use the card simultaneously; an empty name means no group
     #[arg(long, value_name = "GROUP")]
     share_group: Option<String>,
-    /// Mode in which the group shares the card: turns, together or auto; the strictest member decides
+    /// How the group shares the card: turns, together or auto; the strictest member's setting applies
     #[arg(long, value_name = "MODE", value_parser = named::<Sharing>)]
     sharing: Option<Sharing>,
 }
@@ -160,10 +160,10 @@ struct GroupSharing {
 /// Policies for the tenant's programs.
 #[derive(Clone, Debug, Args)]
 struct Policies {
-    /// Policy for a program that holds the card and does not respond: kill or suspend
+    /// Policy for a program that occupies the card and does not respond: kill or suspend
     #[arg(long, value_name = "POLICY", value_parser = named::<OnStuck>)]
     on_stuck: Option<OnStuck>,
-    /// Policy for the programs when the tenant is removed: kill or disconnect
+    /// Policy for the tenant's programs when it is removed: kill or disconnect
     #[arg(long, value_name = "POLICY", value_parser = named::<OnRemove>)]
     on_remove: Option<OnRemove>,
 }
@@ -172,7 +172,7 @@ struct Policies {
 pub(super) struct Set {
     /// Name of the tenant
     name: String,
-    /// Memory that the tenant's programs see, such as 20G; programs keep memory that exceeds a lower size
+    /// Memory size that the tenant's programs see, such as 20G; programs keep memory that exceeds a lower size
     #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     vram_mib: Option<u64>,
     #[command(flatten)]
@@ -197,7 +197,7 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
         }
         TenantCommand::Remove { name } => {
             client.delete(&path(&name))?;
-            Ok(form.render(&serde_json::json!({ "removed": name }), |_| format!("tenant {name} is removed\n")))
+            Ok(form.render(&serde_json::json!({ "removed": name }), |_| format!("tenant {name} removed\n")))
         }
         TenantCommand::List { .. } => {
             let list: api::TenantList = client.get("/v1/tenants")?;
@@ -268,7 +268,7 @@ fn tenants(tenants: &[Tenant], wide: bool) -> String {
     output::table(rows, numbers)
 }
 
-/// Returns the name and the process ID of a program. For a worker, also returns the guest program's.
+/// Returns the name and process ID of a program. For a worker, also returns those of the guest program.
 fn program(api::Program { pid, name, guest }: &api::Program) -> String {
     let Some(guest) = guest else { return format!("{name} ({pid})") };
     let name = if guest.name.is_empty() { name } else { &guest.name };
@@ -305,9 +305,9 @@ fn show(tenant: &Tenant) -> String {
         ("time", format!("{} ms", tenant.used_ns / 1_000_000)),
         ("state", tenant.state.name().to_owned()),
         ("  waits for", tenant.waits_for.clone().unwrap_or_else(|| "-".to_owned())),
-        ("turns waited for, p99", format!("{} us", tenant.wait_p99_ns / 1000)),
-        ("memory quanta waited for", format!("{} ms", tenant.quantum_wait_ns / 1_000_000)),
-        ("past the account", past(tenant)),
+        ("wait for turns, p99", format!("{} us", tenant.wait_p99_ns / 1000)),
+        ("wait for memory quanta", format!("{} ms", tenant.quantum_wait_ns / 1_000_000)),
+        ("outside its account", past(tenant)),
         ("programs killed", tenant.killed.to_string()),
         ("programs not killed", tenant.kill_failures.to_string()),
         ("programs suspended", tenant.suspended.to_string()),
@@ -322,7 +322,7 @@ fn show(tenant: &Tenant) -> String {
     output::table(rows.chain(cards).chain(labels).collect(), &[])
 }
 
-/// Returns the amount of the card's memory that a tenant uses outside its account.
+/// Returns the card memory that a tenant uses outside its account.
 fn past(tenant: &Tenant) -> String {
     let one = |one: &Unaccounted| format!("{} ({}): {} MiB", one.program, one.pid, mib(one.bytes));
     let mut parts: Vec<String> = tenant.unaccounted.iter().map(one).collect();
@@ -338,7 +338,7 @@ fn past(tenant: &Tenant) -> String {
 mod tests {
     use super::*;
 
-    /// The program chooses its name, so the name is escaped.
+    /// Program names are untrusted, so they are escaped.
     #[test]
     fn names_of_programs_are_no_commands_to_the_terminal() {
         let name = "x\u{1b}[2J\nfake\u{9b}".to_owned();

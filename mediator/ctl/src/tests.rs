@@ -1,4 +1,4 @@
-//! `mediatorctl` as a process would run it, with a daemon with plain cards.
+//! Runs `mediatorctl` as a process would, against a daemon with plain cards.
 
 use super::*;
 use crate::client::Client;
@@ -16,14 +16,14 @@ mod reference;
 mod saving;
 mod sched;
 
-/// Output of one run, and its exit code.
+/// Output and exit code of one run.
 struct Ran {
     code: Code,
     out: String,
     err: String,
 }
 
-/// Clients of a test daemon.
+/// Creates clients of a test daemon.
 trait HasClient {
     fn client(&self) -> Client;
 }
@@ -56,7 +56,7 @@ fn ctl_tables_show_vms_and_cards() {
     let served = Served::new();
     assert_eq!(ctl(&served, &["vm", "list"]).out, "no VMs\n");
     let ran = ctl(&served, &["vm", "add", "a", "--card", "card0", "--vram-mib", "64", "--channels", "8"]);
-    assert!(ran.out.starts_with("VM a is added: card card0, 64 MiB, socket /"), "{}", ran.out);
+    assert!(ran.out.starts_with("VM a added: card card0, 64 MiB, socket /"), "{}", ran.out);
 
     let list = ctl(&served, &["vm", "list"]).out;
     let mut lines = list.lines();
@@ -76,7 +76,7 @@ fn ctl_tables_show_vms_and_cards() {
     let cards = ctl(&served, &["card", "show"]).out;
     assert!(cards.lines().nth(1).unwrap().starts_with("card0"), "{cards}");
     assert!(ctl(&served, &["card", "show", "card1"]).out.contains("512 MiB"));
-    assert_eq!(ctl(&served, &["vm", "remove", "a"]).out, "VM a is removed\n");
+    assert_eq!(ctl(&served, &["vm", "remove", "a"]).out, "VM a removed\n");
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn usage_error_is_json_if_asked_for() {
         assert_eq!((ran.code, error.code, &*ran.out), (Code::Usage, ErrorCode::Invalid, ""));
         assert!(!error.error.is_empty() && !error.what_to_do.is_empty(), "{error:?}");
     }
-    // The program's option is not an option of mediatorctl.
+    // Options after `--` belong to the program, not to mediatorctl.
     let ran = ctl_at("/nonexistent", &["run", "--", "program", "--json"]);
     assert!(ran.err.starts_with("error: the following required arguments"), "{}", ran.err);
 }
@@ -223,6 +223,6 @@ fn ctl_when_socket_is_not_mediatord_fails() {
     });
     let ran = ctl_at(&path.display().to_string(), &["vm", "list"]);
     assert_eq!(ran.code, Code::Failed);
-    assert!(ran.err.contains("check that --socket names mediatord's admin socket"), "{}", ran.err);
+    assert!(ran.err.contains("check that --socket is the admin socket of a mediatord"), "{}", ran.err);
     other.join().unwrap();
 }

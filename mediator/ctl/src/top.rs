@@ -1,4 +1,4 @@
-//! `mediatorctl top`: the current use of the cards, in the terminal.
+//! `mediatorctl top`: shows live card usage in the terminal.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -32,15 +32,15 @@ const WINDOWS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 pub(super) struct Top {
     /// Name of the card; by default, all cards
     card: Option<String>,
-    /// Refresh interval, and window over which received shares are measured
+    /// Refresh interval, which is also the window for measuring received shares
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = span)]
     interval: Duration,
-    /// Prints the table once and exits, which is the default if the output is not a terminal
+    /// Prints the table once and exits; the default if the output is not a terminal
     #[arg(long)]
     once: bool,
 }
 
-/// The API's responses about the cards, for one refresh.
+/// API responses about the cards, for one refresh.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Look {
     schedulers: Vec<CardScheduler>,
@@ -75,7 +75,7 @@ impl Top {
         }
     }
 
-    /// Shows the table until the operator ends it. With `--once`, returns it as text.
+    /// Shows the table until the operator quits. With `--once`, returns it as text.
     pub(super) fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let first = self.look(client)?;
         if self.once || !form.is_table() || !std::io::stdout().is_terminal() {
@@ -88,7 +88,7 @@ impl Top {
         let mut view = View::default();
         view.show(first, self.interval);
         let mut terminal = ratatui::try_init().map_err(ClientError::Terminal)?;
-        // Without mouse support, the keys still scroll.
+        // Without mouse support, keys still scroll.
         let _ = execute!(std::io::stdout(), EnableMouseCapture);
         let ended = loop {
             if let Err(error) = terminal.draw(|frame| view.draw(frame)) {
@@ -97,7 +97,7 @@ impl Top {
             match self.wait(&mut view) {
                 Ok(Turn::Look) => match self.look(client) {
                     Ok(look) => view.show(look, self.interval),
-                    // The daemon may become available again.
+                    // The daemon may come back.
                     Err(error) => view.fail(error.to_string()),
                 },
                 Ok(Turn::Draw) => {}
@@ -110,7 +110,7 @@ impl Top {
         ended.map(|()| String::new()).map_err(ClientError::Terminal)
     }
 
-    /// Waits for a key, or until the next refresh.
+    /// Waits for a key press, or until the next refresh.
     fn wait(&self, view: &mut View) -> std::io::Result<Turn> {
         let deadline = Instant::now() + self.interval;
         loop {
@@ -128,7 +128,7 @@ impl Top {
 }
 
 impl View {
-    /// Handles a key or a mouse event.
+    /// Handles a key press or mouse event.
     fn react(&mut self, event: &Event) -> Reaction {
         let key = match event {
             Event::Resize(..) => return Reaction::Draw,
@@ -169,7 +169,7 @@ impl View {
     }
 }
 
-/// Effect of a key or a mouse event.
+/// Effect of a key press or mouse event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reaction {
     Nothing,
@@ -177,7 +177,7 @@ enum Reaction {
     End,
 }
 
-/// Next step of the loop.
+/// Next action of the event loop.
 enum Turn {
     Look,
     Draw,

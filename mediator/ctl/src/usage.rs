@@ -1,4 +1,4 @@
-//! The command line: parses it, or refuses it in the form that it requests.
+//! Parses the command line, or reports an invalid one in the format that it requests.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -16,7 +16,7 @@ pub(super) fn parse(words: &[OsString]) -> Result<Arguments, clap::Error> {
     Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
-/// Returns true if an invalid command line requests JSON.
+/// Returns true if the command line, which may be invalid, requests JSON.
 fn asks_for_json(words: &[OsString]) -> bool {
     let own = || words.iter().take_while(|word| *word != "--");
     let pairs = own().zip(own().skip(1));
@@ -24,7 +24,7 @@ fn asks_for_json(words: &[OsString]) -> bool {
         || pairs.into_iter().any(|(option, form)| (option == "--output" || option == "-o") && form == "json")
 }
 
-/// Prints the reason why a command line is invalid, or the help that it requests.
+/// Prints the reason why a command line is invalid, or the requested help.
 pub(super) fn show(
     error: &clap::Error,
     words: &[OsString],

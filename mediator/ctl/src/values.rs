@@ -1,4 +1,4 @@
-//! Parsers for values on the command line that have a unit or a name.
+//! Parsers for command line values with a unit or a name.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use serde::de::value::{Error, StrDeserializer};
 
 pub use config::size::mib;
 
-/// A part of the whole, written in percent with at most one decimal.
+/// A fraction in percent, with at most one decimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Percent {
-    /// The part in thousandths, as in the API.
+    /// The fraction in permille, as in the API.
     pub permille: u32,
 }
 
@@ -27,12 +27,12 @@ impl FromStr for Percent {
             .flatten();
         match permille {
             Some(permille @ 0..=1000) => Ok(Self { permille }),
-            _ => Err(format!("`{text}` is not a part of the whole, expected percent from 0 to 100, such as 12.5")),
+            _ => Err(format!("`{text}` is not a percentage, expected a number from 0 to 100, such as 12.5")),
         }
     }
 }
 
-/// Parses a duration: digits and `ms`, `s` or `m`.
+/// Parses a duration: digits followed by `ms`, `s` or `m`.
 ///
 /// # Errors
 /// Returns an error if the text is invalid; the error names the expected format.
@@ -47,10 +47,10 @@ pub fn span(text: &str) -> Result<Duration, String> {
     };
     let span = number.zip(ms).and_then(|(number, ms)| number.checked_mul(ms)).filter(|ms| *ms > 0);
     span.map(Duration::from_millis)
-        .ok_or_else(|| format!("`{text}` is not a length of time, expected a number with ms, s or m, such as 500ms"))
+        .ok_or_else(|| format!("`{text}` is not a duration, expected a number with ms, s or m, such as 500ms"))
 }
 
-/// Parses a duration in seconds, with or without decimals: 0.1 to a day.
+/// Parses a duration in seconds, from 0.1 to a day, with or without decimals.
 ///
 /// # Errors
 /// Returns an error if the text is invalid; the error names the expected format.
@@ -71,7 +71,7 @@ pub fn revision(text: &str) -> Result<String, String> {
     if plain && !text.is_empty() {
         return Ok(text.to_owned());
     }
-    Err(format!("`{text}` is not a revision, expected one as `mediatorctl export` prints it"))
+    Err(format!("`{text}` is not a revision, expected one printed by `mediatorctl export`"))
 }
 
 /// Parses a label: a key, `=`, and a value. The daemon checks both.
@@ -83,7 +83,7 @@ pub fn label(text: &str) -> Result<(String, String), String> {
     pair.ok_or_else(|| format!("`{text}` is not a label, expected KEY=VALUE, such as pod=web-0"))
 }
 
-/// Parses a value by its name in the configuration file.
+/// Parses a value given by its configuration file name.
 ///
 /// # Errors
 /// Returns an error if the name is unknown; the error lists the valid names.

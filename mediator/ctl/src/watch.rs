@@ -1,4 +1,4 @@
-//! Repeated output: the option `--watch` of commands that show data.
+//! The option `--watch`, which repeats commands that show data.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::client::ClientError;
 use super::values::seconds;
 use super::{Arguments, Code, Form, answer};
 
-/// Clears the screen and moves the cursor to its start.
+/// Escape sequence that clears the screen and moves the cursor home.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// The option.
@@ -35,7 +35,8 @@ impl Watch {
 }
 
 /// Repeats a command until the output is closed or the command fails. On a terminal, each output replaces the previous
-/// one. Elsewhere, an empty line separates the outputs; with JSON each output is one line, and with YAML one document.
+/// one. Elsewhere, empty lines separate the outputs; JSON outputs are one line each, and YAML outputs one document
+/// each.
 pub(super) fn run(
     interval: Duration,
     form: Form,

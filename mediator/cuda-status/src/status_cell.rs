@@ -1,5 +1,4 @@
-//! The latest status of a card's owner. The thread that communicates with the owner writes the status, and readers do
-//! not wait.
+//! The latest status of a card's owner. The thread that communicates with the owner writes it; readers never wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,22 +13,22 @@ use tenancy::Window;
 // TIMEOUT: the owner responds immediately; this limit allows for a very busy host.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A card as its owner describes it, with the complete recent use of its time.
+/// A card as described by its owner, with the complete recent usage of its time.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// The last description.
+    /// Last description of the card.
     pub card: Card,
 }
 
 impl Seen {
-    /// Replaces the description with a new one, which contains only the last intervals of use.
+    /// Replaces the description with a new one, which contains only the last usage intervals.
     fn renew(&mut self, mut card: Card) {
         // A new owner has a different clock.
         let is_same = card.time.now >= self.card.time.now;
         for (id, time) in card.time.tenants.iter_mut().filter(|_| is_same) {
             let Some(before) = self.card.time.tenants.get_mut(id) else { continue };
             let mut recent = std::mem::take(&mut before.recent);
-            // Intervals that were incomplete when reported are reported again.
+            // Intervals that were incomplete in the last report are reported again.
             let first = time.recent.first().map_or(Nanos(u64::MAX), |sample| sample.from);
             recent.retain(|sample| sample.from < first);
             recent.append(&mut time.recent);
@@ -44,7 +43,7 @@ impl Seen {
         Window::last(self.card.time.now, History::INTERVAL_NS).from.0
     }
 
-    /// Returns the number and the description of a tenant.
+    /// Returns a tenant's number and description.
     #[must_use]
     pub fn tenant(&self, name: &str) -> Option<(TenantId, &TenantView)> {
         self.card.tenants.iter().find(|(_, tenant)| tenant.name == name).map(|(&id, tenant)| (id, tenant))
@@ -59,14 +58,14 @@ impl Seen {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The description. `None` until the first owner has responded, and between the end of an owner and the first
-    /// response of the next.
+    /// The card and its recent usage; `None` until the first owner has responded, and from the end of an owner until
+    /// the next one has responded.
     seen: Option<Arc<Seen>>,
-    /// Time at which the outstanding request was sent to the owner.
+    /// Send time of the outstanding request to the owner.
     asked: Option<Instant>,
     /// Reason why no owner is running.
     ended: Option<String>,
-    /// Number of times that an owner was started, not counting the first start.
+    /// Number of owner restarts.
     restarts: u64,
 }
 
@@ -84,12 +83,12 @@ impl StatusCell {
         Self { card: card.to_owned(), state: Mutex::new(State::default()) }
     }
 
-    /// Counts a start of an owner, except the first.
+    /// Counts an owner restart.
     pub fn restarted(&self) {
         self.state.lock().restarts += 1;
     }
 
-    /// Returns the number of times that an owner was started, not counting the first start.
+    /// Returns the number of owner restarts.
     pub fn restarts(&self) -> u64 {
         self.state.lock().restarts
     }
@@ -97,7 +96,7 @@ impl StatusCell {
     /// Returns the last description of the card.
     ///
     /// # Errors
-    /// Returns an error if the current state of the card is unknown. The error contains the reason.
+    /// Returns the reason if the current state of the card is unknown.
     pub fn seen(&self) -> Result<Arc<Seen>, String> {
         let state = self.state.lock();
         self.trouble_in(&state)?;
@@ -129,7 +128,7 @@ impl StatusCell {
         self.state.lock().asked = Some(Instant::now());
     }
 
-    /// Records that the owner has responded, or is not running.
+    /// Records that the owner has responded, or that it is not running.
     pub fn answered(&self) {
         self.state.lock().asked = None;
     }
@@ -148,7 +147,7 @@ impl StatusCell {
         (state.seen, state.ended) = (Some(Arc::new(seen)), None);
     }
 
-    /// Records that the owner has ended.
+    /// Records that the owner has exited.
     pub fn ended(&self, why: &str) {
         let mut state = self.state.lock();
         *state = State { seen: None, asked: None, ended: Some(why.to_owned()), restarts: state.restarts };
@@ -164,7 +163,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const ONE: TenantId = TenantId(1);
 
-    /// Returns the description of a card with one tenant that has used the card in these intervals.
+    /// Returns the description of a card with one tenant that used it in these intervals.
     fn card(now_ms: u64, recent: &[(u64, u64)]) -> Card {
         let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
         let params = VgpuParams::default();
@@ -192,7 +191,7 @@ mod tests {
         status_cell.described(card(410, &[(100, 60), (200, 80), (300, 40), (400, 1)]));
         assert_eq!((received(&seen(), 200), starts()), (600, vec![0, 100, 200, 300, 400]));
         status_cell.described(card(450, &[]));
-        assert_eq!(starts(), [0, 100, 200, 300, 400], "nothing was used since");
+        assert_eq!(starts(), [0, 100, 200, 300, 400], "there was no usage since then");
         status_cell.described(card(150, &[(0, 100)]));
         assert_eq!(starts(), [0]);
     }
@@ -200,10 +199,10 @@ mod tests {
     #[test]
     fn a_board_without_an_owner_says_why() {
         let status_cell = StatusCell::new("fake");
-        assert!(status_cell.seen().expect_err("nothing was said").contains("has not described it yet"));
+        assert!(status_cell.seen().expect_err("there is no description yet").contains("has not described it yet"));
         status_cell.described(card(10, &[]));
         status_cell.ended("signal: 9");
-        assert_eq!(status_cell.trouble().expect_err("it ended"), "card `fake` has no owner: signal: 9");
+        assert_eq!(status_cell.trouble().expect_err("the owner has exited"), "card `fake` has no owner: signal: 9");
         assert!(status_cell.seen().is_err());
     }
 }

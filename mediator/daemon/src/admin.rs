@@ -1,13 +1,13 @@
-//! The admin API: HTTP and JSON over a UNIX socket, and Prometheus metrics.
+//! The admin API: HTTP with JSON over a UNIX socket, and Prometheus metrics.
 //!
-//! Parts: [`routes`] handles the requests, and the crate [`admin_socket`] limits connections and streams bodies. The
-//! crate [`api`] defines the messages, except for [`metrics`].
+//! Parts: [`routes`] (the request handlers) and [`metrics`]. The crate [`admin_socket`] limits connections and streams
+//! bodies, and the crate [`api`] defines the messages.
 //!
-//! The API runs on its own thread, never on the path of a guest's data. Slow requests (adding or removing a virtual
+//! The API runs on its own thread, outside the data path of guests. Slow requests (adding or removing a virtual
 //! machine) run concurrently, so that read-only requests never wait.
 //!
-//! The file permissions of the sockets are the only authentication: a client of the admin socket may do everything, and
-//! a client of the read-only socket may only read.
+//! Access is controlled only by the file permissions of the sockets: a client of the admin socket may do everything,
+//! and a client of the read-only socket may only read.
 
 use std::future::{Future, IntoFuture};
 use std::net::TcpListener;
@@ -23,10 +23,10 @@ pub mod routes;
 #[cfg(test)]
 mod tests;
 
-/// Time limit for clients at shutdown: a client that stops in mid-request must not delay the daemon's exit.
+/// Grace period for requests in flight at shutdown, so that a stalled client does not delay the daemon's exit.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
-/// The sockets of the API.
+/// Listening sockets of the API.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     /// Accepts all requests.
@@ -37,7 +37,7 @@ pub(crate) struct Listeners {
     pub page: Option<TcpListener>,
 }
 
-/// Serves the API on listening sockets until `stop` is set. Requests in flight then have two more seconds to complete.
+/// Serves the API until `stop` is set. Requests in flight then have two more seconds to complete.
 ///
 /// # Errors
 /// Returns an error if a socket cannot be used.
@@ -50,7 +50,7 @@ pub(crate) async fn serve(
     let until_stopped = || {
         let mut stopped = stopped.clone();
         async move {
-            // An error means that the sender was dropped, so a stop signal can no longer arrive.
+            // An error means that the sender was dropped, which also stops the server.
             let _ = stopped.wait_for(|stopped| *stopped).await;
         }
     };
@@ -80,7 +80,8 @@ pub(crate) async fn serve(
     let end_of_grace = async move {
         stop.await;
         let _ = stopping.send(true);
-        // Close the log. Otherwise, clients that follow it would keep the server running until the time limit.
+        // Close the event log. Otherwise, clients that follow it would keep the server running until the end of the
+        // grace period.
         events.close();
         tokio::time::sleep(SHUTDOWN_GRACE).await;
     };

@@ -1,4 +1,4 @@
-//! The opened cards of a configuration, and the devices that they create for virtual machines.
+//! Opened cards of a configuration, and the devices that they create for virtual machines.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,28 +25,28 @@ use config::{Apertures, CardKind, CardMemory, CardSpec, Residue, VmSpec};
 use passthrough::PassthroughDevice;
 use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
 
-/// Opens real and software cards.
+/// Opener of real and software cards.
 #[derive(Clone, Debug, Default)]
 pub struct Cards {
-    /// Firmware for the falcons of real cards. Both fields are `None` without a state folder.
+    /// Firmware for the falcons of real cards. Both fields are `None` without a state directory.
     store: Option<Store>,
     inbox: Option<Inbox>,
 }
 
 impl Cards {
-    /// Returns the opener of a daemon's cards; `state_dir` is the folder of the daemon's state, if configured.
+    /// Returns the opener of a daemon's cards. `state_dir` is the directory for the daemon's state, if configured.
     #[must_use]
     pub fn new(state_dir: Option<&Path>) -> Self {
         let store = state_dir.map(Store::within);
         let inbox = store.clone().map(Inbox::for_store).transpose();
         let inbox = inbox.unwrap_or_else(|error| {
-            tracing::warn!(%error, "firmware of guests is not recorded");
+            tracing::warn!(%error, "firmware loaded by guests is not recorded");
             None
         });
         Self { store, inbox }
     }
 
-    /// Returns the firmware to run on the falcons of a card.
+    /// Returns the firmware for the falcons of a card.
     fn firmware(&self, kind: CardKind) -> Result<Set, BackendError> {
         if kind == CardKind::Simgpu {
             return Ok(Set::stand_in());
@@ -61,7 +61,7 @@ impl Cards {
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
         let card = Physical::open(spec).map_err(BackendError::failed)?;
-        // Only a card that the mediator takes over needs firmware, so an operator may install the firmware later.
+        // Firmware is required only when the mediator initializes the card, so an operator may install it later.
         if let Err(error) = self.firmware(spec.kind) {
             tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
         }
@@ -72,7 +72,7 @@ impl OpenCard for Cards {
 /// Number of nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 
-/// Returns the division of a card's memory into chunks of `chunk_kib` KiB.
+/// Returns the memory division of a card, with chunks of `chunk_kib` KiB.
 fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
     let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / chunk_kib.max(1)).unwrap_or(u32::MAX);
     let QuantaSpec { mode, window_ms, on_permille, margin_permille, factor, min_ms, max_ms } = memory.quanta;
@@ -99,19 +99,19 @@ fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
     }
 }
 
-/// A card that this daemon owns.
+/// Card owned by this daemon.
 struct OwnedCard {
     spec: CardSpec,
     cards: Cards,
     card: Physical,
-    /// The mediator's state of the card. Exists from the first mediated VM until a passthrough VM needs the card.
+    /// Mediator state of the card. Exists from the first mediated VM until a passthrough VM needs the card.
     host: Mutex<rank::Ownership, Option<Arc<ManagedCard>>>,
-    /// Time settings of the card. These settings exist even while the mediator does not own the card.
+    /// Scheduler settings of the card, which exist even while the mediator does not own the card.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
     /// Memory settings of the card.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
-    /// True if a virtual machine used the card in passthrough mode, and its data is still in VRAM.
+    /// True if the VRAM still contains data of a virtual machine that used the card by passthrough.
     left_over: AtomicBool,
 }
 
@@ -123,7 +123,7 @@ impl OwnedCard {
         Self { spec, cards, card, host, scheduler, memory, next_vm, left_over }
     }
 
-    /// Returns the current settings in the form that the card's owner expects.
+    /// Returns the current settings in the format of the card's owner.
     fn sharing(&self) -> Sharing {
         Sharing {
             chunk_bytes: self.spec.chunk_kib << 10,
@@ -137,7 +137,8 @@ impl OwnedCard {
         }
     }
 
-    /// Returns the settings of a virtual machine whose guest sees `vram_bytes` of VRAM, with the configured guarantee.
+    /// Returns the settings of a virtual machine whose guest sees `vram_bytes` bytes of VRAM, with the configured
+    /// guarantee.
     fn settings(&self, vm: &VmSpec, vram_bytes: u64) -> Settings {
         let mut memory = vm.memory.limits(vm.vram_mib.unwrap_or(0), &self.spec);
         if memory.on_full == OnFull::Refuse {
@@ -164,9 +165,9 @@ impl OwnedCard {
         Settings { share, shadow: vm.shadow, apertures, queue_limit: vm.memory.queue_limit(), paravirtual }
     }
 
-    /// Takes the card from the mediator for passthrough. Zeroes the data that another virtual machine left in VRAM.
+    /// Takes the card from the mediator for passthrough. Zeroes data of other virtual machines in VRAM.
     fn hand_over(&self) -> Result<(), BackendError> {
-        // The mediator scrubs its own VMs' memory. This scrub removes the data of an earlier passthrough VM.
+        // The mediator scrubs the memory of its own VMs. This scrub removes data of an earlier passthrough VM.
         if self.left_over.swap(true, Ordering::Relaxed) {
             let host = self.host()?;
             while host.lock().vram_mut().scrub_piece().map_err(BackendError::failed)? {}
@@ -177,7 +178,7 @@ impl OwnedCard {
         Ok(())
     }
 
-    /// Returns the mediator's state of the card, if it exists and has not failed.
+    /// Returns the mediator state of the card, if it exists and has not failed.
     fn working(&self) -> Option<Arc<ManagedCard>> {
         self.host.lock().clone().filter(|host| host.failure().is_none())
     }
@@ -214,7 +215,7 @@ impl CardBackend for OwnedCard {
             chunks.as_ref().map(|chunks| u64::from(count(chunks)).saturating_mul(chunks.chunk_bytes) >> 20)
         };
         let own = self.working().map_or(0, |host| host.own_channels());
-        // If the card has not been taken over yet, identify the chip by the device ID in the configuration space.
+        // If the mediator has not initialized the card yet, identify the chip by the PCI device ID.
         let known = || nvspec::chip::CHIPS.iter().find(|chip| chip.pci_device == id.device);
         let chip = self.working().map(|host| host.info().chip).or_else(known);
         let placed = |chunks: &Summary| chunks.vms.values().map(|vm| vm.placed).fold(0, u32::saturating_add);
@@ -273,7 +274,7 @@ impl CardBackend for OwnedCard {
     }
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
-        // Hand over unused cards as well, because this process has opened them.
+        // Hand over unused cards, too, because this process has opened them.
         let card = self.card.going().map_err(BackendError::failed)?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
@@ -300,7 +301,7 @@ impl CardBackend for OwnedCard {
         let host = self.host()?;
         let settings = self.settings(vm, vram_bytes);
         let (device, made) = MediatedVm::build(&host, id, &settings, link)?;
-        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "log lines about the card contain the VM's number");
+        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "log messages about the card contain the VM's number");
         Ok(Awaiting { device: Box::new(device), vm: made, settings })
     }
 
@@ -318,7 +319,7 @@ impl CardBackend for OwnedCard {
         let memory = vm.memory.limits(vram, &self.spec);
         let mut vram_bytes = vram_bytes;
         if memory.on_full == OnFull::Refuse {
-            // The guest sees as much memory as can be guaranteed to it, and all of this memory is guaranteed.
+            // The guest sees only as much memory as can be guaranteed, and all of it is guaranteed.
             let state = host.lock();
             let chunk = state.vram().chunks.chunk_bytes();
             let most = memory.guarantee.max(state.vram().chunks.spare()).min(memory.quota);
@@ -334,25 +335,25 @@ impl CardBackend for OwnedCard {
             let what_to_do = "remove another VM, lower its `memory.guarantee_mib`, or choose another `memory.on_full`";
             return Err(BackendError::lacking(Shortage::new(what, what_to_do)));
         }
-        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "log lines about the card contain the VM's number");
+        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "log messages about the card contain the VM's number");
         let (device, vm) = MediatedVm::build(&host, id, &self.settings(vm, vram_bytes), link)?;
         Ok(Built { device: Box::new(device), backend: vm })
     }
 }
 
-/// The parts of a card that another daemon has handed over.
+/// Resources of a card that another daemon has handed over.
 pub(crate) struct GivenCard {
-    /// The card's memory.
+    /// Memory of the card.
     pub vram: File,
     /// Host memory for the card's chunks.
     pub host_memory: Option<File>,
     /// Number of the next virtual machine.
     pub next_vm: u32,
-    /// Virtual machines of the card, with the size in bytes of the VRAM that each guest sees.
+    /// Virtual machines of the card, with the size of the VRAM visible to each guest, in bytes.
     pub vms: BTreeMap<TenantId, (VmSpec, u64)>,
 }
 
-/// A card that was built from another daemon's state and still belongs to that daemon.
+/// Card rebuilt from the state of another daemon, which still owns the card.
 pub(crate) struct ReopenedCard {
     owned: OwnedCard,
     card: GoingCard,
@@ -362,10 +363,10 @@ pub(crate) struct ReopenedCard {
 }
 
 impl Cards {
-    /// Builds a card from the state that another daemon has saved in `file`, without touching the card.
+    /// Rebuilds a card from the state that another daemon has saved in `file`, without accessing the card.
     ///
     /// # Errors
-    /// Returns an error if the state does not match the configuration, or is not valid.
+    /// Returns an error if the state is invalid, or does not match the configuration.
     pub(crate) fn reopen(
         &self,
         spec: &CardSpec,
@@ -391,20 +392,20 @@ impl Cards {
 }
 
 impl ReopenedCard {
-    /// Returns the card's table in the configuration.
+    /// Returns the configuration of the card.
     pub(crate) fn spec(&self) -> &CardSpec {
         &self.owned.spec
     }
 
-    /// Returns the interrupts of a virtual machine's device.
+    /// Returns the number of interrupts of a virtual machine's device, by type.
     pub(crate) fn irqs(&self) -> IrqCounts {
         self.owned.irqs()
     }
 
-    /// Creates the device of a saved virtual machine; the client uses `link`.
+    /// Creates the device of a saved virtual machine, whose client uses `link`.
     ///
     /// # Errors
-    /// Returns an error if its state is not valid.
+    /// Returns an error if the state is invalid.
     pub(crate) fn vm(&mut self, vm: TenantId, side: SavedSide, link: &Link) -> Result<Built, BackendError> {
         let settings = self.settings.get(&vm).ok_or_else(|| BackendError::failed("it was not saved"))?;
         let (device, made) = MediatedVm::reopen(&mut self.reopened, vm, side, settings, link)?;
@@ -412,7 +413,7 @@ impl ReopenedCard {
         Ok(Built { device: Box::new(device), backend: made })
     }
 
-    /// Takes over the card after the other daemon has given it up.
+    /// Takes over the card after the other daemon has released it.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -423,7 +424,7 @@ impl ReopenedCard {
         if let Some(inbox) = &owned.cards.inbox {
             host.collect_firmware(inbox.clone());
         }
-        // The configuration may have changed these settings after the state was saved.
+        // These settings may have changed after the state was saved.
         for (vm, Settings { share, .. }) in settings {
             let mut state = host.lock();
             state.feeder().set_share(vm, share.time);

@@ -1,8 +1,7 @@
-//! Desired states: compares a desired state with the current state, and applies it.
+//! Comparison of a desired state with the current state, and application of a desired state.
 //!
-//! A document names virtual machines and cards, and the keys to set; other keys do not change. The whole document is
-//! checked before any change is made. A change of a setting that is fixed while its object exists is an obstacle, which
-//! is reported with a remedy.
+//! A document lists objects and the keys to set; other keys do not change. The whole document is checked before any
+//! change is made. Changing a setting that is fixed while its object exists is an obstacle, reported with a remedy.
 
 use std::fmt;
 
@@ -21,17 +20,17 @@ use events::NewEvent;
 use listening::account;
 use overrides::Tuning;
 
-/// The key of a card that accepts no new tenants.
+/// Key that marks a card as drained.
 const DRAINED: &str = "drained";
 
-/// Reason why a part of a desired state is rejected.
+/// Reason why part of a desired state is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
-    /// The kind of error.
+    /// Kind of the error.
     pub code: ErrorCode,
-    /// Object of the rejected part, and its name.
+    /// Kind and name of the object.
     pub of: String,
-    /// The error message.
+    /// Error message.
     pub what: String,
 }
 
@@ -41,12 +40,12 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// One object of a document, and the step that it needs.
+/// Object of a document, with its step.
 struct Item {
     step: Step,
-    /// The desired virtual machine.
+    /// Desired virtual machine, if the object is one.
     vm: Option<VmSpec>,
-    /// The desired tenant.
+    /// Desired tenant, if the object is one.
     tenant: Option<TenantSpec>,
 }
 
@@ -80,7 +79,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the differences from `desired`. With `exact`, also returns the objects that `desired` does not name.
+    /// Returns the differences from `desired`. With `exact`, also returns objects that are not in `desired`.
     ///
     /// # Errors
     /// Returns an error if `desired` has invalid keys or values.
@@ -94,12 +93,12 @@ impl Daemon {
         Ok(Comparison { revision: state.revision.to_string(), differences: differences.collect() })
     }
 
-    /// Applies `desired`. With `prune`, removes virtual machines and tenants that `desired` does not name. With
-    /// `dry_run`, only reports the steps.
+    /// Applies `desired`. With `prune`, removes virtual machines and tenants that are not in `desired`. With `dry_run`,
+    /// only reports the steps.
     ///
     /// # Errors
-    /// Returns an error if a part of `desired` is rejected. In this case, nothing is changed. If the card or the host
-    /// fails during a step, the error also names the completed steps.
+    /// Returns an error if part of `desired` is rejected; in this case, nothing is changed. If a step fails, the error
+    /// lists the completed steps.
     pub fn apply(
         &self,
         desired: &Desired,
@@ -131,14 +130,14 @@ impl Daemon {
                 plan.items.into_iter().partition(|item| self.is_of_owner(&item.step));
             (self.carry_out(items, &mut done), of_owners)
         };
-        // Other changes do not wait for the owners of CUDA cards.
+        // Other changes must not wait for the owners of CUDA cards.
         drop(one_at_a_time);
         let carried_out = carried_out.and_then(|()| self.carry_out(of_owners, &mut done));
         self.keep()?;
         let words: Vec<_> = done.iter().filter(|step| step.action != Action::Keep).map(in_words).collect();
         if let Err(error) = &carried_out {
             self.events
-                .add(NewEvent::daemon(EventKind::Applied, format!("a desired state was applied in part: {error}")));
+                .add(NewEvent::daemon(EventKind::Applied, format!("a desired state was applied partially: {error}")));
         } else if !words.is_empty() {
             self.events.add(NewEvent::daemon(EventKind::Applied, format!("a desired state: {}", words.join(", "))));
         }
@@ -146,7 +145,7 @@ impl Daemon {
         Ok(Applied { revision: self.revision(), dry_run, steps: done })
     }
 
-    /// Returns the steps that lead to `desired`, without checking that they are possible.
+    /// Returns the steps towards `desired`, without checking that they are possible.
     fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
@@ -245,7 +244,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the obstacles for the tenants of a plan; `vms` are the virtual machines after the plan.
+    /// Returns the obstacles for the tenants of a plan. `vms` contains the virtual machines after the plan.
     fn judge_tenants(&self, state: &State, plan: &Plan, vms: &[&VmSpec]) -> Vec<Obstacle> {
         let vms: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
         let changed =
@@ -278,13 +277,16 @@ impl Daemon {
             there.push(tenant);
         }
         if there.len() > MAX_TENANTS {
-            let what = format!("they would be {}, but one daemon serves at most {MAX_TENANTS}; omit some", there.len());
+            let what = format!(
+                "there would be {} tenants, but one daemon serves at most {MAX_TENANTS}; omit some",
+                there.len()
+            );
             obstacles.push(Obstacle { code: ErrorCode::Quota, of: "all tenants".to_owned(), what });
         }
         obstacles
     }
 
-    /// Adds the obstacles to a plan.
+    /// Adds all obstacles to a plan.
     fn judge(&self, state: &State, plan: &mut Plan) {
         let mut obstacles = Vec::new();
         for Item { step, vm, .. } in &plan.items {
@@ -292,7 +294,7 @@ impl Daemon {
             let fixed = step.changes.iter().filter(|change| !changeable(step.kind, is_function, &change.key));
             obstacles.extend(fixed.map(|change| fixed_key(step, change)));
         }
-        // The virtual machines after the plan. Existing machines come first, because they have priority.
+        // Virtual machines after the plan. Existing ones come first, because they have priority.
         let changed =
             |name: &String| plan.items.iter().find(|item| item.step.kind == Kind::Vm && item.step.name == *name);
         let staying = state.vms.iter().filter_map(|(name, entry)| match changed(name) {
@@ -312,7 +314,7 @@ impl Daemon {
             let mut refusals = check::vm(&vm, &self.spec, &cards, &there);
             refusals.extend(arrival.refused(&vm.card, &cards));
             obstacles.extend(refusals.into_iter().filter_map(|refusal| {
-                // Invalid values were reported earlier.
+                // Invalid values have already been reported.
                 let told = refusal.kind != RefusalKind::Invalid;
                 told.then(|| say(code_of(refusal.kind), format!("{}: {}", refusal.field, refusal.what)))
             }));
@@ -323,7 +325,8 @@ impl Daemon {
         }
         let there: Vec<&VmSpec> = placed.iter().collect();
         if there.len() > MAX_VMS {
-            let what = format!("they would be {}, but one daemon serves at most {MAX_VMS}; omit some", there.len());
+            let what =
+                format!("there would be {} VMs, but one daemon serves at most {MAX_VMS}; omit some", there.len());
             obstacles.push(Obstacle { code: ErrorCode::Quota, of: "all VMs".to_owned(), what });
         }
         let shared = |step: &Step| step.kind == Kind::Card && step.changes.iter().any(|change| change.key != DRAINED);
@@ -331,7 +334,7 @@ impl Daemon {
         for Item { step, .. } in tuned {
             if let Some(vm) = there.iter().find(|vm| vm.passthrough && vm.card == step.name) {
                 let what =
-                    format!("scheduler: VM `{}` has the card by passthrough, which has no scheduler then", vm.name);
+                    format!("scheduler: VM `{}` uses the card by passthrough, so the card has no scheduler", vm.name);
                 obstacles.push(Obstacle { code: ErrorCode::Conflict, of: described(Kind::Card, &step.name), what });
             }
         }
@@ -339,14 +342,14 @@ impl Daemon {
         plan.obstacles.append(&mut obstacles);
     }
 
-    /// Returns true if the owner of a CUDA card executes the step.
+    /// Returns true if the step is executed by the owner of a CUDA card.
     fn is_of_owner(&self, step: &Step) -> bool {
         let cuda = |card: &String| self.cards.get(card).is_some_and(|card| card.cuda.is_some());
         step.kind == Kind::Tenant || (step.kind == Kind::Card && cuda(&step.name))
     }
 
-    /// Executes steps in order, and adds each to `done`. The caller must hold `changing` and `tuning`, except for steps
-    /// that the owners of CUDA cards execute.
+    /// Executes steps in order, and adds each completed step to `done`. The caller must hold `changing` and `tuning`,
+    /// except for steps executed by owners of CUDA cards.
     fn carry_out(&self, items: Vec<Item>, done: &mut Vec<Step>) -> Result<(), DaemonError> {
         for Item { step, vm, tenant } in items {
             let result = match (step.action, step.kind) {
@@ -375,7 +378,7 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Changes the tables of a card that a step names. If the step drains the card, the card keeps its tenants.
+    /// Makes the changes of a card's step. If the step drains the card, the card keeps its tenants.
     fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
         let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
         if let Some(drained) = drained_by(step) {
@@ -396,14 +399,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Changes the tables of a tenant that a step names.
+    /// Makes the changes of a tenant's step.
     fn change_tenant(&self, step: &Step) -> Result<(), DaemonError> {
         let changes = step.changes.iter().map(|change| (change.key.clone(), change.to.clone()));
         let patch = with(&Map::new(), &changes.collect()).unwrap_or_default();
         self.tune_tenant(&step.name, &patch, None, "")
     }
 
-    /// Changes the tables of a virtual machine that a step names.
+    /// Makes the changes of a virtual machine's step.
     fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
         if self.is_tenant(&step.name) {
             return self.change_tenant(step);
@@ -420,7 +423,7 @@ impl Daemon {
 }
 
 impl Plan {
-    /// Marks the cards that the plan drains or undrains.
+    /// Updates the drain marks of cards that the plan drains or undrains.
     fn marked(&self, mut cards: Vec<CardSpec>) -> Vec<CardSpec> {
         let steps = || self.items.iter().map(|item| &item.step).filter(|step| step.kind == Kind::Card);
         for card in &mut cards {
@@ -434,7 +437,7 @@ impl Plan {
         self.obstacles.push(Obstacle { code, of, what });
     }
 
-    /// Returns the name of a table, unless another table of the same kind has the same name.
+    /// Returns the name in a table, unless another table of the same kind has the same name.
     fn name(&mut self, kind: Kind, index: usize, table: &Map<String, Value>) -> Option<String> {
         let Some(name) = table.get("name").and_then(Value::as_str) else {
             let table = match kind {
@@ -444,17 +447,17 @@ impl Plan {
                 Kind::Tenant => "tenant",
             };
             let of = format!("{table}[{index}]");
-            self.say(ErrorCode::Invalid, of, "name: expected the name of the table's object".to_owned());
+            self.say(ErrorCode::Invalid, of, "name: expected the name of the object".to_owned());
             return None;
         };
         if self.items.iter().any(|item| item.step.kind == kind && item.step.name == name) {
-            self.say(ErrorCode::Invalid, described(kind, name), "it has two tables, expected one".to_owned());
+            self.say(ErrorCode::Invalid, described(kind, name), "duplicate table".to_owned());
             return None;
         }
         Some(name.to_owned())
     }
 
-    /// Returns the changes of a table relative to `now`, and the resulting table. Omitted keys get their defaults.
+    /// Returns the differences between a table and `now`, and the resulting table. Omitted keys get their defaults.
     fn compared<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: Kind,
@@ -482,7 +485,7 @@ impl Plan {
     }
 }
 
-/// Returns a step's rank in the order of execution: memory is freed before it is used.
+/// Returns the position of a step in the order of execution, in which memory is freed before it is used.
 fn turn(step: &Step) -> u8 {
     match (step.action, step.kind) {
         (Action::Remove, _) => 0,
@@ -511,7 +514,7 @@ fn code_of(kind: RefusalKind) -> ErrorCode {
     }
 }
 
-/// Returns the errors in a card's changeable settings.
+/// Returns the errors in the changeable settings of a card.
 fn card_mistakes(card: &CardSpec) -> Vec<String> {
     let told = |(key, what): (&str, String)| format!("{key}: {what}");
     if card.kind == CardKind::Cuda {
@@ -523,12 +526,12 @@ fn card_mistakes(card: &CardSpec) -> Vec<String> {
     scheduler.into_iter().chain(memory).collect()
 }
 
-/// Returns true if a step drains a card, false if it undrains one, and `None` if it does neither.
+/// Returns true if a step drains a card, false if it undrains one, and `None` otherwise.
 fn drained_by(step: &Step) -> Option<bool> {
     step.changes.iter().find(|change| change.key == DRAINED)?.to.as_bool()
 }
 
-/// Returns true if a key can be changed. `is_function` is true for a VM whose programs use CUDA.
+/// Returns true if a key can be changed. `is_function` is true for a VM with CUDA programs.
 fn changeable(kind: Kind, is_function: bool, key: &str) -> bool {
     match kind {
         Kind::Daemon => false,
@@ -560,7 +563,7 @@ fn fixed_key(step: &Step, change: &KeyChange) -> Obstacle {
     Obstacle { code: ErrorCode::Conflict, of: described(step.kind, &step.name), what }
 }
 
-/// Returns a step's changes of one table, in the form of a patch.
+/// Returns the changes of a step to one table, as a patch.
 fn within(step: &Step, table: &str) -> Map<String, Value> {
     let inner =
         |change: &KeyChange| Some((change.key.strip_prefix(table)?.strip_prefix('.')?.to_owned(), change.to.clone()));

@@ -1,4 +1,4 @@
-//! The devices of crates `vgpu` and `passthrough` as backends of the daemon, with their status for the admin API.
+//! Backends of the daemon for the devices of the crates `vgpu` and `passthrough`, with their status for the admin API.
 
 use api::{Denied, Driver};
 use passthrough::PassthroughVm;

@@ -1,4 +1,4 @@
-//! The endpoint of a virtual machine: a socket for a VMM, or a Xen domain.
+//! Endpoint of a virtual machine: a socket for a VMM, or a Xen domain.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -15,20 +15,20 @@ use super::error::DaemonError;
 use listening::account;
 use listening::{Listening, SocketPath, Sockets, folders};
 
-/// An open endpoint that does not serve a client yet.
+/// Open endpoint that does not serve a client yet.
 pub(super) enum Endpoint {
-    /// A listening socket, with its path unless the service manager created it. VMMs that connect early wait in its
-    /// backlog.
+    /// A listening socket, with its path unless it was created by the service manager. VMMs that connect early wait in
+    /// its backlog.
     Socket(Listening),
     /// The Xen domain with this name.
     Domain(DomainName),
 }
 
 impl Endpoint {
-    /// Opens the endpoint that a virtual machine's settings describe.
+    /// Opens the endpoint of a virtual machine.
     ///
     /// # Errors
-    /// Returns an error if the socket cannot be created, or its owner is unknown.
+    /// Returns an error if the socket cannot be created, or if its owner is unknown.
     pub fn open(spec: &VmSpec, folder: &Path, sockets: &Sockets) -> Result<Self, DaemonError> {
         if let Some(domain) = &spec.xen_domain {
             let name = domain.parse().map_err(|error| failed(&spec.name, &error))?;
@@ -39,10 +39,10 @@ impl Endpoint {
         Ok(Self::Socket(sockets.of_vm(&spec.name, &spec.socket_path(folder), &rights)?))
     }
 
-    /// Creates the server. Returns the endpoint with the socket's path.
+    /// Creates the server of the endpoint. Returns the server with the socket's path.
     ///
     /// # Errors
-    /// Returns an error if this host has no Xen, or cannot serve a socket; the socket is then removed.
+    /// Returns an error if the host does not run Xen, or if the socket cannot be served; the socket is then removed.
     pub fn serve(
         self,
         vm: &str,
@@ -75,16 +75,16 @@ fn failed(vm: &str, error: &dyn std::fmt::Display) -> DaemonError {
     DaemonError::Failed(format!("VM `{vm}` cannot be added: {error}"))
 }
 
-/// The server that a virtual machine's thread runs.
+/// Server run by a virtual machine's thread.
 pub(super) enum EndpointServer {
-    /// Server of a socket.
+    /// Server for a socket.
     Socket(Server),
-    /// Server of a domain.
+    /// Server for a Xen domain.
     Xen(XenServer),
 }
 
 impl EndpointServer {
-    /// Serves until `stop`, starting with the suspended clients in `parked`. If suspended, returns its clients.
+    /// Serves until `stop` is set, starting with the suspended clients in `parked`. Returns the clients when suspended.
     ///
     /// # Errors
     /// Returns an error if the host fails.
@@ -101,10 +101,10 @@ impl EndpointServer {
         }
     }
 
-    /// Restores clients that another daemon served, and connects their memory and interrupts to `link`.
+    /// Restores clients of another daemon, and connects their memory and interrupts to `link`.
     ///
     /// # Errors
-    /// Returns an error if their state is not valid, or their memory cannot be mapped.
+    /// Returns an error if their state is invalid, or if their memory cannot be mapped.
     pub fn parked(
         &self,
         saved: SavedClients,
@@ -117,10 +117,10 @@ impl EndpointServer {
         }
     }
 
-    /// Restores the client of a killed daemon, and connects the client's memory and interrupts to `link`.
+    /// Restores the client of a killed daemon, and connects its memory and interrupts to `link`.
     ///
     /// # Errors
-    /// Same as [`Self::parked`].
+    /// Returns the same errors as [`Self::parked`].
     pub fn revived(&self, remains: Remains, link: &Link) -> Result<SuspendedClient, ParkError> {
         match self {
             Self::Socket(server) => server.revived(remains, link),
@@ -131,7 +131,7 @@ impl EndpointServer {
     /// Duplicates the descriptor of the listening socket.
     ///
     /// # Errors
-    /// Returns an error if the endpoint has no socket, or the descriptor cannot be duplicated.
+    /// Returns an error if the endpoint has no socket, or if the descriptor cannot be duplicated.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         match self {
             Self::Socket(server) => server.listener(),
@@ -139,7 +139,7 @@ impl EndpointServer {
         }
     }
 
-    /// Returns the kind of client that the endpoint waits for.
+    /// Returns the kind of client for which the endpoint waits.
     pub fn awaits(&self) -> &'static str {
         match self {
             Self::Socket(_) => "a VMM",

@@ -1,4 +1,4 @@
-//! Errors of operators' requests to the daemon.
+//! Errors of requests to the daemon.
 
 use vmm_glue::socket::BindError;
 
@@ -7,7 +7,7 @@ use config::check::{Refusal, RefusalKind};
 use listening::account::NoAccount;
 use listening::folders::FolderError;
 
-/// A failed request. The text is for users, and [`DaemonError::code`] is for programs.
+/// Error of a request. The message is for users, and [`DaemonError::code`] is for programs.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// No virtual machine has this name.
@@ -25,7 +25,7 @@ pub enum DaemonError {
     /// The virtual machine is being created or removed.
     #[error("VM `{0}` is being {1}")]
     Busy(String, &'static str),
-    /// The description of the virtual machine is rejected.
+    /// The virtual machine's settings are rejected.
     #[error("VM `{vm}`: {}", list(.refusals))]
     Refused {
         /// Name of the virtual machine.
@@ -33,7 +33,7 @@ pub enum DaemonError {
         /// All reasons for the rejection.
         refusals: Vec<Refusal>,
     },
-    /// The description of the tenant is rejected.
+    /// The tenant's settings are rejected.
     #[error("tenant `{tenant}`: {}", list(.refusals))]
     TenantRefused {
         /// Name of the tenant.
@@ -41,28 +41,28 @@ pub enum DaemonError {
         /// All reasons for the rejection.
         refusals: Vec<Refusal>,
     },
-    /// The owner of a CUDA card does not respond. The text names the card, and the time limit or the reason.
+    /// The owner of a CUDA card does not respond. The message contains the card, and the timeout or the reason.
     #[error("{0}")]
     Owner(String),
-    /// Too many changes of a CUDA card are waiting.
+    /// Too many changes to a CUDA card are waiting.
     #[error("too many changes of card `{0}` are already pending")]
     Crowded(String),
-    /// A tenant was removed, but some of its processes have not ended.
+    /// A tenant was removed, but some of its processes have not exited.
     #[error("tenant `{tenant}` is removed, but its processes {} have not ended: their card memory is not free",
         .pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Lingering {
         /// Name of the tenant.
         tenant: String,
-        /// The remaining processes.
+        /// IDs of the remaining processes.
         pids: Vec<u32>,
     },
     /// A tenant with this name already exists.
     #[error("there is a tenant `{0}` already")]
     TenantThere(String),
-    /// Another process holds a lease for limits of the tenant.
+    /// Another process holds a lease on limits of the tenant.
     #[error("process {1} holds limits of tenant `{0}` already")]
     Leased(String, i32),
-    /// The daemon cannot watch the process of the client.
+    /// The daemon cannot watch the client's process.
     #[error("the end of the client's process cannot be detected: {0}")]
     Unwatched(String),
     /// The limit on tenants is reached.
@@ -77,15 +77,15 @@ pub enum DaemonError {
     /// The socket's folder could not be created.
     #[error("{0}")]
     Folder(#[from] FolderError),
-    /// A user or a group does not exist.
+    /// A user or group does not exist.
     #[error(transparent)]
     NoAccount(#[from] NoAccount),
-    /// The card has too little of a resource.
+    /// The card does not have enough of a resource.
     #[error("{of}: {what}")]
     Quota {
-        /// The rejected object, with its name.
+        /// Kind and name of the rejected object.
         of: String,
-        /// The exceeded limit, with its key and value.
+        /// Exceeded limit, with its key and value.
         what: String,
         /// Remedy for the operator.
         what_to_do: String,
@@ -93,36 +93,36 @@ pub enum DaemonError {
     /// A virtual machine is not a Xen domain.
     #[error("VM `{0}` is not a domain of Xen: it has no `xen_domain`")]
     NoDomain(String),
-    /// A virtual machine is a Xen domain, so it has no socket for another VMM.
+    /// A virtual machine is a Xen domain, and therefore has no socket for another VMM.
     #[error("VM `{0}` is the domain `{1}` of Xen, and has no socket for another VMM")]
     IsDomain(String, String),
-    /// A virtual machine uses its card in passthrough mode, or is a tenant of a CUDA card.
+    /// A virtual machine uses its card by passthrough, or is a tenant of a CUDA card.
     #[error("VM `{0}` has its card by passthrough, or is a tenant of a CUDA card: its part of the card is fixed")]
     NoScheduler(String),
     /// A card has no scheduler.
     #[error("card `{0}` has no scheduler")]
     Unscheduled(String),
-    /// A card's scheduler cannot be recorded at the moment.
+    /// A card's scheduler cannot be recorded now.
     #[error("no record of card `{0}` can be made: no VM uses it, or one is being made already")]
     NoRecord(String),
-    /// Accesses of a VM cannot be counted at the moment.
+    /// Accesses of a VM are already being counted.
     #[error("accesses of VM `{0}` are being counted already")]
     Counting(String),
     /// A setting has an invalid value.
     #[error("{of}: {what}")]
     Setting {
-        /// The object that has the setting, with its name.
+        /// Kind and name of the object.
         of: String,
-        /// The key, and the problem with its value.
+        /// Key, with the problem of its value.
         what: String,
     },
-    /// A value of a query is invalid.
+    /// A query parameter has an invalid value.
     #[error("{0}")]
     Query(String),
-    /// The next daemon has not taken over the state of this daemon.
+    /// The next daemon did not take over from this daemon.
     #[error("the daemon is not upgraded, and continues: {0}")]
     NotHandedOver(String),
-    /// A virtual machine cannot move; the fields are the target card and the reason.
+    /// A virtual machine cannot move to a card.
     #[error("VM `{vm}` cannot move to card `{to}`: {why}")]
     CannotMove {
         /// Name of the virtual machine.
@@ -137,7 +137,7 @@ pub enum DaemonError {
     NotSaved {
         /// Name of the virtual machine.
         vm: String,
-        /// Reason of the failure.
+        /// Reason for the failure.
         why: String,
     },
     /// A virtual machine could not be restored.
@@ -145,15 +145,15 @@ pub enum DaemonError {
     NotRestored {
         /// Name of the virtual machine.
         vm: String,
-        /// Reason of the failure.
+        /// Reason for the failure.
         why: String,
     },
-    /// Workers of a virtual machine could not be restarted.
+    /// The workers of a virtual machine could not be restarted.
     #[error("workers of VM `{vm}` are not restarted: {why}")]
     NotRestarted {
         /// Name of the virtual machine.
         vm: String,
-        /// Reason of the failure.
+        /// Reason for the failure.
         why: String,
     },
     /// No card is available for a virtual machine.
@@ -161,36 +161,36 @@ pub enum DaemonError {
     Immovable {
         /// Name of the virtual machine.
         vm: String,
-        /// Reason why no card is suitable.
+        /// Reason why no card is available.
         why: String,
     },
-    /// Another operator has changed the settings in the meantime.
+    /// Another operator has changed settings in the meantime.
     #[error("revision conflict: expected {expected}, current {now}")]
     Changed {
-        /// The revision that the request expected.
+        /// Revision that the request expected.
         expected: String,
-        /// The current revision.
+        /// Current revision.
         now: String,
     },
     /// Parts of a desired state are rejected.
     #[error("{}", lines(.0))]
     Desired(Vec<super::desired::Obstacle>),
-    /// Some steps were completed before a step failed.
+    /// A step failed after other steps were completed.
     #[error("{error}; completed changes: {done}")]
     Partly {
-        /// The failure.
+        /// Error of the failed step.
         #[source]
         error: Box<DaemonError>,
-        /// The completed steps.
+        /// Description of the completed steps.
         done: String,
     },
-    /// A change was made but could not be saved, so it will be lost when the daemon restarts.
+    /// A change was made but could not be saved, so it will be lost on restart.
     #[error("applied but not saved; lost on restart: {0}")]
     NotKept(String),
     /// The card or the host failed.
     #[error("{0}")]
     Failed(String),
-    /// The daemon is ending.
+    /// The daemon is shutting down.
     #[error("the daemon is shutting down")]
     ShuttingDown,
 }
@@ -222,7 +222,7 @@ impl DaemonError {
             Self::CannotMove { .. } | Self::Immovable { .. } => ErrorCode::Conflict,
             Self::NotSaved { .. } | Self::NotRestored { .. } | Self::NotRestarted { .. } => ErrorCode::Conflict,
             Self::Desired(obstacles) => {
-                // Report the error that the operator should fix first.
+                // Report the error that the operator should resolve first.
                 let order = [ErrorCode::Invalid, ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Quota];
                 let any = |code: &ErrorCode| obstacles.iter().any(|obstacle| obstacle.code == *code);
                 order.into_iter().find(any).unwrap_or(ErrorCode::Failed)
@@ -252,42 +252,46 @@ impl DaemonError {
             Self::NoTenant(_) => "see `mediatorctl tenant list` for the names",
             Self::NoProfile(_) => "see `mediatorctl profile list` for the names",
             Self::Owner(_) => {
-                "try again: an owner that ends, or does not respond for 10 s, is restarted, and its programs continue; \
+                "try again: an owner that exits, or does not respond for 10 s, is restarted, and its programs continue; \
                  if that does not help, see the daemon's log"
             }
-            Self::Crowded(_) => "wait until some are done, then try again",
-            Self::Lingering { .. } => "end them; the daemon needs CAP_KILL to kill processes of other users",
-            Self::Leased(..) => {
-                "wait until it has ended, or omit --memory and --weight; `mediatorctl tenant set` sets permanent limits"
+            Self::Crowded(_) => "wait until pending changes have completed, then try again",
+            Self::Lingering { .. } => {
+                "terminate these processes; the daemon needs CAP_KILL to kill processes of other users"
             }
-            Self::Unwatched(_) => "try on the daemon's host, or set permanent limits with `mediatorctl tenant set`",
+            Self::Leased(..) => {
+                "wait until the process has exited, or omit --memory and --weight; `mediatorctl tenant set` sets permanent limits"
+            }
+            Self::Unwatched(_) => {
+                "run the command on the daemon's host, or set permanent limits with `mediatorctl tenant set`"
+            }
             Self::NoVm(_) => "see `mediatorctl vm list` for the names",
             Self::NoCard(_) => "see `mediatorctl card show` for the names",
-            Self::Busy(..) => "wait until that is done, then try again",
+            Self::Busy(..) => "wait until that has completed, then try again",
             Self::TooMany(_) => "remove a VM first",
             Self::TooManyTenants(_) => "remove a tenant first",
-            Self::TenantThere(_) => "choose another name, or change that one with `mediatorctl tenant set`",
-            Self::NoAccount { .. } => "name an existing one, or its number",
+            Self::TenantThere(_) => "choose another name, or change the existing tenant with `mediatorctl tenant set`",
+            Self::NoAccount { .. } => "specify an existing name or ID",
             Self::Quota { what_to_do, .. } => what_to_do,
-            Self::NoDomain(_) => "add it with `xen_domain` to have a domain with its vGPU, or name another VMM",
+            Self::NoDomain(_) => "add the VM with `xen_domain` to use its vGPU in a Xen domain, or specify another VMM",
             Self::IsDomain(..) => "use --vmm xen",
-            Self::NoScheduler(_) => "remove it and add it without passthrough, so that it shares the card's time",
+            Self::NoScheduler(_) => "remove the VM and add it without passthrough, so that it shares the card's time",
             Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
-            Self::Counting(_) => "try again when that is done",
-            Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",
-            Self::Folder(_) => "name another path, or remove the file at the folder's path",
+            Self::Counting(_) => "try again when the count has completed",
+            Self::NoRecord(_) => "try again after the other recording has ended, or after adding a VM",
+            Self::Folder(_) => "specify another path, or remove the file at the directory's path",
             Self::Setting { .. } => "correct the value; omitted keys keep their values",
             Self::Query(_) => "correct the value",
-            Self::CannotMove { .. } => "remove the obstacle, or name another card; the VM continues on its card",
+            Self::CannotMove { .. } => "remove the obstacle, or specify another card; the VM continues on its card",
             Self::NotSaved { .. } => {
                 "remove the obstacle, and try again; the VM continues, and the written data is not a saved VM"
             }
             Self::NotRestored { .. } => "remove the obstacle, or use another file; the VM continues unchanged",
             Self::NotRestarted { .. } => "see the programs with `mediatorctl vm show NAME`; they continue",
-            Self::Immovable { .. } => "make room on another card, or remove the VM; it continues on its card",
+            Self::Immovable { .. } => "free memory on another card, or remove the VM; it continues on its card",
             Self::Changed { .. } => "read the state again (`mediatorctl export`), and repeat what is still correct",
             Self::Desired(_) => match self.code() {
-                ErrorCode::Conflict => "nothing was changed; see above for what to do with each",
+                ErrorCode::Conflict => "nothing was changed; see above for the remedy of each conflict",
                 ErrorCode::NotFound => "nothing was changed; see `mediatorctl card show` for the cards",
                 ErrorCode::Quota => {
                     "nothing was changed; request less, lower the guarantees of other VMs, or remove one"
@@ -298,13 +302,17 @@ impl DaemonError {
             Self::NotHandedOver(_) => {
                 "correct the named problem, and try again; `mediatord --check` checks only the configuration"
             }
-            Self::NotKept(_) => "make room or correct the rights of `state_dir`; the next change saves the whole state",
+            Self::NotKept(_) => {
+                "free disk space, or correct the permissions of `state_dir`; the next change saves the whole state"
+            }
             Self::Failed(_) => "see the daemon's log",
-            Self::ShuttingDown => "start it again",
+            Self::ShuttingDown => "start the daemon again",
             Self::Socket(_) => match self.code() {
-                ErrorCode::Conflict => "end the process that serves it, or name another path with --socket-path",
-                ErrorCode::Invalid => "make the folder first, or name another path with --socket-path",
-                _ => "check the folder's permissions and the daemon's user",
+                ErrorCode::Conflict => {
+                    "terminate the process that uses the socket, or specify another path with --socket-path"
+                }
+                ErrorCode::Invalid => "create the directory first, or specify another path with --socket-path",
+                _ => "check the permissions of the directory, and the daemon's user",
             },
             Self::Refused { .. } | Self::TenantRefused { .. } => match self.code() {
                 ErrorCode::NotFound => "see `mediatorctl card show` for the cards",
@@ -315,7 +323,7 @@ impl DaemonError {
         }
     }
 
-    /// Returns the body of the response.
+    /// Returns the response body.
     #[must_use]
     pub fn to_api(&self) -> api::Error {
         api::Error { code: self.code(), error: self.to_string(), what_to_do: self.what_to_do().to_owned() }

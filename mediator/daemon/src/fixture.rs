@@ -1,4 +1,4 @@
-//! A test daemon in a separate folder, with cards that serve plain memory, or software cards. Panics if misused.
+//! A test daemon in its own directory, with software cards or with cards that serve plain memory. Panics if misused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixListener;
@@ -25,30 +25,30 @@ use super::{Daemon, DaemonError, cards};
 use listening::Sockets;
 use overrides::OverrideStore;
 
-/// Size of each VM in MiB.
+/// VRAM size of each VM in MiB.
 const VM_MIB: u64 = 16;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Region index of BAR0 in messages.
+/// Region index of BAR0 in vfio-user messages.
 pub const BAR0: u32 = 0;
-/// A write to this offset makes the device panic.
+/// Offset at which a write makes the device panic.
 pub const PANIC: u64 = 0x100;
-/// A write to this offset makes the device check that its client's memory is shared.
+/// Offset at which a write makes the device check that its client's memory is shared.
 pub const CHECK: u64 = 0x200;
 /// Size of BAR0 in bytes.
 const BAR0_BYTES: usize = 4096;
 
-/// Names of virtual machines whose backends have been released.
+/// Names of virtual machines whose backends were released.
 pub type Released = Arc<Mutex<Vec<String>>>;
 
-/// Opens cards that serve plain memory, and records the VMs that were released.
+/// Opener of cards that serve plain memory, with a list of released VMs.
 pub struct FakeOpener(pub Released);
 
 impl OpenCard for FakeOpener {
     fn open(&self, card: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
         if card.name == "broken" {
-            return Err(BackendError::failed("it does not answer"));
+            return Err(BackendError::failed("it does not respond"));
         }
         Ok(Box::new(FakeCard(Arc::clone(&self.0))))
     }
@@ -64,7 +64,7 @@ impl CardBackend for FakeCard {
 
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
         if vm.name == "greedy" {
-            return Err(BackendError::lacking(Shortage::new("the card has no memory left", "ask for less")));
+            return Err(BackendError::lacking(Shortage::new("the card has no memory left", "request less")));
         }
         let device = FakeDevice { echo: EchoDevice::new(BAR0_BYTES, 0x10de, 0x06d8), link: link.clone() };
         let backend = FakeBackend { name: vm.name.clone(), released: Arc::clone(&self.0) };
@@ -102,7 +102,7 @@ impl VmBackend for FakeBackend {
     }
 }
 
-/// Plain memory in which two offsets trigger actions.
+/// Plain memory with two offsets that trigger actions.
 struct FakeDevice {
     echo: EchoDevice,
     link: Link,
@@ -119,7 +119,7 @@ impl Device for FakeDevice {
 
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         match (region, offset) {
-            (RegionIndex::Bar0, PANIC) => panic!("as the test wants it"),
+            (RegionIndex::Bar0, PANIC) => panic!("as requested by the test"),
             (RegionIndex::Bar0, CHECK) => self.link.check_shared(),
             _ => {}
         }
@@ -137,13 +137,13 @@ impl Device for FakeDevice {
     fn disconnected(&mut self) {}
 }
 
-/// A daemon with two cards of 512 MiB in a separate folder.
+/// Daemon with two cards of 512 MiB, in its own directory.
 pub struct Fixture {
-    /// The daemon's folder.
+    /// Directory of the daemon.
     pub folder: TempDir,
-    /// The daemon.
+    /// Daemon under test.
     pub daemon: Arc<Daemon>,
-    /// Names of virtual machines whose backends have been released.
+    /// Names of virtual machines whose backends were released.
     pub released: Released,
 }
 
@@ -160,7 +160,7 @@ impl Fixture {
         Self::with_listeners(|_| HashMap::new())
     }
 
-    /// Same as [`Self::new`], with sockets from the service manager's units.
+    /// Like [`Self::new`], but with sockets from systemd units.
     ///
     /// # Panics
     /// Panics if the daemon does not start.
@@ -173,7 +173,7 @@ impl Fixture {
         Self { folder, daemon, released }
     }
 
-    /// Starts a daemon in the same folder, with the software cards of this configuration.
+    /// Starts a daemon with the software cards of this configuration.
     pub fn real(cards: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::parse(&format!("{}{cards}", daemon_table(folder.path())), "test").unwrap();
@@ -181,7 +181,7 @@ impl Fixture {
         Self { folder, daemon, released: Released::default() }
     }
 
-    /// Returns the path of a file in the folder.
+    /// Returns the path of a file in the daemon's directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
@@ -190,7 +190,7 @@ impl Fixture {
     /// Connects a client to a VM.
     ///
     /// # Panics
-    /// Panics if no server accepts on the socket.
+    /// Panics if no server listens on the socket.
     #[must_use]
     pub fn connect(&self, name: &str) -> Client {
         let client = Client::connect(&self.path(&format!("{name}.sock"))).unwrap();
@@ -201,29 +201,29 @@ impl Fixture {
     /// Returns a VM's state.
     ///
     /// # Panics
-    /// Panics if no VM has the name.
+    /// Panics if the VM does not exist.
     #[must_use]
     pub fn state(&self, name: &str) -> VmState {
         self.daemon.vm(name).unwrap().state
     }
 }
 
-/// Sockets from the service manager's units, by name.
+/// Sockets from systemd units, by name.
 pub(crate) type Listeners = HashMap<String, UnixListener>;
 
-/// Starts a daemon that saves no overrides.
+/// Starts a daemon that does not save overrides.
 ///
 /// # Errors
-/// Same as for [`Daemon::start`].
+/// Returns the same errors as [`Daemon::start`].
 pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
     let sockets = Sockets::new(listening::Activated { listeners, ..Default::default() });
     Daemon::start(config, opener, sockets, OverrideStore::default())
 }
 
-/// Returns a configuration of software cards under a folder.
+/// Returns a configuration with software cards for a daemon in `folder`.
 ///
 /// # Panics
-/// Panics if the folder's path is not a TOML string.
+/// Panics if the path of the directory is not a valid TOML string.
 #[must_use]
 pub fn config(folder: &Path, cards: &[&str]) -> Config {
     let cards: String = cards
@@ -233,14 +233,14 @@ pub fn config(folder: &Path, cards: &[&str]) -> Config {
     Config::parse(&format!("{}{cards}", daemon_table(folder)), "test").unwrap()
 }
 
-/// Returns the `[daemon]` table for a daemon in a folder.
+/// Returns the `[daemon]` table for a daemon in `folder`.
 #[must_use]
 pub fn daemon_table(folder: &Path) -> String {
     let folder = folder.display();
     format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n")
 }
 
-/// Waits until `so` returns true because of another thread.
+/// Waits until `so` returns true.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -249,13 +249,13 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A daemon with an admin API that is being served.
+/// Daemon with its admin API being served.
 pub struct Served {
-    /// The daemon.
+    /// Daemon and its directory.
     pub fixture: Fixture,
     /// Address of the web page.
     pub page: std::net::SocketAddr,
-    /// Number of notifications that the API thread would have sent to a watchdog.
+    /// Number of notifications for the watchdog from the API thread.
     pub fed: Arc<AtomicU64>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<std::io::Result<()>>>,
@@ -306,10 +306,10 @@ impl Served {
         Self { fixture, page: page_address, fed, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Ends the server.
+    /// Stops the server.
     ///
     /// # Errors
-    /// Same as for `admin::serve`.
+    /// Returns the same errors as `admin::serve`.
     pub fn end(&mut self) -> std::io::Result<()> {
         drop(self.stop.take());
         self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap())
@@ -322,7 +322,7 @@ impl Drop for Served {
     }
 }
 
-/// Starts a daemon with one software card; `more` is added to its table.
+/// Starts a daemon with one software card, whose table is extended with `more`.
 #[must_use]
 pub fn one_card(more: &str) -> Served {
     let card = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";

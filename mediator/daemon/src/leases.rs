@@ -1,7 +1,8 @@
-//! Leases: limits of tenants that end with a process (`POST /v1/tenants/NAME/lease`).
+//! Leases: limits of tenants that last until a process exits (`POST /v1/tenants/NAME/lease`).
 //!
-//! A lease sets keys of a tenant until the client's process ends. The daemon then restores each key that still has the
-//! leased value. Leased values are not in `state_dir`: the next daemon reads them from `leases.json` in `socket_dir`.
+//! A lease sets keys of a tenant until the client's process exits. The daemon then restores each key that still has the
+//! leased value. Leased values are not stored in `state_dir`: the next daemon reads them from `leases.json` in
+//! `socket_dir`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,15 +15,15 @@ use overrides::lease::{self, Lease, Process};
 
 use super::{Daemon, DaemonError};
 
-/// Name of the file with the leases.
+/// Name of the lease file.
 const FILE: &str = "leases.json";
-/// Interval at which the daemon checks a process.
+/// Polling interval for the exit of a process.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Delay before the daemon retries a restoration that failed.
+/// Delay before a failed restore is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Daemon {
-    /// Writes the leases for the next daemon.
+    /// Writes the lease file for the next daemon.
     pub(super) fn keep_leases(&self) -> Result<(), DaemonError> {
         // Prevent another thread from overwriting the file with an earlier state.
         let _one_at_a_time = self.override_store.lock();
@@ -34,7 +35,7 @@ impl Daemon {
         lease::write(&path, &saved).map_err(|error| DaemonError::NotKept(format!("{}: {error}", path.display())))
     }
 
-    /// Sets keys of a tenant until the process of the request's author ends.
+    /// Sets keys of a tenant until the process of the requesting client exits.
     pub(crate) fn lease_tenant(
         &self,
         name: &str,
@@ -42,7 +43,9 @@ impl Daemon {
         author: &Author,
     ) -> Result<api::Tenant, DaemonError> {
         let wrong = |what| DaemonError::Setting { of: format!("tenant `{name}`"), what };
-        let pid = author.pid.ok_or_else(|| DaemonError::Unwatched("it is in no visible PID namespace".to_owned()))?;
+        let pid = author.pid.ok_or_else(|| {
+            DaemonError::Unwatched("the process is not visible in the daemon's PID namespace".to_owned())
+        })?;
         let process = Process::open(pid).map_err(|error| DaemonError::Unwatched(error.to_string()))?;
         let mut keys = table(wanted).map_err(wrong)?;
         // A table without keys changes nothing.
@@ -57,7 +60,7 @@ impl Daemon {
             let lease = Lease::new(process, before, &leased).map_err(wrong)?;
             state.leases.insert(name.to_owned(), lease);
         }
-        let why = format!(", until process {pid} ends");
+        let why = format!(", until process {pid} exits");
         let set = self.keep_leases().and_then(|()| self.tune_tenant(name, &keys, None, &why));
         if let Err(error) = set {
             self.state.lock().leases.remove(name);
@@ -67,7 +70,7 @@ impl Daemon {
         self.tenant(name)
     }
 
-    /// Restores the keys of a tenant whose lease has ended. Returns the delay until the next check of leases, if any.
+    /// Restores the keys of a tenant if its lease has ended. Returns the delay until the next check, if any.
     fn end_lease(&self, name: &str, watched: &mut Option<i32>) -> Option<Duration> {
         let (pid, values) = {
             let state = self.state.lock();
@@ -81,13 +84,13 @@ impl Daemon {
             }
             (pid, lease.values_before(tenant))
         };
-        let why = format!(", because process {pid} has ended");
+        let why = format!(", because process {pid} has exited");
         let keys = patch::tables(&values);
         let restored = if keys.is_empty() { Ok(()) } else { self.tune_tenant(name, &keys, None, &why) };
         match restored {
             Ok(()) | Err(DaemonError::NoTenant(_)) => {}
             Err(error) => {
-                tracing::warn!(tenant = name, pid, %error, "limits of an ended process are still in force");
+                tracing::warn!(tenant = name, pid, %error, "limits of an exited process are still in effect");
                 return Some(RETRY_INTERVAL);
             }
         }
@@ -97,10 +100,10 @@ impl Daemon {
         None
     }
 
-    /// Reads the leases of an earlier daemon. Returns the tenants, with the limits that running processes have leased.
+    /// Reads the leases of the previous daemon. Returns the tenants, with the limits leased by running processes.
     pub(super) fn resume_leases(&self, tenants: Vec<TenantSpec>) -> Vec<TenantSpec> {
         let mut saved = lease::read(&self.spec.socket_dir.join(FILE)).unwrap_or_else(|error| {
-            tracing::warn!(%error, "limits that end with a process are not read");
+            tracing::warn!(%error, "leased limits cannot be read");
             BTreeMap::new()
         });
         if saved.is_empty() {
@@ -118,12 +121,12 @@ impl Daemon {
         let resumed: Vec<TenantSpec> = resumed.collect();
         drop(state);
         let kept = self.keep_leases();
-        kept.unwrap_or_else(|error| tracing::warn!(%error, "limits that end with a process are not stored"));
+        kept.unwrap_or_else(|error| tracing::warn!(%error, "leased limits cannot be stored"));
         resumed
     }
 }
 
-/// Restores the keys of a tenant's lease once its process has ended. The task ends with the lease or the runtime.
+/// Restores the keys of a tenant's lease once its process has exited. The task ends with the lease or the runtime.
 pub(crate) async fn watch(daemon: Arc<Daemon>, tenant: String) {
     let mut lease = None;
     loop {

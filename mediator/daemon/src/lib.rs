@@ -1,22 +1,22 @@
-//! The daemon's core: the cards and virtual machines, and the operations that add and remove virtual machines.
+//! Core of the daemon: cards and virtual machines, and operations that add or remove virtual machines.
 //!
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
 //! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (a virtual machine's status for operators),
-//! `scheduling` (shares of the cards' time, and their changes), `draining` (cards that are emptied), `moving` (moves
-//! from one card to another), `rebalancing` (automatic moves), `leases` (limits that end with a process), `upgrade`
-//! (another daemon takes over everything), `desired` (all changeable settings in one document; the crate `overrides`
-//! stores them, and the crate `listening` opens the sockets), `account` (users and groups), `error`, `devices` (crates
-//! `vgpu` and `passthrough` as backends), `admin` (the admin API), `serving` (the daemon from readiness to its end),
-//! `program` (the process from its arguments to its end), `fixture` (feature `test-rig`).
+//! `scheduling` (shares of the cards' time, and their changes), `draining` (drained cards), `moving` (moves from one
+//! card to another), `rebalancing` (automatic moves), `leases` (limits that last until a process exits), `upgrade` (a
+//! takeover by another daemon), `desired` (all changeable settings in one document; the crate `overrides` stores them,
+//! and the crate `listening` opens the sockets), `account` (users and groups), `error`, `devices` (crates `vgpu` and
+//! `passthrough` as backends), `admin` (the admin API), `serving` (the main loop of a ready daemon), `program` (startup
+//! and exit of the process), `fixture` (feature `test-rig`).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server. The admin API runs on another thread. Virtual
-//! machines are added and removed one at a time. This may be slow, because memory is scrubbed, but readers never wait.
+//! machines are added and removed one at a time. This can be slow because memory is scrubbed, but readers never wait.
 //!
 //! Lock order: `locks::rank`.
 //!
-//! The daemon does not launch VMMs, reload its configuration (the next daemon reads it), save changes to the
-//! configuration (overrides are stored separately), or preserve a guest's state on a card when the daemon is killed
-//! (its VMM stays connected).
+//! The daemon does not launch VMMs, reload its configuration (the next daemon reads it), write to the configuration
+//! file (overrides are stored separately), or preserve a guest's state on a card when it is killed (the VMM stays
+//! connected).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -75,17 +75,17 @@ use show::{Found, show};
 use upgrade::{Generations, UpgradeChain};
 use vm::{EarlierClient, End, Running, Seen};
 
-/// Maximum number of memory regions that may be lent to a passed-through card: a VM with a virtual IOMMU lends single
-/// pages. Each region is a mapping of this process, and the kernel allows 65,530 mappings (`vm.max_map_count`).
+/// Maximum number of memory regions that a VM may lend to a passed-through card; a VM with a virtual IOMMU lends single
+/// pages. Each region is a mapping in this process, and the kernel permits 65,530 mappings (`vm.max_map_count`).
 const PASSED_THROUGH_REGIONS: usize = 32 << 10;
 
-/// A virtual machine's entry in the table.
+/// Entry of a virtual machine in the table.
 struct Entry {
     spec: VmSpec,
     life: Life,
 }
 
-/// Stage of a virtual machine's life.
+/// Lifecycle stage of a virtual machine.
 #[derive(Clone)]
 enum Life {
     /// The virtual machine is being created.
@@ -107,7 +107,7 @@ impl Life {
 
 struct State {
     vms: BTreeMap<String, Entry>,
-    /// Settings of the cards, by name.
+    /// Settings of the cards, by card name.
     tunings: BTreeMap<String, Tuning>,
     /// Tenants of CUDA cards, by name.
     tenants: BTreeMap<String, TenantSpec>,
@@ -115,9 +115,9 @@ struct State {
     coming: BTreeSet<String>,
     /// Names of the tenants whose cards are being changed, one after the other.
     changing_tenants: BTreeSet<String>,
-    /// Limits that end with a process, by tenant.
+    /// Leases of limits, by tenant.
     leases: BTreeMap<String, Lease>,
-    /// Revision of the parts of `vms`, `tunings` and `tenants` that operators can change.
+    /// Revision of everything in `vms`, `tunings` and `tenants` that operators can change.
     revision: Revision,
     closing: bool,
 }
@@ -128,7 +128,7 @@ impl State {
         self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::from_spec(card))
     }
 
-    /// Returns the settings for the RAM that a virtual machine may lend to a card.
+    /// Returns the settings for RAM that a virtual machine lends to a card.
     fn ram(&self, vm: &VmSpec, card: &CardSpec) -> RamSpec {
         vm.memory.ram.on(&self.tuning(card).memory)
     }
@@ -136,7 +136,7 @@ impl State {
     /// Checks that an operator may change the current state.
     ///
     /// # Errors
-    /// Returns an error if the daemon is ending, or the operator expected a different revision.
+    /// Returns an error if the daemon is shutting down, or if the operator expected a different revision.
     fn expect(&self, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.closing {
             return Err(DaemonError::ShuttingDown);
@@ -149,15 +149,15 @@ impl State {
     }
 }
 
-/// A card with its configuration.
+/// Card with its configuration.
 struct Card {
     spec: CardSpec,
     backend: Box<dyn CardBackend>,
-    /// The owner process, for a card that uses NVIDIA's driver.
+    /// Owner process of a card that uses NVIDIA's driver.
     cuda: Option<Arc<CudaCard>>,
 }
 
-/// All cards and virtual machines.
+/// Daemon with all of its cards, virtual machines and tenants.
 pub struct Daemon {
     spec: DaemonSpec,
     specs: Vec<CardSpec>,
@@ -168,10 +168,10 @@ pub struct Daemon {
     changing: Mutex<rank::Changing, ()>,
     /// Held while settings of a card or a virtual machine are read, changed and stored.
     tuning: Mutex<rank::Tuning, ()>,
-    /// Stores overrides in a file that outlives the daemon.
+    /// File that stores overrides across restarts.
     override_store: Mutex<rank::OverrideStore, OverrideStore>,
     sockets: Sockets,
-    /// This daemon's predecessor and successor.
+    /// State between this daemon's predecessor and successor.
     line: Generations,
     moves: Moves,
     events: Arc<Log>,
@@ -179,10 +179,11 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens the cards and starts the virtual machines of a configuration. `override_store` saves all later changes.
+    /// Opens the cards and starts the virtual machines of a configuration. Later changes are saved to `override_store`.
     ///
     /// # Errors
-    /// If a card or a virtual machine is not available. In this case, everything that was already started is shut down.
+    /// Returns an error if a card or virtual machine cannot be started. In this case, everything that was already
+    /// started is shut down.
     pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,
@@ -200,8 +201,8 @@ impl Daemon {
                 let name = vm.name.clone();
                 if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
                     daemon.shut_down();
-                    // Virtual machines that an operator added during a previous run stay in the stored overrides, so
-                    // that the next run tries to start them again.
+                    // Virtual machines that an operator added at run time stay in the stored overrides, so that the
+                    // next daemon tries to start them again.
                     tracing::error!(vm = name.as_str(), %error, "a VM cannot be started");
                     return Err(error);
                 }
@@ -274,12 +275,12 @@ impl Daemon {
         }
     }
 
-    /// Sets how this daemon starts its successor.
+    /// Sets the parameters with which this daemon starts its successor.
     pub(crate) fn continues_by(&self, succession: UpgradeChain) {
         self.line.continues_by(succession);
     }
 
-    /// Returns the daemon's own status, for the operator.
+    /// Returns the status of the daemon itself.
     #[must_use]
     pub fn about(&self) -> api::DaemonInfo {
         let last = self.line.last();
@@ -293,40 +294,40 @@ impl Daemon {
         }
     }
 
-    /// Returns the revision of the settings that operators can change. Each change creates a different revision.
+    /// Returns the revision of the settings that operators can change. Each change results in a new revision.
     #[must_use]
     pub fn revision(&self) -> String {
         self.state.lock().revision.to_string()
     }
 
-    /// Saves changes in the file that outlives the daemon. Called after each change.
+    /// Saves overrides to the file. Called after each change.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written. The change is in effect nevertheless.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
-            // During shutdown, the state lacks virtual machines that no operator has removed, so do not store it.
+            // During shutdown, virtual machines are removed without an operator's request, so do not save the state.
             return Err(DaemonError::ShuttingDown);
         }
         let live = self.live_now();
         override_store.keep(&live).map_err(|error| DaemonError::NotKept(format!("{:#}", anyhow::Error::new(error))))
     }
 
-    /// Returns the current settings that operators can change.
+    /// Returns the current values of all settings that operators can change.
     fn live_now(&self) -> Live {
         let state = self.state.lock();
         let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
         let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
         let tenants = state.tenants.iter().filter(|(name, _)| !state.coming.contains(*name));
-        // Leased values end with a process, so do not save them.
+        // Leased values last only as long as a process, so do not save them.
         let without_lease = |spec: &TenantSpec| state.leases.get(&spec.name).map(|lease| lease.without(spec));
         let tenants =
             tenants.map(|(name, spec)| (name.clone(), without_lease(spec).unwrap_or_else(|| spec.clone()))).collect();
         Live { vms, tunings: state.tunings.clone(), tenants }
     }
 
-    /// Compares the state with the previous state, and logs the differences as events.
+    /// Compares the state with the previous state, and adds the differences to the event log.
     pub(crate) fn observe(&self) {
         let mut observer = self.observer.lock();
         let schedulers = self.schedulers(WINDOW_MS).unwrap_or_default();
@@ -352,7 +353,7 @@ impl Daemon {
     /// Adds a virtual machine if the revision is still `expected`.
     ///
     /// # Errors
-    /// Same as for [`Self::add`]; also if the revision differs.
+    /// Returns the same errors as [`Self::add`], and an error if the revision differs.
     pub(crate) fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         let spec = self.reserve(spec, expected, Arrival::New)?;
@@ -361,7 +362,7 @@ impl Daemon {
         Ok(vm)
     }
 
-    /// Reserves an entry for an acceptable virtual machine. The caller must hold `changing`, or own the daemon.
+    /// Validates a virtual machine and reserves its entry. The caller must hold `changing`, or own the daemon.
     fn reserve(&self, spec: VmSpec, expected: Option<&str>, arrival: Arrival) -> Result<VmSpec, DaemonError> {
         let mut state = self.state.lock();
         state.expect(expected)?;
@@ -382,7 +383,7 @@ impl Daemon {
         Ok(spec)
     }
 
-    /// Creates the virtual machine of a reserved entry. The caller must hold `changing`, or own the daemon.
+    /// Creates the virtual machine for a reserved entry. The caller must hold `changing`, or own the daemon.
     fn fill(&self, spec: &VmSpec) -> Result<api::Vm, DaemonError> {
         let name = &spec.name;
         let made = self.make(spec);
@@ -412,7 +413,7 @@ impl Daemon {
         let name = &spec.name;
         let card = self.cards.get(&spec.card).ok_or_else(|| DaemonError::NoCard(spec.card.clone()))?;
         let failed = |what: &dyn std::fmt::Display| DaemonError::Failed(format!("VM `{name}` cannot be added: {what}"));
-        // The endpoint is opened first, because this step fails most often and costs nothing to undo.
+        // Open the endpoint first, because this step fails most often and is cheap to undo.
         let endpoint = Endpoint::open(spec, &self.spec.socket_dir, &self.sockets)?;
         let ram = self.state.lock().ram(spec, &card.spec);
         let (server, path) = endpoint.serve(name, memory_limits(spec, &ram), &self.sockets)?;
@@ -442,10 +443,10 @@ impl Daemon {
         }
     }
 
-    /// Returns the VMM connection of a virtual machine that a killed daemon served.
+    /// Returns the VMM connection of a virtual machine served by a killed daemon.
     fn revived(&self, name: &str, server: &EndpointServer, link: &Link) -> Option<SuspendedClient> {
         let left = self.sockets.left(name)?;
-        // A daemon of an earlier version left no journal.
+        // Daemons of earlier versions leave no journal.
         let remains = left.remains()?;
         let why = match remains.map_err(ParkError::from).and_then(|remains| server.revived(remains, link)) {
             Ok(parked) => {
@@ -458,10 +459,10 @@ impl Daemon {
         None
     }
 
-    /// Removes a virtual machine: disconnects its VMM, removes the socket, frees its memory and channels.
+    /// Removes a virtual machine: disconnects its VMM, removes the socket, and frees its memory and channels.
     ///
     /// # Errors
-    /// Returns an error if no virtual machine has the name, or it is already being removed.
+    /// Returns an error if the virtual machine does not exist, or if it is already being removed.
     pub fn remove(&self, name: &str) -> Result<(), DaemonError> {
         self.remove_if(name, None)
     }
@@ -469,7 +470,7 @@ impl Daemon {
     /// Removes a virtual machine if the revision is still `expected`.
     ///
     /// # Errors
-    /// Same as for [`Self::remove`]; also if the revision differs.
+    /// Returns the same errors as [`Self::remove`], and an error if the revision differs.
     pub(crate) fn remove_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         // Report an unknown name before waiting for other changes.
         if !self.state.lock().vms.contains_key(name) {
@@ -482,8 +483,8 @@ impl Daemon {
 
     /// Removes a virtual machine and its entry. The caller must hold `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
-        // The removal discards the counts of kills, so log the kills first. Their author is the daemon, and not the
-        // operator that removes the virtual machine.
+        // The removal discards the counts of kills, so log the kills first. They are attributed to the daemon, not to
+        // the operator who removes the virtual machine.
         author::acting(author::daemon(), || self.observe());
         let (running, card) = {
             let mut state = self.state.lock();
@@ -509,7 +510,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns all virtual machines, by name.
+    /// Returns all virtual machines, sorted by name.
     #[must_use]
     pub fn vms(&self) -> Vec<api::Vm> {
         let entries: Vec<_> = {
@@ -519,10 +520,10 @@ impl Daemon {
         entries.into_iter().map(show).collect()
     }
 
-    /// Returns one virtual machine.
+    /// Returns a virtual machine.
     ///
     /// # Errors
-    /// Returns an error if no virtual machine has the name.
+    /// Returns an error if the virtual machine does not exist.
     pub fn vm(&self, name: &str) -> Result<api::Vm, DaemonError> {
         let found = {
             let state = self.state.lock();
@@ -531,20 +532,20 @@ impl Daemon {
         found.map(show).ok_or_else(|| DaemonError::NoVm(name.to_owned()))
     }
 
-    /// Returns the data that `show` renders after the state's lock is released.
+    /// Returns the data for `show`, which runs after the state lock was released.
     fn found(&self, state: &State, entry: &Entry) -> Found {
         let card = self.cards.get(&entry.spec.card);
         let ram = card.map(|card| state.ram(&entry.spec, &card.spec)).unwrap_or_default();
         Found { spec: entry.spec.clone(), life: entry.life.clone(), ram }
     }
 
-    /// Returns all cards, by name.
+    /// Returns all cards, sorted by name.
     #[must_use]
     pub fn cards(&self) -> Vec<api::Card> {
         self.cards.values().map(|card| self.show_card(card)).collect()
     }
 
-    /// Returns true if all cards have failed, so that the daemon cannot serve. Returns false without cards.
+    /// Returns true if all cards have failed, and false if there are no cards.
     #[must_use]
     pub(crate) fn has_failed(&self) -> bool {
         !self.line.is_gone()
@@ -552,10 +553,10 @@ impl Daemon {
             && self.cards.values().all(|card| card.backend.status().failed.is_some())
     }
 
-    /// Returns one card.
+    /// Returns a card.
     ///
     /// # Errors
-    /// Returns an error if no card has the name.
+    /// Returns an error if the card does not exist.
     pub fn card(&self, name: &str) -> Result<api::Card, DaemonError> {
         let card = self.cards.get(name).ok_or_else(|| DaemonError::NoCard(name.to_owned()))?;
         Ok(self.show_card(card))
@@ -584,7 +585,7 @@ impl Daemon {
         let promised = tenants.iter().filter_map(|tenant| tenant.memory.guarantee_mib).chain(of_vms);
         let shared = shared.chain(promised).fold(0, u64::saturating_add);
         let assigned = if passthrough { spec.vram_mib } else { shared };
-        // Use the smaller of two bounds: the unassigned part of the configured memory, and the card's free VRAM.
+        // Use the lower of two limits: the unassigned part of the configured memory, and the card's free VRAM.
         let left = spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned);
         let [bar1_mib, bar3_mib] = status.apertures_mib.unwrap_or([spec.bar1_mib, spec.bar3_mib]);
         api::Card {
@@ -639,9 +640,9 @@ impl Drop for Daemon {
     }
 }
 
-/// Returns the limits of the memory that a virtual machine may lend.
+/// Returns the limits on the memory that a virtual machine may lend.
 fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
-    // The card's owner enforces the quota, which may change later. A passed-through card has no other user.
+    // The card's owner enforces the quota, which can change later. A passed-through card has no other users.
     let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { card_manager::iova::SHARED_BYTES };
     let mut limits =
         MemoryLimits { mapped_bytes, files: listening::descriptors::files_of_vm(), ..MemoryLimits::default() };
@@ -651,7 +652,7 @@ fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     limits
 }
 
-/// Returns the reason why a VM may not have a name because a tenant has it.
+/// Returns a refusal if the name of a VM is already used by a tenant.
 fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };

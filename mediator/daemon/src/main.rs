@@ -1,7 +1,7 @@
-//! The daemon: owns the cards of a host and serves a virtual GPU to each virtual machine.
+//! The daemon, which owns the cards of a host and serves a virtual GPU to each virtual machine.
 //!
 //! The daemon stays in the foreground, notifies its service manager when it is ready (`Type=notify`), accepts sockets
-//! from the service manager, and ends cleanly on SIGTERM and SIGINT.
+//! from the service manager, and exits cleanly on SIGTERM and SIGINT.
 
 use std::process::ExitCode;
 

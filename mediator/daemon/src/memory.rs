@@ -1,4 +1,4 @@
-//! Memory of cards: reports the use of the memory, and changes its settings while guests work.
+//! Memory of cards: reports its use, and changes its settings at run time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Daemon {
     /// Returns the use of a card's memory.
     ///
     /// # Errors
-    /// Returns an error if no card has the name, or a virtual machine uses the card in passthrough mode.
+    /// Returns an error if the card does not exist, or if it is passed through.
     pub fn memory(&self, card: &str) -> Result<api::CardMemory, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -61,17 +61,17 @@ impl Daemon {
         Ok(shown)
     }
 
-    /// Returns the use of the memory of all cards, except passed-through cards.
+    /// Returns the memory use of all cards that are not passed through.
     #[must_use]
     pub fn memories(&self) -> Vec<api::CardMemory> {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
     }
 
-    /// Changes how a card's memory is divided; keys that `patch` omits keep their values.
+    /// Changes memory settings of a card; keys omitted in `patch` keep their values.
     ///
     /// # Errors
-    /// Returns an error if no card has the name, it is passed through, the revision differs, or a setting is invalid.
-    /// In these cases nothing changes.
+    /// Returns an error if the card does not exist or is passed through, if the revision differs, or if a setting is
+    /// invalid. In these cases, nothing changes.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -88,7 +88,7 @@ impl Daemon {
         self.memory(card)
     }
 
-    /// Changes how a card's memory is divided. The caller must hold `tuning`.
+    /// Changes memory settings of a card. The caller must hold `tuning`.
     pub(super) fn tune_memory(
         &self,
         card: &str,
@@ -121,18 +121,17 @@ impl Daemon {
         if let Some(tuning) = state.tunings.get_mut(card) {
             tuning.memory = memory;
         }
-        tracing::info!(card, ?memory, "the division of the card's memory has changed");
+        tracing::info!(card, ?memory, "the card's memory settings have changed");
         self.events.add(NewEvent::card(EventKind::Changed, card, changed_in("memory", patch)));
         Ok(())
     }
 
-    /// Checks that the card can satisfy the guarantees of its VMs after the settings of one VM are replaced by
-    /// `changed`.
+    /// Checks that the card can satisfy the guarantees of its VMs if the settings of one VM are replaced by `changed`.
     fn fits(&self, state: &State, card: &CardSpec, changed: Option<&VmSpec>) -> Result<(), DaemonError> {
         let specs: Vec<CardSpec> =
             self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
         let mut there: Vec<&VmSpec> = Vec::new();
-        // Check the changed VM last, so that the rejection names this VM if the guarantees do not fit.
+        // Check the changed VM last, so that the error names this VM if the guarantees do not fit.
         let others = state.vms.values().map(|entry| &entry.spec).filter(|vm| vm.card == card.name);
         let others = others.filter(|vm| changed.is_none_or(|changed| changed.name != vm.name));
         for vm in others.chain(changed) {
@@ -148,10 +147,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns a virtual machine's settings for its card's memory.
+    /// Returns the memory settings of a virtual machine.
     ///
     /// # Errors
-    /// If no virtual machine has the name, or if it is being created or removed, or uses its card in passthrough mode.
+    /// Returns an error if the virtual machine does not exist, is being created or removed, or uses its card by
+    /// passthrough.
     pub fn vm_memory(&self, name: &str) -> Result<api::VmMemorySettings, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.memory);
@@ -159,11 +159,11 @@ impl Daemon {
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.memory.clone()))
     }
 
-    /// Changes a virtual machine's settings for its card's memory; keys that `patch` omits keep their values.
+    /// Changes memory settings of a virtual machine; keys omitted in `patch` keep their values.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_memory`]; also if the revision is not `expected`, or a setting is invalid or cannot be
-    /// guaranteed. In these cases nothing changes.
+    /// Returns the same errors as [`Self::vm_memory`], and an error if the revision is not `expected`, or if a setting
+    /// is invalid or cannot be guaranteed. In these cases, nothing changes.
     pub(crate) fn set_vm_memory_if(
         &self,
         name: &str,
@@ -182,10 +182,10 @@ impl Daemon {
         Ok(memory)
     }
 
-    /// Changes a virtual machine's settings for its card's memory. The caller must hold `tuning`.
+    /// Changes memory settings of a virtual machine. The caller must hold `tuning`.
     ///
-    /// The daemon's state is unlocked while memory moves for the change. Afterwards, the checks run again. If a check
-    /// fails, the virtual machine gets its previous settings back.
+    /// The daemon's state is unlocked while memory is moved for the change. The checks are then repeated. If one fails,
+    /// the virtual machine's previous settings are restored.
     pub(super) fn tune_vm_memory(
         &self,
         name: &str,
@@ -234,7 +234,7 @@ impl Daemon {
         Ok(tuning.settings)
     }
 
-    /// Checks a change of a virtual machine's settings for its card's memory, without making the change.
+    /// Checks a change of a virtual machine's memory settings, without making the change.
     fn check_vm_memory(
         &self,
         state: &mut State,
@@ -255,7 +255,7 @@ impl Daemon {
         let vram = host.lock().vram().chunks.vm_bytes(vm).unwrap_or(0) >> 20;
         let mut limits = wanted.memory.limits(vram, &spec);
         if limits.on_full == OnFull::Refuse {
-            // All VRAM that the guest sees is guaranteed.
+            // All VRAM visible to the guest is guaranteed.
             limits.guarantee = limits.quota;
         }
         let ram = wanted.memory.ram.on(&spec.memory);
@@ -270,16 +270,16 @@ impl Daemon {
         self.cards.get(card)?.backend.mediated()
     }
 
-    /// Returns a virtual machine's backend, if the virtual machine is running.
+    /// Returns the backend of a virtual machine, if the virtual machine is running.
     #[cfg(test)]
     pub(crate) fn running_vm(&self, name: &str) -> Option<Arc<dyn super::backend::VmBackend>> {
         self.state.lock().vms.get(name)?.life.running().map(|running| Arc::clone(&running.backend))
     }
 
-    /// Moves memory of a virtual machine to host memory, or back to the card. Returns when the memory has moved.
+    /// Moves memory of a virtual machine to host memory, or back to the card. Returns when the move is complete.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_memory`]; also if the range is outside the guest's VRAM.
+    /// Returns the same errors as [`Self::vm_memory`], and an error if the range is outside the guest's VRAM.
     pub(crate) fn move_vm_memory(
         &self,
         name: &str,
@@ -312,10 +312,10 @@ impl Daemon {
         Ok(api::MoveReport { moved_bytes: done.bytes, stayed_bytes, suspended_ns: done.suspended_ns, reason })
     }
 
-    /// Starts to count the accesses to a guest's VRAM, until the record is [ended](AccessRecord::end) or dropped.
+    /// Counts accesses to a guest's VRAM until the recording is [stopped](AccessRecord::end) or dropped.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_memory`]; also if a record is already running.
+    /// Returns the same errors as [`Self::vm_memory`], and an error if accesses are already being counted.
     pub(crate) fn record_vm_accesses(&self, name: &str) -> Result<AccessRecord, DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         if !host.lock().start_accesses(vm) {
@@ -327,7 +327,8 @@ impl Daemon {
     /// Applies hints about ranges of a guest's VRAM.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_memory`]; also if a range is outside the guest's VRAM, or the pins exceed the guarantee.
+    /// Returns the same errors as [`Self::vm_memory`], and an error if a range is outside the guest's VRAM, or if the
+    /// pinned memory exceeds the guarantee.
     pub(crate) fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
         // The hints must not change while the state is being handed over to another daemon.
         let _settings = self.tuning.lock();
@@ -348,7 +349,7 @@ impl Daemon {
     }
 }
 
-/// A running record of a VM's accesses.
+/// Running recording of a VM's memory accesses.
 pub(crate) struct AccessRecord {
     host: Arc<ManagedCard>,
     vm: TenantId,
@@ -357,7 +358,7 @@ pub(crate) struct AccessRecord {
 }
 
 impl AccessRecord {
-    /// Ends the record.
+    /// Stops the recording.
     ///
     /// # Errors
     /// Returns an error if the virtual machine has left the card in the meantime.
@@ -383,14 +384,14 @@ impl AccessRecord {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
-        // The client has disconnected, so discard the record.
+        // The client has disconnected, so discard the recording.
         if !self.over {
             self.host.lock().end_accesses(self.vm);
         }
     }
 }
 
-/// Returns the error for a request for more host memory than the daemon reserved at its start.
+/// Returns the message for a request for more host memory than the daemon reserved at startup.
 pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     format!(
         "memory.host_mib: {mib}, expected at most the {most} that the daemon was started with; change the configuration file and \
@@ -398,7 +399,7 @@ pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     )
 }
 
-/// A change of a virtual machine's settings for its card's memory.
+/// Change of a virtual machine's memory settings.
 struct VmTuning {
     host: Arc<ManagedCard>,
     vm: TenantId,
@@ -408,41 +409,41 @@ struct VmTuning {
     chunk_bytes: u64,
 }
 
-/// Converts an optional size from MiB to bytes; the default is 0.
+/// Converts an optional size in MiB to bytes; 0 if absent.
 pub(super) fn bytes(mib: Option<u64>) -> u64 {
     mib.unwrap_or(0).saturating_mul(1 << 20)
 }
 
-/// Returns the maximum amount of RAM, in bytes, that the daemon may touch before the guest does.
+/// Returns the maximum size of RAM that the daemon may touch before the guest does, in bytes.
 pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
     ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
 }
 
-/// Returns the settings for a virtual machine's lent RAM, in the form that the card's owner expects.
+/// Returns the settings for a virtual machine's lent RAM, in the format of the card's owner.
 pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
     RamShare { quota: bytes(ram.quota_mib), guarantee: bytes(ram.guarantee_mib) }
 }
 
-/// Amounts of RAM that virtual machines could lend before a change.
+/// RAM limits of virtual machines before a change.
 struct Lent {
     host: Option<Arc<ManagedCard>>,
     shares: Vec<(TenantId, RamShare)>,
 }
 
 impl Lent {
-    /// Undoes the change.
+    /// Restores the limits.
     fn restore(&self) {
         for (host, &(vm, share)) in self.host.iter().flat_map(|host| self.shares.iter().rev().map(move |of| (host, of)))
         {
             if let Err(error) = host.lock().set_ram(vm, share) {
-                tracing::error!(%vm, %error, "the VM does not get its previous bus addresses");
+                tracing::error!(%vm, %error, "cannot restore the VM's previous bus addresses");
             }
         }
     }
 }
 
-/// Applies new `memory` settings of a card to the RAM that each of its virtual machines may lend. If one of the changes
-/// fails, all amounts stay unchanged.
+/// Applies new `memory` settings of a card to the RAM limits of its virtual machines. If one of the changes fails, all
+/// limits stay unchanged.
 fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, DaemonError> {
     let mut lent = Lent { host: card.backend.mediated(), shares: Vec::new() };
     let users: Vec<_> = state.vms.values().filter(|entry| entry.spec.card == card.spec.name).collect();
@@ -482,7 +483,7 @@ fn mediated(card: &Card) -> Result<Arc<ManagedCard>, DaemonError> {
     card.backend.mediated().ok_or_else(none)
 }
 
-/// Adds the counters of memory moves, which only this kind of card has, to a virtual machine's memory status.
+/// Adds the counters of memory moves, which exist only on this kind of card, to a virtual machine's memory status.
 fn add_moves(shown: &mut api::VmMemory, vm: TenantId, counters: &BTreeMap<String, u64>, holdings: &Holdings) {
     let Moved { sum, suspensions } = holdings.moved.get(&vm).cloned().unwrap_or_default();
     let refused = holdings.refusals.counts_for(vm).into_iter();

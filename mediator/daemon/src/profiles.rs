@@ -1,4 +1,5 @@
-//! Profiles: expands tables that name a profile, and computes how many further users of each profile fit on the cards.
+//! Profiles: expands tables that use a profile, and computes how many further instances of each profile fit on the
+//! cards.
 
 use serde_json::{Map, Value};
 
@@ -10,28 +11,28 @@ impl Daemon {
     /// Returns a table with the keys of its profile added.
     ///
     /// # Errors
-    /// Returns an error if the named profile does not exist.
+    /// Returns an error if the profile does not exist.
     pub(super) fn expanded(&self, table: &Map<String, Value>, of: Of) -> Result<Map<String, Value>, String> {
         expanded(table, &self.profiles, of)
     }
 
-    /// Returns the virtual machine that the body of a request describes.
+    /// Returns the virtual machine described in a request body.
     ///
     /// # Errors
-    /// Returns an error if a key is invalid; the error names the key.
+    /// Returns an error that names the key if a key is invalid.
     pub(super) fn described_vm(&self, table: &Map<String, Value>) -> Result<VmSpec, String> {
         VmSpec::from_table(&self.expanded(table, Of::Vm)?)
     }
 
-    /// Returns the tenant that the body of a request describes.
+    /// Returns the tenant described in a request body.
     ///
     /// # Errors
-    /// Returns an error if a key is invalid; the error names the key.
+    /// Returns an error that names the key if a key is invalid.
     pub(super) fn described_tenant(&self, table: &Map<String, Value>) -> Result<TenantSpec, String> {
         TenantSpec::from_table(&self.expanded(table, Of::Tenant)?)
     }
 
-    /// Returns all profiles, each with the number of further users that fit.
+    /// Returns all profiles, with the number of further instances that fit.
     #[must_use]
     pub fn profiles(&self) -> Vec<api::Profile> {
         let (cards, vms, tenants): (Vec<CardSpec>, Vec<VmSpec>, Vec<TenantSpec>) = {
@@ -48,10 +49,10 @@ impl Daemon {
         profiles
     }
 
-    /// Returns one profile.
+    /// Returns a profile.
     ///
     /// # Errors
-    /// Returns an error if no profile has this name.
+    /// Returns an error if the profile does not exist.
     pub fn profile(&self, name: &str) -> Result<api::Profile, DaemonError> {
         let mut all = self.profiles().into_iter();
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))

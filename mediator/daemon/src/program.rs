@@ -1,4 +1,4 @@
-//! Runs the program, which either starts a daemon without state, or takes over from another daemon.
+//! The program, which either starts a new daemon, or takes over from another daemon.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
@@ -21,10 +21,10 @@ use crate::upgrade::receiver::Successor;
 use crate::{Daemon, serving};
 use listening::account;
 
-/// Runs the program to its end.
+/// Runs the program until it exits.
 #[must_use]
 pub fn run(arguments: Arguments) -> ExitCode {
-    // Read the path now, because after an upgrade of the package it names the next version.
+    // Read the path at startup. After an upgrade of the package, it refers to the next version.
     let program = std::env::current_exe();
     let sockets = if arguments.takeover { Ok(Sockets::default()) } else { listening::take().map(Sockets::new) };
     let config = match Config::load(&arguments.config) {
@@ -59,7 +59,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// Starts a daemon that does not take over from another daemon.
+/// Starts a daemon without taking over from another daemon.
 fn begin(
     config: Config,
     sockets: Sockets,
@@ -70,11 +70,14 @@ fn begin(
     logging::init(&config.daemon.log, config.daemon.log_format)?;
     folders::check(&config.daemon.socket_dir).map_err(anyhow::Error::msg)?;
     descriptors::raise_limit();
-    // Open the admin socket first, so that a second daemon fails here, before it touches a card.
+    // Open the admin socket first, so that a second daemon fails here, before it accesses a card.
     let admin = Admin::open(&config.daemon, &sockets)?;
     let (config, override_store) = OverrideStore::open(config, ignore_state)?;
     for name in sockets.units().filter(|name| config.vms.iter().all(|vm| vm.name != **name)) {
-        tracing::warn!(socket = name, "socket from the service manager fits no VM yet; a VM of that name gets it");
+        tracing::warn!(
+            socket = name,
+            "socket from the service manager matches no VM yet; a later VM with this name will use it"
+        );
     }
     sockets.tell();
     let cards = Cards::new(config.daemon.state_dir.as_deref());
@@ -84,7 +87,7 @@ fn begin(
 
 /// Starts a daemon that takes over from another daemon.
 fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
-    // All steps that can fail happen before a VM has to wait.
+    // All steps that can fail come before the VMs are paused.
     if let Err(error) = logging::init(&config.daemon.log, config.daemon.log_format) {
         Successor::decline(&error.to_string());
         return Err(error.into());
@@ -109,7 +112,7 @@ fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> an
     serve(&daemon, admin, program, path)
 }
 
-/// The sockets of the admin API, with their paths.
+/// Sockets of the admin API, with their paths.
 struct Admin {
     listeners: Listeners,
     paths: [Option<SocketPath>; 2],
@@ -132,7 +135,8 @@ impl Admin {
         Ok(Self { listeners: Listeners { admin, read_only, page }, paths: [path, read_path.flatten()] })
     }
 
-    /// Duplicates each socket whose path belongs to this daemon, with its name in the package for the next daemon.
+    /// Duplicates each socket whose path belongs to this daemon. Returns the descriptors with their names for the next
+    /// daemon.
     fn copies(&self) -> std::io::Result<Vec<(&'static str, UnixListener)>> {
         let all = [Some(&self.listeners.admin), self.listeners.read_only.as_ref()];
         let names = [STORED_ADMIN, STORED_READ_ONLY];
@@ -143,24 +147,25 @@ impl Admin {
     }
 }
 
-/// Listens for browsers.
+/// Listens on the address of the web page.
 fn page_at(address: SocketAddr) -> anyhow::Result<TcpListener> {
     status_page::listen(address).map_err(|error| {
-        // The package's unit permits only UNIX sockets.
+        // The systemd unit in the package permits only UNIX sockets.
         let refused = error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error());
-        let advice = "; the service needs the drop-in page.conf, which is an example of the package";
-        anyhow::Error::new(error).context(format!("the page's address {address}{}", if refused { advice } else { "" }))
+        let advice = "; the service needs the drop-in page.conf, which the package includes as an example";
+        anyhow::Error::new(error)
+            .context(format!("the web page's address {address}{}", if refused { advice } else { "" }))
     })
 }
 
-/// Serves until the end.
+/// Serves until the daemon exits.
 fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, config: PathBuf) -> anyhow::Result<()> {
     let copies = admin.copies().context("the admin socket")?;
     let Admin { listeners, paths: _paths } = admin;
     match program {
         Ok(program) => daemon.continues_by(UpgradeChain { program, config, admin: copies }),
         Err(error) => {
-            tracing::warn!(%error, "the path of this program is not known: it cannot be upgraded while it runs")
+            tracing::warn!(%error, "the path of this program is unknown: it cannot be upgraded while running")
         }
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -169,7 +174,7 @@ fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, 
         .build()
         .context("the admin API cannot be started")?;
     runtime.block_on(serving::serve(daemon, listeners))?;
-    // Do not wait for running requests, because from here on the daemon rejects changes.
+    // Do not wait for running requests, because the daemon now rejects changes.
     runtime.shutdown_background();
     daemon.shut_down();
     logging::tell_suppressed();

@@ -1,7 +1,7 @@
-//! Automatic moves of virtual machines from full cards to empty ones.
+//! Automatic moves of virtual machines from busy cards to idle ones.
 //!
-//! The crate [`rebalance`] decides which virtual machines move, and when. This module reports the state of the cards to
-//! that crate, and executes its moves like an operator's moves.
+//! The crate [`rebalance`] decides which virtual machines to move, and when. This module supplies the state of the
+//! cards, and executes the moves like those of an operator.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::{Daemon, HISTORY_MS};
 use config::RebalanceSpec;
 
-/// Returns the used part of each engine's time, as reported by the card's scheduler.
+/// Returns the utilization of each engine, as reported by the card's scheduler.
 fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
     let mut busy = Busy::default();
     for (engine, of) in engines {
@@ -26,18 +26,18 @@ fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
 }
 
 impl Daemon {
-    /// Examines the cards once and makes the necessary moves.
+    /// Evaluates the loads once, and makes the move that is due, if any.
     fn rebalance(&self, rebalancer: &mut Rebalancer, window_ms: u64, began: Instant) {
         let (cards, vms) = self.loads(window_ms);
         let Some(Advice { vm, to, why }) = rebalancer.round(began.elapsed(), &cards, &vms) else { return };
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
             tracing::warn!(vm, to, why, %error, "an automatic move of the VM failed");
         }
-        // Do not retry a virtual machine that cannot move in every round.
+        // Do not retry a virtual machine in every round if it cannot be moved.
         rebalancer.rests(vm, began.elapsed());
     }
 
-    /// Returns the cards that support moves, and the movable virtual machines.
+    /// Returns the loads of cards that support moves, and of movable virtual machines.
     fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
         let shared = |card: &api::Card| {
             let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());
@@ -77,7 +77,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, spec: RebalanceSpec) {
     let (mut rebalancer, began) = (Rebalancer::new(spec), Instant::now());
     let window_ms = spec.every_s.saturating_mul(1000).min(HISTORY_MS);
     let mut turns = interval(Duration::from_secs(spec.every_s.max(1)));
-    // A move may take longer than a round; skip the rounds that were missed.
+    // A move can take longer than a round; skip missed rounds.
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     turns.tick().await;
     loop {

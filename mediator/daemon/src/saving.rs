@@ -1,9 +1,9 @@
-//! Saves a virtual machine's vGPU as a stream of bytes, and restores it from such a stream.
+//! Saving of a virtual machine's vGPU to a byte stream, and restoring from such a stream.
 //!
-//! The daemon exchanges the stream with a client of the admin API through an unnamed file and in chunks, so that
-//! neither the VM nor other changes wait for the client. The VMM waits while its VM is saved to that file. A restored
-//! vGPU is created on the same card as the current vGPU, and replaces it once the whole stream has been read and
-//! checked. On any failure, the virtual machine continues unchanged.
+//! The stream passes in pieces through an unnamed file, so that neither the VM nor other changes wait for the client of
+//! the admin API. The VMM waits while its VM is saved to this file. A restored vGPU is created on the same card as the
+//! current one, and replaces it after the whole stream was read and checked. On any failure, the virtual machine
+//! continues unchanged.
 
 use std::time::Instant;
 
@@ -16,16 +16,16 @@ use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::{Daemon, DaemonError};
 
-/// The overhead of a stream for the memory is at most the size of the VM's memory divided by this number.
+/// Divisor that yields the maximum overhead of a stream from the size of the VM's memory.
 const SPOOL_PART: u64 = 64;
-/// Maximum size of a stream in bytes, without the memory. Saved page tables and the state of all channels need less.
+/// Maximum size of a stream without the memory, in bytes. Saved page tables and the state of all channels are smaller.
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
-    /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order.
+    /// Saves the vGPU of a virtual machine, and passes the bytes to `out` in order.
     ///
     /// # Errors
-    /// Returns an error if the vGPU cannot be saved, or `out` fails. In both cases, the virtual machine continues.
+    /// Returns an error if the vGPU cannot be saved, or if `out` fails. In both cases, the virtual machine continues.
     pub(crate) fn save_vm(
         &self,
         name: &str,
@@ -39,13 +39,13 @@ impl Daemon {
         saved.map(drop)
     }
 
-    /// Logs an event about a virtual machine on its card. Does nothing if the virtual machine does not exist.
+    /// Logs an event about a virtual machine, with its card. Does nothing if the virtual machine does not exist.
     fn note_saved(&self, kind: EventKind, name: &str, text: String) {
         let card = self.state.lock().vms.get(name).map(|entry| entry.spec.card.clone());
         card.into_iter().for_each(|card| self.events.add(NewEvent::vm(kind, name, &*text).on(&card)));
     }
 
-    /// Saves a virtual machine's vGPU. Returns the size of the virtual machine's memory in MiB.
+    /// Saves the vGPU of a virtual machine, and returns the size of its memory in MiB.
     fn save_to(&self, name: &str, mut out: impl FnMut(Vec<u8>) -> Result<(), String>) -> Result<u64, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotSaved { vm: name.to_owned(), why: why.to_string() };
         let (mut spooled, mib) = {
@@ -61,7 +61,8 @@ impl Daemon {
         }
     }
 
-    /// Saves a vGPU in a file of this process. Also returns the size of its memory in MiB. Needs `changing`.
+    /// Saves a vGPU to a temporary file of this process. Returns the file, and the size of the memory in MiB. The
+    /// caller must hold `changing`.
     fn save_here(
         &self,
         name: &str,
@@ -85,22 +86,22 @@ impl Daemon {
         });
         running.go_on(name, rest)?;
         let bytes = saved?;
-        tracing::info!(vm = name, mib = bytes / MIB, waited_ms = began.elapsed().as_millis(), "a VM was saved");
+        tracing::info!(vm = name, mib = bytes / MIB, waited_ms = began.elapsed().as_millis(), "the VM was saved");
         Ok((spool.rewind().map_err(|why| no(&why))?, bytes.div_ceil(MIB)))
     }
 
-    /// Creates a file that is large enough for a virtual machine.
+    /// Creates a temporary file with a size limit sufficient for a virtual machine.
     fn spool(&self, vm: &MediatedVm) -> Result<Spool, String> {
         let bytes = vm.origin().vram_bytes;
         let most = bytes.saturating_add(bytes / SPOOL_PART).saturating_add(SPOOL_HEAD);
         Spool::new(self.spec.state_dir.as_deref(), most)
     }
 
-    /// Restores a virtual machine's vGPU from bytes that `next` returns in order, with an empty part at the end.
+    /// Restores the vGPU of a virtual machine from bytes that `next` returns in order, with an empty piece at the end.
     ///
     /// # Errors
-    /// Returns an error if the bytes do not describe a virtual machine that can resume on this card, or `next` fails.
-    /// In this case, the virtual machine continues unchanged.
+    /// Returns an error if the stream is not a saved virtual machine that can run on this card, or if `next` fails. In
+    /// this case, the virtual machine continues unchanged.
     pub(crate) fn restore_vm(
         &self,
         name: &str,
@@ -124,7 +125,7 @@ impl Daemon {
         mut next: impl FnMut() -> Result<Vec<u8>, String>,
     ) -> Result<api::Restored, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotRestored { vm: name.to_owned(), why: why.to_string() };
-        // Read the whole stream first, so that no VM waits for its sender.
+        // Read the whole stream first, so that no VM waits for the sender.
         let mut spool = {
             let Plan { running, .. } = self.plan_at_home(name, &no)?;
             let vm = running.backend.mediated().ok_or_else(|| no(&"its device is not a mediated device"))?;
@@ -153,7 +154,7 @@ impl Daemon {
         };
         let Awaiting { device, vm, settings } =
             to.backend.await_vm(&spec, vram_bytes, &running.link).map_err(|error| {
-                no(&format_args!("there must be room on its card for it beside what it is now: {error}"))
+                no(&format_args!("the card needs enough memory for both the current and the restored vGPU: {error}"))
             })?;
         let come = (|| {
             vm.await_arrival().map_err(|error| no(&error))?;
@@ -166,7 +167,7 @@ impl Daemon {
                 coming.feed(&bytes).map_err(|error| no(&error))?;
             }
         })();
-        // The stream is complete. From here on, the VMM waits.
+        // The stream is complete. The VMM waits from here on.
         let paused = Instant::now();
         let taken = come.and_then(|coming| {
             running.park();
@@ -190,14 +191,14 @@ impl Daemon {
         })?;
         self.goes_on(name, running, rest, &plan.spec, Built { device, backend: vm })?;
         let waited = paused.elapsed();
-        // The VM does not wait while its previous memory is scrubbed.
+        // Release the previous vGPU after the VM has resumed, so that the VM does not wait for the scrub.
         drop(left);
         self.keep()?;
         tracing::info!(
             vm = name,
             mib = bytes / MIB,
             waited_ms = waited.as_millis(),
-            "a VM continues from its saved state"
+            "the VM continues from the saved state"
         );
         Ok(api::Restored {
             vm: name.to_owned(),
@@ -207,7 +208,7 @@ impl Daemon {
         })
     }
 
-    /// Returns a plan for creating a working virtual machine again on its card, or the reason why this is impossible.
+    /// Returns a plan to recreate a running virtual machine on its own card, or the reason why this is impossible.
     fn plan_at_home(
         &self,
         name: &str,
@@ -217,7 +218,7 @@ impl Daemon {
             let state = self.state.lock();
             let entry = state.vms.get(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
             if entry.spec.xen_domain.is_some() {
-                return Err(no(&"it is a domain of Xen, whose requests are not parked"));
+                return Err(no(&"it is a Xen domain, whose requests cannot be suspended"));
             }
             entry.spec.card.clone()
         };

@@ -1,4 +1,4 @@
-//! Time of cards: reports how the time is shared, and changes the shares while guests work.
+//! Time of cards: reports how it is shared, and changes the shares at run time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,28 +19,29 @@ use events::{NewEvent, changed_in};
 
 /// Number of nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
-/// Length of a history's interval, in ms.
+/// Length of a history interval in ms.
 const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
-/// Maximum length of a history, in ms.
+/// Maximum length of a history in ms.
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
-/// Maximum size of a scheduler recording in bytes: about 200,000 events.
+/// Maximum size of a scheduler recording in bytes, which is sufficient for about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// Maximum size in bytes of a recording of a CUDA card, which its owner sends as one message: about 50,000 events.
+/// Maximum size of a CUDA card's recording in bytes, which is sufficient for about 50,000 events. The owner sends a
+/// recording in one message.
 const CUDA_RECORD_BYTES: usize = 8 << 20;
-/// Text of the event for a release from quarantine by an operator.
+/// Text of the event when an operator releases an object from quarantine.
 pub(super) const RELEASED: &str = "released from quarantine, and its strikes are cleared";
 /// Default length of the window over which shares are measured, in ms.
 pub(crate) const WINDOW_MS: u64 = 1000;
 
 impl Daemon {
-    /// Returns how a card's time is shared, with the parts received in the last `window_ms` milliseconds that are
-    /// complete. The window is rounded up to whole intervals of the history.
+    /// Returns how a card's time is shared, with the shares received in the last complete window of `window_ms`
+    /// milliseconds. The window is rounded up to whole history intervals.
     ///
     /// # Errors
-    /// Returns an error if no card has the name, it is passed through, or the window is out of bounds.
+    /// Returns an error if the card does not exist or is passed through, or if the window is out of range.
     pub fn scheduler(&self, card: &str, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
         let window_ms = within("window_ms", window_ms)?;
-        // The current interval is incomplete, so exclude it.
+        // Exclude the current interval, which is incomplete.
         let CardTime { settings, view, names, overdue, killed } =
             self.card_time(card, window_ms * MS + History::INTERVAL_NS)?;
         let mut shown = card_views::scheduler(card, settings, window_ms, &view, &names);
@@ -56,7 +57,7 @@ impl Daemon {
     /// Returns how the time of all cards with a scheduler is shared.
     ///
     /// # Errors
-    /// Returns an error if the window is out of bounds.
+    /// Returns an error if the window is out of range.
     pub fn schedulers(&self, window_ms: u64) -> Result<Vec<api::CardScheduler>, DaemonError> {
         let shown = self.cards.keys().map(|card| self.scheduler(card, window_ms));
         shown
@@ -66,19 +67,20 @@ impl Daemon {
             .collect()
     }
 
-    /// Changes settings of a card's scheduler; keys that `patch` omits keep their values. Queued and running work
+    /// Changes settings of a card's scheduler; keys omitted in `patch` keep their values. Queued and running work
     /// continues.
     ///
     /// # Errors
-    /// Fails if no card has the name, it is passed through, or a setting is invalid; in these cases nothing changes.
+    /// Returns an error if the card does not exist or is passed through, or if a setting is invalid. In these cases,
+    /// nothing changes.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
 
-    /// Same as [`Self::set_scheduler`], if the revision is still `expected`.
+    /// Like [`Self::set_scheduler`], but only if the revision is still `expected`.
     ///
     /// # Errors
-    /// Same as for [`Self::set_scheduler`]; also if the revision differs.
+    /// Returns the same errors as [`Self::set_scheduler`], and an error if the revision differs.
     pub(crate) fn set_scheduler_if(
         &self,
         card: &str,
@@ -120,21 +122,21 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the card time that a card's virtual machines used in the last `since_ms` milliseconds.
+    /// Returns the time that the virtual machines of a card used in the last `since_ms` milliseconds.
     ///
     /// # Errors
-    /// Returns an error if no card has the name, it is passed through, or `since_ms` is out of bounds.
+    /// Returns an error if the card does not exist or is passed through, or if `since_ms` is out of range.
     pub(crate) fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let since_ms = within("since_ms", since_ms)?;
         let CardTime { view, names, .. } = self.card_time(card, since_ms * MS)?;
         Ok(card_views::history(card, since_ms, &view, &names))
     }
 
-    /// Starts a record of the inputs and decisions of a card's scheduler. The record stops when it is
-    /// [ended](SchedulerRecord::end) or dropped, or reaches the size [`RECORD_BYTES`].
+    /// Starts recording the inputs and decisions of a card's scheduler. The recording runs until it is
+    /// [stopped](SchedulerRecord::end) or dropped, or reaches a size of [`RECORD_BYTES`].
     ///
     /// # Errors
-    /// Returns an error if no card has the name, it is passed through or unused, or a record of it is already running.
+    /// Returns an error if the card does not exist, is passed through or unused, or is already being recorded.
     pub(crate) fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             match cuda.change()?.ask(&format!("card `{card}`"), Request::Record(CUDA_RECORD_BYTES)) {
@@ -147,14 +149,15 @@ impl Daemon {
                 return Err(DaemonError::NoRecord(card.to_owned()));
             }
         }
-        tracing::info!(card, "the card's scheduler is recorded");
+        tracing::info!(card, "the card's scheduler is being recorded");
         Ok(SchedulerRecord { daemon: Arc::clone(self), card: card.to_owned(), over: false })
     }
 
-    /// Returns a virtual machine's settings for its card's time.
+    /// Returns the scheduling settings of a virtual machine.
     ///
     /// # Errors
-    /// Fails if no virtual machine has the name, it is being created or removed, or uses its card in passthrough mode.
+    /// Returns an error if the virtual machine does not exist, is being created or removed, or uses its card by
+    /// passthrough.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.time.params(None).into());
@@ -162,19 +165,20 @@ impl Daemon {
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.time_share().into()))
     }
 
-    /// Changes a virtual machine's scheduling settings. Keys that `patch` omits keep their values.
+    /// Changes scheduling settings of a virtual machine; keys omitted in `patch` keep their values.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_time`]; also if a setting is invalid. In these cases nothing changes.
+    /// Returns the same errors as [`Self::vm_time`], and an error if a setting is invalid. In these cases, nothing
+    /// changes.
     #[cfg(test)]
     pub(crate) fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
         self.set_vm_time_if(name, patch, None)
     }
 
-    /// Same as `set_vm_time`, if the revision is still `expected`.
+    /// Like `set_vm_time`, but only if the revision is still `expected`.
     ///
     /// # Errors
-    /// Same as for `set_vm_time`; also if the revision differs.
+    /// Returns the same errors as `set_vm_time`, and an error if the revision differs.
     pub(crate) fn set_vm_time_if(
         &self,
         name: &str,
@@ -193,7 +197,7 @@ impl Daemon {
         Ok(time)
     }
 
-    /// Changes a virtual machine's settings for its card's time. The caller must hold `tuning`.
+    /// Changes scheduling settings of a virtual machine. The caller must hold `tuning`.
     pub(super) fn tune_vm(
         &self,
         name: &str,
@@ -218,10 +222,10 @@ impl Daemon {
         Ok(time)
     }
 
-    /// Releases a virtual machine from quarantine, and forgets its strikes.
+    /// Releases a virtual machine from quarantine, and clears its strikes.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_time`].
+    /// Returns the same errors as [`Self::vm_time`].
     pub fn release_vm(&self, name: &str) -> Result<(), DaemonError> {
         if self.is_tenant(name) {
             return self.release_tenant(name);
@@ -235,7 +239,7 @@ impl Daemon {
         })
     }
 
-    /// Calls a function with a virtual machine that a scheduler knows.
+    /// Calls a function for a virtual machine that has a scheduler.
     pub(super) fn with_scheduled<T>(
         &self,
         state: &mut State,
@@ -257,7 +261,7 @@ impl Daemon {
         self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Returns the division of a card's time. Includes at least the use in the last `recent_ns` nanoseconds.
+    /// Returns the time sharing of a card, with the use in at least the last `recent_ns` nanoseconds.
     fn card_time(&self, card: &str, recent_ns: u64) -> Result<CardTime, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -288,18 +292,18 @@ impl Daemon {
     }
 }
 
-/// The division of a card's time, by tenant, with data that only one kind of card has.
+/// Time sharing of a card by tenant, including data that exists only for some kinds of cards.
 struct CardTime {
     settings: sched::Config,
     view: TimeView,
     names: card_views::Names,
-    /// Overdue submissions of virtual machines.
+    /// Overdue submissions, by virtual machine.
     overdue: BTreeMap<String, Vec<Overdue>>,
-    /// Number of killed programs by tenant.
+    /// Number of killed programs, by tenant.
     killed: BTreeMap<String, u64>,
 }
 
-/// A running record of a card's scheduler.
+/// Running recording of a card's scheduler.
 pub(crate) struct SchedulerRecord {
     daemon: Arc<Daemon>,
     card: String,
@@ -307,7 +311,7 @@ pub(crate) struct SchedulerRecord {
 }
 
 impl SchedulerRecord {
-    /// Ends the record and returns lines of JSON, in the format of [`sched::trace`].
+    /// Stops the recording, and returns it as lines of JSON in the format of [`sched::trace`].
     ///
     /// # Errors
     /// Returns an error if the card was handed over in the meantime.
@@ -322,7 +326,9 @@ impl Daemon {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             return match cuda.change()?.ask(&format!("card `{card}`"), Request::EndRecord)? {
                 Answer::Record(lines) => Ok(lines.into_bytes()),
-                other => Err(DaemonError::Failed(format!("the owner of card `{card}` responds {other:?}"))),
+                other => {
+                    Err(DaemonError::Failed(format!("unexpected response from the owner of card `{card}`: {other:?}")))
+                }
             };
         }
         let record = self.known(card)?.backend.end_record();
@@ -335,14 +341,14 @@ impl Drop for SchedulerRecord {
         if self.over {
             return;
         }
-        // The client has disconnected, so discard the record. The owner of a CUDA card may respond slowly.
+        // The client has disconnected, so discard the recording. The owner of a CUDA card may respond slowly.
         let (daemon, card) = (Arc::clone(&self.daemon), self.card.clone());
-        // If no thread can be created, the recording ends when it is full.
+        // If no thread can be created, the recording stops when it is full.
         let _ = std::thread::Builder::new().spawn(move || drop(daemon.end_record(&card)));
     }
 }
 
-/// Checks that a history can cover a duration, and rounds the duration up to whole intervals.
+/// Checks that a history can cover `ms` milliseconds, and rounds this duration up to whole intervals.
 fn within(key: &str, ms: u64) -> Result<u64, DaemonError> {
     if !(INTERVAL_MS..=HISTORY_MS).contains(&ms) {
         let what = format!("{key} = {ms} is not between {INTERVAL_MS} and {HISTORY_MS}");

@@ -1,4 +1,4 @@
-//! Runs a daemon from the time at which it is ready to its end: serves the admin API, and notifies the service manager.
+//! Main loop of the daemon once it is ready: serves the admin API, and notifies the service manager.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +17,11 @@ use crate::{Daemon, leases, rebalancing};
 /// Serves the admin API until a signal arrives, or all cards have failed.
 ///
 /// # Errors
-/// Fails if the API cannot be served, or all cards have failed. A new daemon would then initialize the cards again.
+/// Returns an error if the API cannot be served, or if all cards have failed. After a restart, a new daemon initializes
+/// the cards again.
 pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be awaited")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be awaited")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
     let (nothing_left, failed) = (Arc::new(AtomicBool::new(false)), Arc::clone(daemon));
     let (found, leaving) = (Arc::clone(&nothing_left), Arc::clone(daemon));
     let stop = async move {
@@ -35,7 +36,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
         };
         tracing::info!(reason, "ending");
         if !leaving.line.is_gone() {
-            leaving.events.add(NewEvent::daemon(EventKind::Ended, format!("mediatord ends: {reason}")));
+            leaving.events.add(NewEvent::daemon(EventKind::Ended, format!("mediatord exits: {reason}")));
             notify(NotifyState::Stopping);
         }
     };
@@ -45,12 +46,12 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
         tokio::spawn(watch(Arc::clone(daemon), limit, || notify(NotifyState::Watchdog)));
     }
     if let Some(spec) = daemon.spec().rebalance {
-        tracing::info!(?spec, "VMs move automatically from full cards to empty cards");
+        tracing::info!(?spec, "VMs are moved automatically from busy cards to idle ones");
         tokio::spawn(rebalancing::run(Arc::clone(daemon), spec));
     }
     tokio::spawn(observe(Arc::clone(daemon)));
     leases::watch_all(daemon);
-    admin::serve(Arc::clone(daemon), listeners, stop).await.context("the admin API cannot be served")?;
+    admin::serve(Arc::clone(daemon), listeners, stop).await.context("cannot serve the admin API")?;
     anyhow::ensure!(
         !nothing_left.load(Ordering::Relaxed),
         "all cards have failed: see the log, and start the daemon again"
@@ -58,10 +59,10 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
     Ok(())
 }
 
-/// Interval at which the daemon compares its state with the previous state to find events.
+/// Interval between comparisons of the daemon's state with its previous state.
 const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Finds events by comparing the daemon's state with its previous state, until the runtime ends.
+/// Detects events by comparing the daemon's state with its previous state, until the runtime ends.
 pub(crate) async fn observe(daemon: Arc<Daemon>) {
     let mut turns = tokio::time::interval(OBSERVE_INTERVAL);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -69,7 +70,7 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
         turns.tick().await;
         let daemon = Arc::clone(&daemon);
         let round = tokio::task::spawn_blocking(move || {
-            // If the cards belong to another daemon, this daemon has no state of the cards.
+            // Once another daemon owns the cards, this daemon has no state of them.
             if !daemon.line.is_gone() {
                 daemon.observe();
                 daemon.events.tick();
@@ -79,7 +80,7 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
     }
 }
 
-/// Periodically reports which log events were suppressed. Ends when all cards have failed.
+/// Periodically reports suppressed log events. Returns when all cards have failed.
 async fn look_around(daemon: Arc<Daemon>) {
     let mut turns = tokio::time::interval(logging::REFILL_INTERVAL);
     loop {
@@ -92,7 +93,7 @@ async fn look_around(daemon: Arc<Daemon>) {
     }
 }
 
-/// Calls `tell` at least twice per `limit` while the daemon is responsive. Blocked requests do not delay the calls.
+/// Calls `tell` at least twice per `limit` while the daemon is responsive, even if requests are blocked.
 pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl FnMut()) {
     let mut turns = tokio::time::interval((limit / 3).max(Duration::from_millis(1)));
     loop {
@@ -106,6 +107,6 @@ pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl F
 
 fn notify(state: NotifyState) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "the service manager cannot be notified");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }

@@ -1,4 +1,4 @@
-//! Tests the daemon's core over real sockets, with a card that serves plain memory.
+//! Tests of the daemon's core over real sockets, with a card that serves plain memory.
 
 use super::fixture::{BAR0, CHECK, FakeOpener, Fixture, PANIC, Released, config, eventually, start};
 use super::*;
@@ -75,7 +75,7 @@ fn panic_in_one_device_fails_that_vm_only() {
 
     eventually("the VM has failed", || fixture.state("a") == VmState::Failed);
     let error = fixture.daemon.vm("a").unwrap().error.unwrap();
-    assert!(error.contains("as the test wants it"), "{error}");
+    assert!(error.contains("as requested by the test"), "{error}");
     b.write32(BAR0, 0, 5).unwrap();
     assert_eq!(b.read32(BAR0, 0).unwrap(), 5);
     fixture.daemon.remove("a").unwrap();
@@ -90,7 +90,7 @@ fn private_client_memory_is_reported_until_next_client() {
     let file = memory_file(0x10_0000, false).unwrap();
     client.dma_map(0, 0x10_0000, true, Some((std::os::fd::AsFd::as_fd(&file), 0))).unwrap();
     client.write32(BAR0, CHECK, 1).unwrap();
-    eventually("it is seen", || fixture.daemon.vm("a").unwrap().memory_not_shared);
+    eventually("the unshared memory is detected", || fixture.daemon.vm("a").unwrap().memory_not_shared);
 
     drop(client);
     eventually("the VM waits again", || fixture.state("a") == VmState::Waiting);
@@ -152,7 +152,7 @@ fn requests_against_the_card_are_refused_by_kind() {
     let card = fixture.daemon.card("card0").unwrap();
     assert_eq!((card.vram_assigned_mib, card.vram_free_mib, card.channels_used), (256, 224, 3));
     assert_eq!(card.vms, ["a"]);
-    assert_eq!(fixture.daemon.card("card1").unwrap().vram_free_mib, 400, "not more than the card really has");
+    assert_eq!(fixture.daemon.card("card1").unwrap().vram_free_mib, 400, "not more than the card has");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn card_that_does_not_open_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let error = start(config(folder.path(), &["broken"]), &FakeOpener(Released::default()), HashMap::new());
     let error = error.err().unwrap().to_string();
-    assert_eq!(error, "card `broken` cannot be opened: it does not answer");
+    assert_eq!(error, "card `broken` cannot be opened: it does not respond");
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Upgrades: a daemon takes over the cards, virtual machines and sockets of another daemon while they work.
+//! Upgrades, in which a daemon takes over the cards, virtual machines and sockets of another daemon while guests work.
 //!
-//! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
+//! The running daemon starts the next program with one end of a socket as its standard input, and hands over its state
 //! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the side of the
 //! running daemon, and `receiver` is the side of the next daemon. `cuda` contains both sides for cards with an owner
 //! process. If anything fails before the next daemon reports that it has rebuilt its state, the first daemon resumes.
@@ -30,23 +30,23 @@ mod sender;
 
 use roster::{CudaPart, EventsPart, Roster};
 
-/// Time limit for the next program to introduce itself and to read its configuration; no VM waits during this time.
+/// Timeout for the next program to introduce itself and read its configuration; no VM waits during this time.
 // TIMEOUT: a busy host starts a program within seconds.
 const MEET_LIMIT: Duration = Duration::from_secs(20);
-/// Time limit for the next daemon to rebuild everything while virtual machines wait; otherwise the upgrade is canceled.
-// TIMEOUT: QEMU gives up on a request that gets no response within 5 s.
+/// Timeout for the next daemon to rebuild the state while virtual machines wait; after that, the upgrade is cancelled.
+// TIMEOUT: QEMU aborts a request without a response after 5 s.
 const PAUSE_LIMIT: Duration = Duration::from_secs(4);
-/// Time limit for a channel to leave its engine; a channel that stays counts as hung.
+/// Timeout for a channel to leave its engine, after which it is considered hung.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
-/// Time limit for the next daemon to wait for the state, and for the message that it owns the state. The other daemon
-/// has shorter limits, and its end is detected immediately. If this daemon gave up while the other daemon is only slow,
-/// no daemon would own the state.
+/// Timeout for the next daemon's waits for the state, and for the message that transfers ownership. The other daemon
+/// has shorter timeouts, and its exit is detected immediately. If the next daemon gave up although the other daemon is
+/// only slow, no daemon would own the state.
 // TIMEOUT: longer than any other wait.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Prefix of the descriptors of listening sockets, which have the same names as in the service manager's store.
 const SOCKET: &str = "socket:";
-/// Prefix of the descriptors of sockets from the service manager's units.
+/// Prefix of the descriptors of sockets from systemd units.
 const UNIT: &str = "unit:";
 /// Prefix of the descriptor of a card's memory.
 const VRAM: &str = "vram:";
@@ -60,17 +60,17 @@ const CLIENTS: &str = "clients:";
 const OWNER: &str = "owner:";
 /// Prefix of the window of a VM's CUDA function, and of the links of its workers.
 const FUNCTION: &str = "function:";
-/// Name of the state folder's lock.
+/// Name of the state directory's lock.
 const STATE_LOCK: &str = "state-lock";
 
-/// Parameters with which this daemon starts the next daemon.
+/// Parameters for the start of the next daemon.
 #[derive(Debug)]
 pub(crate) struct UpgradeChain {
-    /// Path of this daemon's executable; after an upgrade of the package, this is the executable of the next version.
+    /// Path of this daemon's executable, which is the next version after an upgrade of the package.
     pub program: PathBuf,
-    /// The configuration file.
+    /// Path of the configuration file.
     pub config: PathBuf,
-    /// The admin socket, and the read-only socket, if this daemon serves them.
+    /// Admin socket and read-only socket, if this daemon serves them.
     pub admin: Vec<(&'static str, UnixListener)>,
 }
 
@@ -78,13 +78,13 @@ pub(crate) struct UpgradeChain {
 #[derive(Debug, Default)]
 pub(crate) struct Generations {
     succession: OnceLock<UpgradeChain>,
-    /// Another daemon owns everything.
+    /// True if another daemon owns the state.
     gone: AtomicBool,
-    /// Notified when this daemon may end.
+    /// Notified when this daemon may exit.
     left: Notify,
-    /// The upgrade in which this daemon has taken over.
+    /// Upgrade in which this daemon took over.
     last: OnceLock<handover::Takeover>,
-    /// Number of upgrades that failed in this process.
+    /// Number of failed upgrades of this daemon.
     failures: AtomicU64,
 }
 
@@ -94,38 +94,38 @@ impl Generations {
         let _already = self.succession.set(succession);
     }
 
-    /// Returns true if another daemon owns everything.
+    /// Returns true if another daemon owns the state.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Records that another daemon owns everything from now on. After that, status reports of cards in this process are
+    /// Records that another daemon owns the state from now on. Status reports of cards in this process are then
     /// meaningless.
     fn lets_go(&self) {
         self.gone.store(true, Ordering::Release);
     }
 
-    /// Lets this daemon end.
+    /// Permits this daemon to exit.
     fn leave(&self) {
         self.left.notify_one();
     }
 
-    /// Waits until this daemon may end.
+    /// Waits until this daemon may exit.
     pub(crate) async fn left(&self) {
         self.left.notified().await;
     }
 
-    /// Records that an upgrade failed and this daemon continues.
+    /// Records a failed upgrade, after which this daemon continues.
     fn has_failed(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of failed upgrades in this daemon.
+    /// Returns the number of failed upgrades of this daemon.
     pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Returns the upgrade in which this daemon took over; `None` in the first daemon.
+    /// Returns the upgrade in which this daemon took over, or `None` for the first daemon.
     pub(crate) fn last(&self) -> Option<handover::Takeover> {
         self.last.get().copied()
     }
@@ -141,7 +141,7 @@ fn known() -> Vec<Known> {
     known
 }
 
-/// Returns the parts to write for a daemon that can read `reads`, in the newest versions that both daemons support.
+/// Returns the parts to write for a daemon that supports `reads`, in the newest versions supported by both daemons.
 fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
     let known = known();
     for part in &mut reads {
@@ -151,7 +151,7 @@ fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
     reads
 }
 
-/// Returns the host's monotonic clock, which is the same for all processes, in ns.
+/// Returns the time in ns of the host's monotonic clock, which is the same for all processes.
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);

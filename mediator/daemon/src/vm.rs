@@ -1,4 +1,4 @@
-//! A running virtual machine: its thread, its socket, and the daemon's state of both.
+//! A running virtual machine: its thread, its socket, and the state of both.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,23 +21,23 @@ use super::endpoint::EndpointServer;
 use super::error::DaemonError;
 use listening::SocketPath;
 
-/// Interval at which the daemon checks whether a thread has ended.
+/// Polling interval for the exit of a thread.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Status for the operator, collected from the calls of the device.
+/// Status for operators, collected from calls to the device.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// True if the guest's memory is private to the VMM that is connected now or was connected last.
+    /// True if the guest's memory is private to the current or last VMM.
     pub memory_not_shared: AtomicBool,
     /// Number of resets of the device.
     pub resets: AtomicU64,
-    /// Reason why the thread ended early.
+    /// Reason why the thread exited prematurely.
     pub failed: Mutex<rank::Failure, Option<String>>,
 }
 
-/// A virtual machine with its thread.
+/// Virtual machine with its thread.
 pub(super) struct Running {
-    /// Path of the socket, unless the service manager created it, or the virtual machine has none.
+    /// Path of the socket; `None` if the service manager created it, or if the virtual machine has none.
     pub socket: Option<PathBuf>,
     /// Path of the socket while it is served.
     socket_path: Arc<Mutex<rank::SocketPath, Option<SocketPath>>>,
@@ -48,10 +48,10 @@ pub(super) struct Running {
     thread: Mutex<rank::Threads, Option<JoinHandle<Option<Rest>>>>,
 }
 
-/// A virtual machine whose thread is suspended, before it resumes or is handed over. Its client receives no message.
+/// Virtual machine whose thread is suspended until it resumes or is handed over. Its client receives no messages.
 pub(super) struct Rest {
     work: Work,
-    /// The suspended clients.
+    /// Suspended clients.
     pub parked: SuspendedClient,
 }
 
@@ -59,22 +59,22 @@ impl Rest {
     /// Duplicates the descriptor of the listening socket.
     ///
     /// # Errors
-    /// Returns an error if the endpoint has no socket, or the descriptor cannot be duplicated.
+    /// Returns an error if the endpoint has no socket, or if the descriptor cannot be duplicated.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         self.work.server.listener()
     }
 }
 
-/// Client of an earlier daemon, if any, and the last status that its device reported.
+/// Client of an earlier daemon, if any, and the last status of its device.
 pub struct EarlierClient {
-    /// The suspended client.
+    /// Suspended client.
     pub parked: Option<SuspendedClient>,
-    /// The reported status.
+    /// Status of the device.
     pub seen: Seen,
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine, which runs until `stop`. The thread resumes the client in `earlier`.
+    /// Starts the thread of a virtual machine, which runs until `stop` and first resumes the client in `earlier`.
     pub fn start(
         name: &str,
         server: EndpointServer,
@@ -104,32 +104,32 @@ impl Running {
         Ok(Self { socket, socket_path, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Suspends the thread as soon as its client has no incomplete request; see [`Self::rested`].
+    /// Requests suspension of the thread as soon as its client has no incomplete request; see [`Self::rested`].
     pub fn park(&self) {
         self.stop.park();
     }
 
-    /// Waits until the thread is suspended, at most until the time `until`.
+    /// Waits for the suspension of the thread until the time `until`.
     ///
     /// # Errors
-    /// Returns an error if the thread is not suspended in time or has failed.
+    /// Returns an error if the thread is not suspended in time, or if it has failed.
     pub fn rested(&self, until: Option<Instant>) -> Result<Rest, &'static str> {
         while self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished()) {
             if until.is_some_and(|until| Instant::now() >= until) {
-                return Err("it does not become quiescent: the daemon waits for its client or its memory");
+                return Err("it cannot be suspended, because it waits for its client or for memory");
             }
             std::thread::sleep(POLL_INTERVAL);
         }
         let thread = self.thread.lock().take();
         let rest = thread.and_then(|thread| thread.join().ok()).flatten();
         self.stop.unpark();
-        rest.ok_or("it has failed just now")
+        rest.ok_or("it has just failed")
     }
 
-    /// Resumes the virtual machine after [`Self::rested`].
+    /// Resumes a suspended virtual machine.
     ///
     /// # Errors
-    /// Returns an error if the host cannot create a thread.
+    /// Returns an error if no thread can be created.
     pub fn go_on(&self, name: &str, Rest { work, parked }: Rest) -> Result<(), DaemonError> {
         match work.spawn(name, Some(parked)) {
             Ok(thread) => *self.thread.lock() = Some(thread),
@@ -141,7 +141,7 @@ impl Running {
         Ok(())
     }
 
-    /// Same as [`Self::go_on`], for a thread that is not suspended yet: resumes the thread after it has suspended.
+    /// Like [`Self::go_on`], but for a thread that is not suspended yet: resumes it after its suspension.
     pub(super) fn go_on_later(self: &Arc<Self>, name: &str) {
         let (name, this) = (name.to_owned(), Arc::clone(self));
         std::thread::spawn(move || match this.rested(None).map(|rest| this.go_on(&name, rest)) {
@@ -153,11 +153,11 @@ impl Running {
         });
     }
 
-    /// After [`Self::rested`], resumes the virtual machine with the device of another card, and returns the virtual
-    /// machine. The resources of its previous device must already be released.
+    /// Resumes a suspended virtual machine with the device of another card, and returns it. The resources of its
+    /// previous device must already be released.
     ///
     /// # Errors
-    /// Returns an error if the host cannot create a thread.
+    /// Returns an error if no thread can be created.
     pub fn moved(&self, name: &str, Rest { work, parked }: Rest, built: Built) -> Result<Self, DaemonError> {
         let Built { device, backend } = built;
         let seen = Arc::clone(&self.seen);
@@ -174,12 +174,12 @@ impl Running {
         })
     }
 
-    /// Requests the thread's end without waiting.
+    /// Requests the thread to exit, without waiting.
     pub fn stop(&self) {
         self.stop.stop();
     }
 
-    /// Ends the thread, disconnects the client, and frees the virtual machine's resources on the card. Removes the
+    /// Stops the thread, disconnects the client, and frees the virtual machine's resources on the card. Removes the
     /// socket, unless it must outlive the daemon.
     pub fn end(&self, name: &str, how: End) {
         self.stop();
@@ -195,12 +195,12 @@ impl Running {
     }
 }
 
-/// Reason why a virtual machine ends.
+/// Reason why a virtual machine is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// An operator removes the virtual machine.
     Removed,
-    /// The daemon ends, and may be restarted.
+    /// The daemon exits, and may be restarted.
     Daemon,
 }
 
@@ -216,7 +216,7 @@ fn give_back(name: &str, backend: &dyn VmBackend) {
     }
 }
 
-/// Objects that a virtual machine's thread uses.
+/// Objects used by a virtual machine's thread.
 struct Work {
     device: Observed,
     server: EndpointServer,
@@ -230,7 +230,7 @@ impl Work {
         let span = tracing::info_span!(parent: None, "vm", name);
         let thread = std::thread::Builder::new().name(format!("vm-{name}"));
         let thread = thread.spawn(move || span.in_scope(|| self.run(parked)));
-        thread.map_err(|error| DaemonError::Failed(format!("VM `{name}` cannot have a thread: {error}")))
+        thread.map_err(|error| DaemonError::Failed(format!("cannot create a thread for VM `{name}`: {error}")))
     }
 
     fn run(self, parked: Option<SuspendedClient>) -> Option<Rest> {
@@ -256,17 +256,17 @@ impl Work {
         }
         drop(server);
         drop(device);
-        tracing::info!("the VM's thread has ended");
+        tracing::info!("the VM's thread has exited");
         None
     }
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic without a message")
 }
 
-/// A device that reports its calls to the daemon.
+/// Device that reports its calls to the daemon.
 struct Observed {
     device: Box<dyn Device>,
     seen: Arc<Seen>,
@@ -309,7 +309,7 @@ impl Device for Observed {
     }
 
     fn disconnected(&mut self) {
-        tracing::info!("the VMM has gone");
+        tracing::info!("the VMM has disconnected");
         self.device.disconnected();
     }
 

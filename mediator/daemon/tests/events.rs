@@ -1,4 +1,4 @@
-//! Tests `mediatorctl events -f` across an upgrade and a restart of the daemon. The tool and the daemons run as
+//! Tests of `mediatorctl events -f` across an upgrade and a restart of the daemon. The tool and the daemons run as
 //! processes.
 
 mod support;
@@ -15,7 +15,7 @@ use support::{DAEMON, Manager, Place, Service, ctl};
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
 const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napertures = \"trapped\"\n";
 
-/// A running `mediatorctl events -f --json`.
+/// Running `mediatorctl events -f --json`.
 struct Follower {
     _process: Service,
     lines: std::io::Lines<BufReader<ChildStdout>>,
@@ -33,7 +33,7 @@ impl Follower {
         Self { _process: Service(process), lines, events: Vec::new(), notes: Vec::new() }
     }
 
-    /// Reads until an event of this kind about an object arrives.
+    /// Reads until an event of this kind about the object arrives.
     fn until(&mut self, kind: &str, name: &str) -> &Value {
         let is = |event: &Value| event["kind"] == kind && event["subject"]["name"] == name;
         while !self.events.iter().any(is) {
@@ -74,7 +74,7 @@ fn follower_misses_nothing_over_upgrade_and_is_told_of_restart() {
     assert_eq!((&began["author"]["kind"], &began["author"]["program"]), (&"client".into(), &"mediatorctl".into()));
     place.ctl_json(&["vm", "add", "new", "--card", "card0", "--vram-mib", "16"]);
     follower.until("added", "new");
-    // Numbers continue without a gap, and no event was lost.
+    // Event numbers continue without a gap.
     let numbers: Vec<u64> = follower.events.iter().map(|event| event["number"].as_u64().unwrap()).collect();
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
     assert_eq!(follower.notes, Vec::<String>::new());
@@ -90,7 +90,7 @@ fn follower_misses_nothing_over_upgrade_and_is_told_of_restart() {
     place.ctl_json(&["sched", "set-vm", "web", "--weight", "9"]);
     follower.events.clear();
     follower.until("changed", "web");
-    assert!(follower.notes[0].starts_with("the cursor is of a daemon that has ended"), "{:?}", follower.notes);
+    assert!(follower.notes[0].starts_with("the cursor is from a daemon that has exited"), "{:?}", follower.notes);
     assert!(follower.events.iter().all(|event| event["number"].as_u64().unwrap() > last));
 }
 

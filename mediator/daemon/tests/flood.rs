@@ -1,5 +1,4 @@
-//! Tests that the number of log lines that clients and guests can cause is limited, and that suppressed lines are
-//! counted.
+//! Tests that log messages caused by clients and guests are rate-limited, and that suppressed messages are counted.
 
 mod support;
 
@@ -28,7 +27,7 @@ fn place() -> Place {
 
 /// Returns the number of events that the log reports as suppressed.
 fn held_back(log: &str) -> usize {
-    let counts = log.lines().filter(|line| line.contains("log events were held back"));
+    let counts = log.lines().filter(|line| line.contains("log events were suppressed"));
     counts.filter_map(|line| line.split("count=").nth(1)?.split(' ').next()?.parse::<usize>().ok()).sum()
 }
 
@@ -44,19 +43,19 @@ fn client_with_repeated_garbage_does_not_flood_log() {
             let _ = stranger.write_all(&[(round % 251) as u8; 64]);
         }
     }
-    assert!(place.ctl(&["vm", "list"]).status.success(), "others are served");
+    assert!(place.ctl(&["vm", "list"]).status.success(), "other clients are served");
     running.end(Signal::TERM);
     let log = fs::read_to_string(place.path("log")).unwrap();
     let grown = log.lines().count() - before;
     assert!(grown < 200, "{grown} lines:\n{log}");
-    assert!(held_back(&log) > TIMES / 2, "it says how many there were:\n{log}");
+    assert!(held_back(&log) > TIMES / 2, "the log contains the number of suppressed events:\n{log}");
 }
 
-/// Number of hostile VMMs, and number of different files that each of them tries to lend. The total exceeds the number
-/// of files that the daemon may open.
+/// Number of hostile VMMs, and number of files that each of them tries to lend. The total exceeds the number of files
+/// that the daemon may open.
 const FILES: u64 = 600;
 const LENDERS: usize = 4;
-/// The error number of ENOSPC.
+/// Error number of ENOSPC.
 const NO_ROOM: u32 = 28;
 
 #[test]
@@ -83,9 +82,9 @@ fn vmms_with_thousands_of_files_leave_descriptors_for_others() {
                     }
                 }
             }
-            assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were refused");
-            // Lent memory stays lent. Several parts of one file count as one file. A file that was taken back no longer
-            // counts towards the limit.
+            assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were rejected");
+            // Lent memory stays lent. Several regions of one file count as one file. A file that was taken back no
+            // longer counts.
             let memory = memory_file(2 * 4096, true).unwrap();
             let part = |client: &mut Client, gpa, at| client.dma_map(gpa, 4096, true, Some((memory.as_fd(), at)));
             assert!(part(&mut client, 1 << 30, 0).is_err());
@@ -116,7 +115,7 @@ fn guest_with_repeated_invalid_queues_does_not_flood_log() {
     guest.write(vmm_glue::RegionIndex::Config, 4, &6u16.to_le_bytes());
     assert!(Interface::set_up(&mut guest, 0, u32::MAX));
     for _ in 0..TIMES {
-        // The rings are in memory that is not mapped, so the crate `virtio_queue` reports an error.
+        // The rings are in unmapped memory, so the crate `virtio_queue` reports an error.
         assert!(!Interface::set_up(&mut guest, 1 << 40, u32::MAX));
     }
     guest.leave();
@@ -124,5 +123,5 @@ fn guest_with_repeated_invalid_queues_does_not_flood_log() {
     let log = fs::read_to_string(place.path("log")).unwrap();
     let errors = log.lines().filter(|line| line.contains("virtio")).count();
     assert!((1..100).contains(&errors), "{errors} lines of the crate:\n{log}");
-    assert!(held_back(&log) > TIMES / 2, "it says how many there were:\n{log}");
+    assert!(held_back(&log) > TIMES / 2, "the log contains the number of suppressed events:\n{log}");
 }

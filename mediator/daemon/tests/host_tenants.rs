@@ -1,4 +1,4 @@
-//! Tests host processes that are tenants of a card without a VM: gdev's backend `vgpu` connects through the daemon's
+//! Tests of host processes that use a card as tenants without a VM: gdev's backend `vgpu` connects to the daemon's
 //! sockets.
 
 mod support;
@@ -18,7 +18,7 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 25
 const VMS: &str = "[[vm]]\nname = \"a\"\ncard = \"card0\"\nvram_mib = 64\nchannels = 4\n\
     [[vm]]\nname = \"b\"\ncard = \"card0\"\nvram_mib = 64\n";
 
-/// Two kernels: one adds a number to each word, and one stores to an address that a parameter selects.
+/// Two kernels: one adds a number to each word, and one stores to an address given as a parameter.
 const KERNELS: &str = "
 .kernel add
 .params 16
@@ -55,7 +55,7 @@ fn all_workloads_run_in_a_host_process() {
     for name in NAMES {
         let workload = by_name(name, Options::default()).expect("a workload");
         let report = workloads::run(&*workload, &mut context).unwrap_or_else(|error| panic!("{name}: {error:#}"));
-        assert!(report.verified > 0 || *name == "nop", "nothing of {name} was verified");
+        assert!(report.verified > 0 || *name == "nop", "no output of {name} was verified");
     }
     drop(context);
     running.end(Signal::TERM);
@@ -150,14 +150,14 @@ fn freed_memory_is_used_again_and_stale_handles_are_refused() {
 fn wrong_sockets_and_missing_channels_are_named() {
     let place = Place::new(&format!("{CARD}{VMS}"));
     let running = place.start(&mut place.daemon());
-    let error = open(&place.path("c.sock")).expect_err("no such socket").to_string();
+    let error = open(&place.path("c.sock")).expect_err("the socket does not exist").to_string();
     assert!(error.contains("c.sock") && error.contains("mediatorctl vm list"), "{error}");
     let other = vmm_glue::client::Client::connect(&place.path("b.sock")).expect("a client");
     let error = open(&place.path("b.sock")).expect_err("another client").to_string();
     assert!(error.contains("has another client"), "{error}");
     drop(other);
     let contexts: Vec<Context> = (0..4).map(|_| open(&place.path("a.sock")).expect("a context")).collect();
-    let error = open(&place.path("a.sock")).expect_err("four channels are in use");
+    let error = open(&place.path("a.sock")).expect_err("all four channels are in use");
     assert!(error.to_string().contains("see `channels` in its configuration"), "{error}");
     drop(contexts);
     let mut again = open(&place.path("a.sock")).expect("channels are free again");
@@ -201,7 +201,8 @@ fn sectors_encrypted_on_the_card_equal_the_cpu_which_takes_over() {
     running.end(Signal::TERM);
 }
 
-/// VMs `a` and `b` of one sharing group, `c` of another, and `d` without the paravirtual interface.
+/// Returns the configuration of VMs `a` and `b` in one sharing group, `c` in another, and `d` without the paravirtual
+/// interface.
 fn sharing() -> String {
     let vm = |name: &str, more: &str| {
         format!("[[vm]]\nname = \"{name}\"\ncard = \"card0\"\nvram_mib = 32\nchannels = 4\n{more}")
@@ -215,7 +216,7 @@ fn sharing() -> String {
 const KEY: u64 = 0x7365_676d;
 const SEGMENT_BYTES: u64 = 64 << 10;
 
-/// Returns a request for the segment of the group.
+/// Returns a request for a segment shared within the group.
 fn of_group(key: u64) -> SegmentRequest {
     SegmentRequest { group: true, ..SegmentRequest::find(key, SEGMENT_BYTES) }
 }
@@ -232,11 +233,11 @@ fn contents(context: &mut Context, segment: gdev::Memory) -> Vec<u8> {
     bytes
 }
 
-/// Returns the error number of a refused request.
+/// Returns the error number of a rejected request.
 fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> Option<i32> {
     match result {
         Err(Error::Driver { source, .. }) => source.raw_os_error(),
-        other => panic!("not refused by the mediator: {other:?}"),
+        other => panic!("not rejected by the mediator: {other:?}"),
     }
 }
 
@@ -255,7 +256,7 @@ fn tenants_of_a_group_share_segments_as_the_owner_permits() {
     owner.write(here, 0, &pattern(1)).expect("a write");
     owner.finish().expect("its end");
 
-    // The peer finds the segment by its key and reads it. It can neither write nor remove the segment.
+    // The peer finds the segment by its key, and can read it, but not write or remove it.
     assert_eq!(peer.segment(of_group(KEY)).expect("the segment"), segment);
     assert_eq!(refusal(peer.attach(segment, false)), DENIED);
     assert_eq!(refusal(peer.remove(segment)), DENIED);
@@ -263,7 +264,7 @@ fn tenants_of_a_group_share_segments_as_the_owner_permits() {
     assert!(contents(&mut peer, there) == pattern(1));
     assert_eq!(owner.attached(segment).expect("a number"), 2);
 
-    // Guessed keys and numbers find nothing, and a request for more bytes than the segment has is refused.
+    // Guessed keys and numbers are not found, and a request for more bytes than the segment has is rejected.
     assert_eq!(refusal(peer.segment(of_group(KEY + 1))), NOT_FOUND);
     assert_eq!(refusal(peer.segment(SegmentRequest::find(KEY, SEGMENT_BYTES))), NOT_FOUND);
     assert_eq!(refusal(other.segment(of_group(KEY))), NOT_FOUND);
@@ -274,17 +275,21 @@ fn tenants_of_a_group_share_segments_as_the_owner_permits() {
     let larger = peer.attach(Segment { bytes: SEGMENT_BYTES + 1, ..segment }, true);
     assert!(matches!(larger, Err(Error::Range { .. })), "{larger:?}");
 
-    // A write to a segment that was attached for reading ends that context only.
+    // A write to a segment attached as read-only terminates only the writing context.
     let mut bad = open(&place.path("b.sock")).expect("another context");
     let theirs = bad.attach(segment, true).expect("the segment, for reading");
     assert_eq!(owner.attached(segment).expect("a number"), 3);
     bad.write(theirs, 0, &pattern(2)).expect("a submission");
     assert!(matches!(bad.finish(), Err(Error::Lost(_))));
     drop(bad);
-    assert_eq!(owner.attached(segment).expect("a number"), 2, "an ended context has detached its segments");
+    assert_eq!(
+        owner.attached(segment).expect("the segment exists"),
+        2,
+        "a terminated context has detached its segments"
+    );
     assert!(contents(&mut peer, there) == pattern(1));
 
-    // The CPU has no address of a segment, and a segment is neither freed nor referred to.
+    // A segment has no address for the CPU, and cannot be freed or referenced.
     assert!(matches!(peer.free(there), Err(Error::Unsupported { .. })));
     assert!(matches!(peer.share(there), Err(Error::Unsupported { .. })));
     drop((owner, peer, other));
@@ -301,17 +306,17 @@ fn detached_segments_are_unreachable() {
     let here = owner.attach(segment, false).expect("the owner's segment");
     let there = peer.attach(segment, false).expect("the peer's segment");
     peer.write(there, 0, &pattern(3)).expect("a write");
-    // Detach waits for the write.
+    // Detaching waits for the write.
     peer.detach(there).expect("an attached segment");
     assert!(contents(&mut owner, here) == pattern(3));
     assert!(matches!(peer.detach(there), Err(Error::Memory(_))));
     assert!(matches!(peer.write(there, 0, &[1]), Err(Error::Memory(_))));
-    // The address itself is not mapped any longer.
+    // The address is no longer mapped.
     let module = peer.load(Image::Sm20(&kernels())).expect("a module");
     peer.launch(module, "store", Grid::line(1, 1), &Params::new().address(there.address), &[]).expect("a launch");
     assert!(matches!(peer.finish(), Err(Error::Lost(_))));
     assert!(contents(&mut owner, here) == pattern(3));
-    // A removed segment has no key. It exists as long as it is attached.
+    // A removed segment has no key, but exists as long as it is attached.
     drop(peer);
     let mut peer = open(&place.path("b.sock")).expect("a context");
     let there = peer.attach(segment, true).expect("the segment");
@@ -333,7 +338,7 @@ fn vgpu_without_paravirtual_interface_says_how_to_get_segments() {
     assert!(with.has_segments() && !without.has_segments());
     let error = without.segment(SegmentRequest::create(1, 4096)).expect_err("no segments").to_string();
     assert!(error.contains("`paravirtual.offered`"), "{error}");
-    // A VM's own segments need no group, and end with the VM's limit.
+    // A VM's private segments need no group, and count towards the VM's limit.
     let mut second = open(&place.path("a.sock")).expect("another context");
     let segment = with.segment(SegmentRequest::create(1, SEGMENT_BYTES)).expect("a segment");
     let (here, there) = (with.attach(segment, false).expect("it"), second.attach(segment, false).expect("it"));
@@ -345,7 +350,7 @@ fn vgpu_without_paravirtual_interface_says_how_to_get_segments() {
     running.end(Signal::TERM);
 }
 
-/// Variable with the socket for the process that [`killed_owner_leaves_its_segment_to_the_peers`] kills.
+/// Environment variable with the socket for the process that [`killed_owner_leaves_its_segment_to_the_peers`] kills.
 const OWNER: &str = "GDEV_TEST_OWNER";
 
 #[test]
@@ -363,7 +368,7 @@ fn killed_owner_leaves_its_segment_to_the_peers() {
         .map(support::Service)
         .expect("a process");
     let output = BufReader::new(owner.0.stdout.take().expect("a pipe"));
-    assert!(output.lines().map_while(Result::ok).any(|line| line.contains("owned")), "the owner ended");
+    assert!(output.lines().map_while(Result::ok).any(|line| line.contains("owned")), "the owner exited early");
     let mut peer = open(&place.path("b.sock")).expect("a context");
     let segment = peer.segment(of_group(KEY)).expect("the owner's segment");
     let there = peer.attach(segment, true).expect("the segment, for reading");
@@ -371,14 +376,13 @@ fn killed_owner_leaves_its_segment_to_the_peers() {
     owner.0.kill().expect("a running process");
     owner.0.wait().expect("its end");
 
-    // The end of the process resets its vGPU: its attachment ends, and its segment has no key. The peer keeps the
-    // segment.
+    // When the process exits, its vGPU is reset: the segment is detached and loses its key. The peer keeps the segment.
     let next = (0..30).find_map(|_| open(&place.path("a.sock")).ok());
     let mut next = next.expect("the next process of the VM");
     assert_eq!(peer.attached(segment).expect("a number"), 1);
     assert!(contents(&mut peer, there) == pattern(5));
     assert!(peer.segment(of_group(KEY)).is_err() && next.segment(of_group(KEY)).is_err());
-    // The key is free for a new segment, which has none of the old data.
+    // The key can be reused for a new segment, which contains none of the old data.
     let again = next.segment(SegmentRequest { create: true, ..of_group(KEY) }).expect("another segment");
     let here = next.attach(again, false).expect("the segment");
     assert!(again != segment && contents(&mut next, here) == vec![0; SEGMENT_BYTES as usize]);
@@ -389,7 +393,7 @@ fn killed_owner_leaves_its_segment_to_the_peers() {
     running.end(Signal::TERM);
 }
 
-/// Creates a segment for the peers, and waits until the process is killed.
+/// Creates a segment for the peers, and waits to be killed.
 fn own_a_segment(socket: &Path) -> ! {
     let mut context = open(socket).expect("a context");
     let segment = context.segment(SegmentRequest { create: true, ..of_group(KEY) }).expect("a segment");

@@ -1,5 +1,5 @@
-//! Kills the daemon while it serves a VMM. The next daemon takes over the connection. Its device is in the state after
-//! a reset.
+//! Kills the daemon while it serves a VMM. The next daemon takes over the connection, with the device in its reset
+//! state.
 
 mod support;
 
@@ -21,15 +21,14 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 12
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\napertures = \"trapped\"\n";
 const CONFIG: u32 = 7;
 const MSI: u32 = 1;
-/// Number of kills while a VMM is busy.
+/// Number of times that the daemon is killed while a VMM is busy.
 const KILLS: u32 = 24;
-/// Number of kills that may leave a request without a response. Such a kill happens between the time at which a
-/// response is marked as sent and the time at which it is sent, which is a few hundred nanoseconds per request
-/// (decision 129).
+/// Maximum number of kills that leave a request without a response. This happens only between marking a response as
+/// sent and sending it, which takes a few hundred nanoseconds per request (decision 129).
 const UNANSWERED: u32 = 2;
-/// Time after which a response counts as lost.
+/// Timeout for a response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// Contents of the store for a VMM with one file of memory and one interrupt.
+/// Contents of the descriptor store for a VMM with one memory file and one interrupt.
 const WHOLE: [&str; 6] = ["daemon/admin", "vm/web", "vmm/web", "vmm/web/0", "vmm/web/1", "vmm/web/journal"];
 
 fn connect(place: &Place) -> Client {
@@ -49,7 +48,7 @@ fn shown(place: &Place) -> Value {
     place.ctl_json(&["vm", "show", "web"])
 }
 
-/// A client with its state, for comparison before and after a kill.
+/// Client with its state, for comparison before and after a kill.
 struct Vmm {
     client: Client,
     file: OwnedFd,
@@ -57,7 +56,7 @@ struct Vmm {
 }
 
 impl Vmm {
-    /// Connects, lends memory, sets up an interrupt, and configures the device as an operating system would.
+    /// Connects, lends memory, sets up an interrupt, and configures the device like an operating system.
     fn new(place: &Place) -> Self {
         let mut client = connect(place);
         let file = memory_file(0x4000, true).unwrap();
@@ -76,7 +75,7 @@ impl Vmm {
     }
 }
 
-/// Starts a daemon that serves a VMM and has put all state in the service manager's store.
+/// Starts a daemon that serves a VMM, and waits until all state is in the service manager's descriptor store.
 fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
     let manager = Manager::new(place);
     let daemon = manager.start();
@@ -85,7 +84,7 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
     (manager, daemon, vmm)
 }
 
-/// Tests that one VMM cannot overload the service manager, and that the rate limit loses no data.
+/// Tests that a VMM cannot overload the service manager, and that the rate limit loses no data.
 #[test]
 fn vmm_with_repeated_maps_does_not_flood_service_manager() {
     /// Number of messages in a burst, and time until the next message is permitted (`fdstore::pace`).
@@ -106,12 +105,12 @@ fn vmm_with_repeated_maps_does_not_flood_service_manager() {
     let one_page = stored() - before;
     println!("one page, 1,000 times: {one_page} messages in {:?}", begin.elapsed());
     assert!(one_page <= bound(), "{one_page} of at most {}", bound());
-    // The VMM lends files that are not in the service manager's store yet, so it waits.
+    // The VMM lends files that are not in the store yet, so it has to wait.
     (0..100).for_each(|_| turn(&mut vmm, &memory_file(0x1000, true).unwrap()));
     let sent = stored() - before;
-    println!("100 files more: {sent} messages in {:?}", begin.elapsed());
+    println!("100 more files: {sent} messages in {:?}", begin.elapsed());
     assert!(sent <= bound(), "{sent} of at most {}", bound());
-    // The service manager has the complete current state for the next daemon.
+    // The store contains the complete current state for the next daemon.
     vmm.client.dma_map(MAPPED_GPA, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
     drop(daemon);
     let _daemon = manager.start();
@@ -136,20 +135,20 @@ fn vmm_survives_daemon_kills_with_reset_device() {
         assert_eq!((&shown["transport"]["dma_regions"], &shown["ram"]["lent_bytes"]), (&json!(2), &json!(0x3000)));
         let log = fs::read_to_string(place.path("log")).unwrap();
         assert!(log.contains("the previous daemon was killed: its VMM continues"), "{log}");
-        // PMC_BOOT_0: the device answers.
+        // PMC_BOOT_0: the device responds.
         assert_eq!(vmm.client.read32(0, 0).unwrap() >> 20, 0x0c0);
     }
-    // The interrupt works. A card without configured interrupts has no pending interrupt, so no interrupt has arrived
-    // without a cause.
+    // The interrupt works. No interrupt has arrived spuriously, because the card has no configured and therefore no
+    // pending interrupt.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
-    // The VMM takes back the memory that it lent, and the store is updated.
+    // The VMM takes back lent memory, and the store is updated.
     assert_eq!(vmm.client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert_eq!(vmm.client.dma_unmap(0x8000, 0x1000).unwrap(), 0x1000);
     vmm.client.disable_irqs(MSI).unwrap();
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
-    // The VM's next VMM uses a new connection, and does not lose its state.
+    // The next VMM of the VM uses a new connection, and does not lose its state.
     let mut vmm = Vmm::new(&place);
     manager.until_kept(&WHOLE);
     assert_eq!(vmm.client.read32(CONFIG, 0).unwrap(), 0x06d8_10de);
@@ -165,7 +164,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
     let manager = Manager::new(&place);
     let mut daemon = manager.start();
     let mut vmm = Vmm::new(&place);
-    // Each entry is a region, an offset in its mapped part, and the mapping.
+    // Regions, with an offset in their mapped part.
     let places = [(0, 0x70_1000), (1, 20 << 20), (3, 1 << 20)];
     let apertures = places.map(|(region, at)| (region, at, vmm.client.map_region(region).unwrap()));
     // The store contains three more files than for a VMM without mappings.
@@ -174,10 +173,10 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
     whole.sort_unstable();
     manager.until_kept(&whole);
     for deaths in 1..=2 {
-        apertures.iter().for_each(|(_, at, mapped)| mapped.write(*at, b"of the guest that was").unwrap());
+        apertures.iter().for_each(|(_, at, mapped)| mapped.write(*at, b"of the previous guest").unwrap());
         drop(daemon);
         daemon = manager.start();
-        // The device is in the state after a reset, and uses the memory that the VMM has kept mapped.
+        // The device is in its reset state, and uses the memory that the VMM has kept mapped.
         let boot = vmm.client.read32(0, 0);
         let boot = boot.unwrap_or_else(|error| panic!("{error}\n{}", fs::read_to_string(place.path("log")).unwrap()));
         assert_eq!(boot >> 20, 0x0c0);
@@ -185,7 +184,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
             let mut seen = [1; 21];
             mapped.read(*at, &mut seen).unwrap();
             assert_eq!(seen, [0; 21], "region {region}, death {deaths}");
-            // A new mapping of the device's memory has the same contents.
+            // A new mapping of the device's memory shows the same contents.
             let now = vmm.client.map_region(*region).unwrap();
             mapped.write(*at, &[7]).unwrap();
             let mut byte = [0];
@@ -244,7 +243,7 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
             let busy = scope.spawn(|| -> Result<(), ClientError> {
                 while !stop.load(Ordering::Acquire) {
                     asked += 1;
-                    // The sequence number is checked, too, so that a duplicate response does not match.
+                    // The client also checks the sequence number, so that a duplicate response does not match.
                     assert_eq!(one.client.read32(CONFIG, 0)?, 0x06d8_10de);
                     one.client.write32(CONFIG, 0x10, 0xfc00_0000)?;
                     if maps {
@@ -264,8 +263,8 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
         });
         match ended {
             Ok(()) => {}
-            // The daemon was killed before the service manager received some descriptors. Their VMM has read the end of
-            // the connection.
+            // The daemon was killed before the service manager received all descriptors, and the connection of their
+            // VMM is closed.
             Err(ClientError::Closed) if maps => {
                 lost += 1;
                 vmm = None;
@@ -278,10 +277,10 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
         }
     }
     println!(
-        "{KILLS} kills under {asked} rounds of requests; {lost} VMMs have lost their device with a descriptor, {unanswered} wait for an answer"
+        "{KILLS} kills under {asked} rounds of requests; {lost} VMMs lost their device with a descriptor, {unanswered} wait for a response"
     );
     assert!(lost <= KILLS / 4, "{lost} VMMs have lost their device");
-    assert!(unanswered <= UNANSWERED, "{unanswered} requests have no answer");
+    assert!(unanswered <= UNANSWERED, "{unanswered} requests have no response");
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
     drop(daemon);
@@ -294,7 +293,7 @@ fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
     let before = vmm.configuration();
     let upgraded = place.ctl_json(&["daemon", "upgrade"]);
     assert!(daemon.0.wait().unwrap().success());
-    // The next daemon serves the VMM, and the service manager has received the earlier messages.
+    // The next daemon serves the VMM, and the service manager has received all earlier messages.
     assert_eq!(vmm.configuration(), before);
     manager.wait(|heard| {
         heard.said.clear();
@@ -304,11 +303,11 @@ fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
     manager.until_kept(&WHOLE);
     let number = i32::try_from(upgraded["pid"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
-    // The upgraded process has no parent in this test.
+    // The process is not a child of the test after an upgrade.
     let state = || fs::read_to_string(format!("/proc/{number}/stat"));
     let began = Instant::now();
     while state().is_ok_and(|state| !state.contains(") Z ")) {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "process {number} does not end");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "process {number} does not exit");
         std::thread::sleep(Duration::from_millis(1));
     }
     let daemon = manager.start();
@@ -336,7 +335,7 @@ fn invalid_or_orphaned_journal_is_removed_and_others_survive() {
     let kept = |names: &[String]| manager.until_kept(&names.iter().map(String::as_str).collect::<Vec<_>>());
     kept(&all(&names));
     drop(daemon);
-    // The store contains garbage: next to a journal, in place of a journal, and for VMs that do not exist.
+    // Put garbage in the store: next to a journal, in place of a journal, and for VMs that do not exist.
     let garbage = || memfd_create("garbage", MemfdFlags::CLOEXEC).unwrap();
     manager.wait(|heard| {
         heard.kept.iter_mut().filter(|(name, _)| name == "vmm/web/journal").for_each(|(_, fd)| *fd = garbage());
@@ -372,7 +371,7 @@ fn vmm_is_disconnected_if_fd_store_is_full_and_log_has_remedy() {
     assert!(log.contains("FileDescriptorStoreMax=1026"), "{log}");
     drop(daemon);
     let daemon = start();
-    // The daemon's requests arrive first.
+    // Requests from the daemon arrive first.
     let end = std::iter::from_fn(|| Some(vmm.client.receive_message())).find_map(Result::err);
     assert!(matches!(end, Some(ClientError::Closed)), "{end:?}");
     manager.until_kept(&["daemon/admin", "vm/web"]);

@@ -1,4 +1,4 @@
-//! Migrates a VM between daemons through messages of its client while it works, and as a file with a slow reader.
+//! Migrates a VM between daemons while it works: with messages of its client, and as a file with a slow reader.
 
 mod support;
 
@@ -31,7 +31,7 @@ fn connect(place: &Place, vm: &str) -> Client {
 fn until_alone(place: &Place, vm: &str) {
     let began = std::time::Instant::now();
     while place.ctl_json(&["vm", "show", vm])["state"] != "waiting" {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "VM {vm} has a client still");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "VM {vm} still has a client");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -59,7 +59,7 @@ fn vm_goes_from_daemon_to_daemon_in_the_midst_of_its_work() {
     guest.begin();
     guest.driver.guest.set_device_state(STATE_STOP_COPY).unwrap();
     let at = &places[0];
-    // Meanwhile, no other operation can use the VM.
+    // In the meantime, other operations on the VM are rejected.
     for command in [&["daemon", "upgrade"][..], &["vm", "save", "web", at.path("web.vgpu").to_str().unwrap()]] {
         let refused = at.ctl(command);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -79,7 +79,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
     let mut guest = Guest::new(&place, "web");
     guest.begin();
     guest.check();
-    // The state of this VM is modified below.
+    // This saved state is corrupted below.
     let state = {
         let mut client = connect(&place, "other");
         assert_eq!(client.migration_flags().unwrap(), MIGRATION_STOP_COPY);
@@ -100,7 +100,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
             _ => bytes.insert(at, 0x5a),
         }
         client.set_device_state(STATE_RESUMING).unwrap();
-        // The daemon rejects either the corrupt part or the end of the stream.
+        // The daemon rejects either the corrupt piece or the end of the stream.
         let _refused = bytes.chunks(1000).try_for_each(|part| client.migration_write(part));
         client.set_device_state(STATE_RUNNING).unwrap_err();
         assert_eq!(client.device_state().unwrap(), STATE_ERROR, "round {round}");
@@ -109,12 +109,12 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
         assert_eq!(client.device_state().unwrap(), STATE_RUNNING);
         beside.check();
     }
-    // A state that is longer than any valid state is also rejected, without blocking other VMs.
+    // A state longer than any valid state is also rejected, without blocking other VMs.
     client.set_device_state(STATE_RESUMING).unwrap();
     let endless = std::iter::repeat_with(|| client.migration_write(&vec![0x5a; 60_000])).take(200);
     assert!(endless.filter(Result::is_err).count() >= 199);
     client.reset().unwrap();
-    // The incomplete state harms no other VM, and the device works as usual.
+    // An incomplete state does not affect other VMs, and the device works as usual.
     client.set_device_state(STATE_RESUMING).unwrap();
     state.chunks(777).for_each(|part| client.migration_write(part).unwrap());
     client.set_device_state(STATE_RUNNING).unwrap();
@@ -129,7 +129,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
     drop(daemon);
 }
 
-/// Sends a request, and reads only the header of the response.
+/// Sends a request, and reads only the response header.
 fn ask(place: &Place, head: &str) -> UnixStream {
     let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -152,7 +152,7 @@ fn slow_save_or_restore_client_blocks_no_vm_or_operator() {
     let manager = Manager::new(&place);
     let daemon = manager.start();
     let mut guest = Guest::new(&place, "web");
-    // The VM's state is larger than all buffers on the way.
+    // The VM's state is larger than all buffers in between.
     let filler: Vec<u8> = (0..MIB as usize).map(|at| (at % 251) as u8 | 1).collect();
     (16..VM_MIB - 2).for_each(|mib| guest.driver.guest.vram_write(mib * MIB, &filler));
     guest.begin();
@@ -160,13 +160,13 @@ fn slow_save_or_restore_client_blocks_no_vm_or_operator() {
         ask(&place, "POST /v1/vms/web/save HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
     let head = line_of(&mut slow);
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-    // The VM has been saved, and continues; other changes are possible.
+    // The VM was saved and continues, and other changes are possible.
     guest.check();
     place.ctl_json(&["vm", "add", "more", "--card", "card0", "--vram-mib", "16"]);
     let mut body = Vec::new();
     slow.read_to_end(&mut body).unwrap();
     assert!(body.len() > 14 * MIB as usize, "{} bytes", body.len());
-    // Restoring from a slow client does not block other VMs, either.
+    // A restore from a slow client does not block other VMs, either.
     let file = place.path("web.vgpu");
     place.ctl_json(&["vm", "save", "web", file.to_str().unwrap()]);
     let saved = std::fs::read(&file).unwrap();

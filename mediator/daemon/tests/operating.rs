@@ -1,4 +1,4 @@
-//! Runs the commands of docs/guides/operating.md exactly as printed.
+//! Runs the commands of docs/guides/operating.md exactly as shown there.
 
 mod support;
 
@@ -16,10 +16,10 @@ use support::{DAEMON, Place, ctl};
 
 const TEXT: &str = include_str!("../../../docs/guides/operating.md");
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\nmemory = { host_mib = 256 }\n";
-/// Programs that the commands need in addition to a shell and mediatorctl.
+/// Programs that the commands require in addition to a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];
 
-/// Returns the code blocks with this marker: shell commands, or commands for a maintenance window.
+/// Returns the code blocks with this language tag: shell commands, or commands for a maintenance window.
 fn blocks(marked: &str) -> Vec<&'static str> {
     TEXT.split(marked).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
@@ -29,7 +29,7 @@ const WEB_MIB: u64 = 64;
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
-/// The guest that works in the VM `web`.
+/// Guest in the VM `web`.
 struct Guest {
     driver: Driver<RemoteGuest>,
     channel: Channel,
@@ -45,7 +45,7 @@ impl Guest {
         Self { driver, channel, to }
     }
 
-    /// Makes a copy, and checks its result.
+    /// Makes a copy, and verifies the result.
     fn work(&mut self) {
         let Self { driver, channel, to } = self;
         driver.submit(channel, &[object(M2MF), m2mf_copy(FROM, TO, PAGE as u32)].concat());
@@ -60,7 +60,7 @@ fn operating_guide_commands_work_as_documented() {
         |tool: &str| Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     let missing: Vec<_> = TOOLS.into_iter().filter(|tool| !there(tool)).collect();
     let place = Place::with_state(CARD);
-    // The guide's commands read the metrics on the read-only socket.
+    // The commands in the guide read the metrics on the read-only socket.
     let config = place.path("m.toml");
     let text = fs::read_to_string(&config).unwrap();
     let reader = format!("read_socket = {:?}\nsocket_dir", place.path("read.sock"));
@@ -74,11 +74,11 @@ fn operating_guide_commands_work_as_documented() {
     let mut guest: Option<Guest> = None;
     for block in blocks("```sh\n") {
         if let Some(tool) = missing.iter().find(|tool| block.contains(**tool)) {
-            println!("skipped, for want of {tool}:\n{block}");
+            println!("skipped because {tool} is missing:\n{block}");
             continue;
         }
         let script = block.replace("/run/gpu-mediator", folder);
-        // TIMEOUT: ends a command that would wait forever. All blocks together take only seconds.
+        // TIMEOUT: stops a command that would wait forever. All blocks together take only seconds.
         let output = Command::new("timeout")
             .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
             .current_dir(folder)
@@ -96,7 +96,7 @@ fn operating_guide_commands_work_as_documented() {
         }
     }
     drop(guest);
-    assert!(ran >= 3, "the blocks without other tools: {ran}");
+    assert!(ran >= 3, "number of blocks that need no other tools: {ran}");
     let guarantee = place.ctl_json(&["export"])["vm"][0]["memory"]["guarantee_mib"].clone();
     assert!(!missing.is_empty() || guarantee == 64, "{guarantee}");
     let weight = place.ctl_json(&["export"])["vm"][1]["time"]["weight"].clone();
@@ -107,7 +107,7 @@ fn operating_guide_commands_work_as_documented() {
     running.end(Signal::TERM);
 }
 
-/// The daemon's process, which has no parent after an upgrade. The process is killed at the end of the test.
+/// Daemon process, which is not a child of the test after an upgrade. It is killed at the end of the test.
 struct Last<'a>(&'a Place);
 
 impl Drop for Last<'_> {
@@ -124,7 +124,7 @@ impl Drop for Last<'_> {
 #[test]
 fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
     if Command::new("jq").arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("skipped, for want of jq");
+        println!("skipped because jq is missing");
         return;
     }
     let vm = |name: &str| format!("[[vm]]\nname = \"{name}\"\ncard = \"card0\"\nvram_mib = {WEB_MIB}\n");
@@ -154,7 +154,7 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
                     }
                 });
             }
-            // TIMEOUT: ends a command that would wait forever. A block of commands takes only seconds.
+            // TIMEOUT: stops a command that would wait forever. A block of commands takes only seconds.
             let output = Command::new("timeout")
                 .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
                 .current_dir(folder)
@@ -194,7 +194,7 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
     drop(running);
 }
 
-/// Returns the body of a response on the admin socket.
+/// Requests `path` on the admin socket, and returns the response body.
 fn get(place: &Place, path: &str) -> String {
     let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
@@ -213,7 +213,7 @@ fn quick_start_of_the_readme_prints_its_output() {
     let folder = tempfile::tempdir().unwrap();
     let programs =
         [ctl().parent().unwrap(), Path::new(DAEMON).parent().unwrap()].map(|path| path.display().to_string());
-    // The test has built the programs, chooses the folder, and ends the daemon.
+    // The test has built the programs, chooses the directory, and stops the daemon.
     let script = script
         .replace("$PWD/target/release", &programs.join(":"))
         .replace("$(mktemp -d)", &folder.path().display().to_string())

@@ -1,5 +1,5 @@
-//! Tests `mediatord` and `mediatorctl` as processes: start, notification, sockets from a service manager, signals, and
-//! invalid input.
+//! Tests of `mediatord` and `mediatorctl` as processes: startup, notifications, sockets from a service manager,
+//! signals, and invalid input.
 
 mod support;
 
@@ -138,9 +138,9 @@ fn sockets_from_the_service_manager_are_served_by_name() {
     assert!(place.path("theirs-p").exists(), "the service manager's socket is not removed");
 }
 
-/// Returns a command that starts the daemon, as a service manager would, with two sockets as descriptors 3 and 4. A
-/// shell moves the sockets to these descriptors and sets `LISTEN_PID` to its own process ID, which becomes the
-/// daemon's.
+/// Returns a command that starts the daemon like a service manager, with two sockets as descriptors 3 and 4. A shell
+/// moves the sockets to these descriptors, and sets `LISTEN_PID` to its own process ID, which becomes that of the
+/// daemon.
 fn activated(place: &Place, names: &str, [third, fourth]: [&UnixListener; 2]) -> Command {
     let handed = |socket: &UnixListener| Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
     let mut command = Command::new("sh");

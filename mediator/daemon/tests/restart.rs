@@ -1,5 +1,4 @@
-//! Ends the daemon at any time, either on request or with a kill, and starts it again. Checks the restored state and
-//! the waiting clients.
+//! Stops or kills the daemon at arbitrary times, and restarts it. Checks the restored state and the waiting clients.
 
 mod support;
 
@@ -100,14 +99,14 @@ fn damaged_state_prevents_start_until_ignored() {
 fn unwritable_state_folder_is_reported_as_applied_but_unsaved() {
     let place = Place::with_state(CARD);
     let running = place.start(&mut place.daemon());
-    // A file cannot replace a folder, even if root runs this test.
+    // A file cannot replace a directory, even if root runs this test.
     fs::create_dir(place.path("kept/state.json.new")).unwrap();
     let output = place.ctl(&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("applied but not saved; lost on restart: cannot write"), "{error}");
     assert_eq!(place.ctl_json(&["vm", "list"])["vms"].as_array().unwrap().len(), 1);
-    // The next save includes both changes.
+    // The next save contains both changes.
     fs::remove_dir(place.path("kept/state.json.new")).unwrap();
     place.ctl_json(&["sched", "set", "card0", "--strikes", "9"]);
     running.end(Signal::TERM);
@@ -121,7 +120,7 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
     const ROUNDS: u32 = 12;
     let place = Place::with_state(&format!("{CARD}{WEB}"));
     let mut random = fastrand::Rng::with_seed(7);
-    // Weights by VM: weights that were acknowledged, and weights in flight at the time of the kill.
+    // Weights by VM: acknowledged ones, and those in flight when the daemon is killed.
     let mut sure = BTreeMap::from([("web".to_owned(), 100)]);
     let mut cut_short = 0;
     for _ in 0..ROUNDS {
@@ -191,7 +190,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
             assert!(daemon.0.wait().unwrap().success());
             manager.until("STOPPING=1");
         }
-        // An operator and a VMM connect while no daemon is running.
+        // An operator and a VMM connect while the daemon is not running.
         let waiting = Command::new(ctl())
             .arg("--socket")
             .arg(place.path("admin.sock"))
@@ -206,12 +205,12 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
         let listed = waiting.wait_with_output().unwrap();
         assert!(listed.status.success());
         let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
-        assert_eq!(listed["vms"][0]["socket"], json!(place.path("web.sock")), "it is the daemon's own");
+        assert_eq!(listed["vms"][0]["socket"], json!(place.path("web.sock")), "the daemon created the socket itself");
         assert_eq!(vmm.join().unwrap().unwrap(), 0x06d8_10de);
         manager.until("READY=1");
         manager.until_kept(&["daemon/admin", "vm/web"]);
 
-        // A removed VM's socket is removed from both the folder and the store.
+        // The socket of a removed VM is removed from both the directory and the store.
         assert!(place.ctl(&["vm", "remove", "web"]).status.success());
         assert!(!place.path("web.sock").exists());
         manager.until_kept(&["daemon/admin"]);
@@ -219,7 +218,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
     }
 }
 
-/// Kills the daemon while a VMM's writes are in its connection. Returns the error that the VMM reads next.
+/// Kills the daemon while a VMM's writes are queued in the connection. Returns the VMM's next read error.
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -231,7 +230,7 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> Client
         vmm.post(7, 0x40, &[0; 4]).unwrap();
     }
     if !kept {
-        // The next daemon finds a journal without an owner, and removes the journal.
+        // The next daemon finds a journal without an owner, and removes it.
         manager.wait(|heard| {
             heard.kept.retain(|(name, _)| name != "vmm/web");
             Some(())
@@ -239,7 +238,7 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> Client
     }
     drop(daemon);
     if kept {
-        // Without a journal no daemon can resume the connection.
+        // Without a journal, no daemon can resume the connection.
         manager.wait(|heard| heard.kept.pop_if(|(name, _)| name == "vmm/web/journal"));
         let waits = recv(vmm.stream(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         assert_eq!(waits, Err(Errno::AGAIN));

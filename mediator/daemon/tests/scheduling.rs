@@ -1,5 +1,5 @@
-//! Changes the shares of a card's time while VMs work, and checks that no waiting or running work is lost. The
-//! operator's tools run as processes, which show and change the shares.
+//! Changes the shares of a card's time while VMs work, and checks that no queued or running work is lost. The
+//! operator's tools, which show and change the shares, run as processes.
 
 mod support;
 
@@ -18,28 +18,28 @@ use rustix::process::Signal;
 use sched::{Engine, PolicyKind};
 use support::Place;
 
-/// The card takes time for its work, so that a long queue builds up.
+/// Work on the card takes time, so that a long queue builds up.
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 192\ntime = { copy_mib_per_s = 20 }\n";
-/// VRAM of each VM in MiB.
+/// VRAM size of each VM in MiB.
 const VM_MIB: u64 = 16;
 const WEIGHTS: [u32; 3] = [100, 200, 400];
-/// Number of a guest's submissions that are in flight together.
+/// Number of submissions that a guest has in flight.
 const SUBMISSIONS_IN_FLIGHT: u64 = 6;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Time after which a wait has failed.
+/// Timeout of a wait.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn name(index: usize) -> String {
     format!("vm{index}")
 }
 
-/// A guest with one channel for PGRAPH and one for a copy engine.
+/// Guest with one channel for PGRAPH and one for a copy engine.
 struct Worker {
     driver: Driver<RemoteGuest>,
     channels: [Channel; 2],
-    /// Virtual addresses of the copies' targets.
+    /// Virtual addresses of the copy targets.
     targets: [u64; 2],
 }
 
@@ -49,7 +49,7 @@ impl Worker {
         let mut driver = Driver::new(guest);
         let graph = driver.channel(1);
         let copy = driver.prepare(2);
-        // The channel has no context of another engine, so its work belongs to the copy engine.
+        // The channel has no context for other engines, so its work is attributed to the copy engine.
         for pointer in [context::GR, context::CE1] {
             driver.guest.poke(copy.instance + pointer, 0);
         }
@@ -63,7 +63,7 @@ impl Worker {
         Self { driver, channels, targets }
     }
 
-    /// Submits copies to both engines, waits for them, and checks them.
+    /// Submits copies to both engines, waits for them, and verifies the results.
     fn work(&mut self) {
         let Self { driver, channels: [graph, copy], targets } = self;
         for _ in 0..SUBMISSIONS_IN_FLIGHT {
@@ -83,7 +83,7 @@ fn good(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Sets the flag when a thread panics, or ends.
+/// Sets the flag when dropped, even if the thread panics.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -92,8 +92,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Calls `act` while each worker runs on its own thread. The flag is set as soon as one of them fails or `act` has
-/// ended.
+/// Calls `act` while each worker runs on its own thread. The flag is set as soon as one of them fails, or when `act`
+/// returns.
 fn while_at_work(workers: &mut [Worker], act: impl FnOnce(&AtomicBool)) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -111,8 +111,8 @@ fn while_at_work(workers: &mut [Worker], act: impl FnOnce(&AtomicBool)) {
     });
 }
 
-/// Returns the status of the card's scheduler after all work has ended. A guest sees its fence earlier: the fence is
-/// written before the interrupt for the daemon arrives.
+/// Returns the status of the card's scheduler after all work has completed. A guest sees its fence earlier, because the
+/// fence is written before the daemon receives its interrupt.
 fn when_idle(admin: &Client) -> api::CardScheduler {
     let began = Instant::now();
     loop {
@@ -120,7 +120,7 @@ fn when_idle(admin: &Client) -> api::CardScheduler {
         if (shown.queued, shown.in_flight) == (0, 0) {
             return shown;
         }
-        assert!(began.elapsed() < WAIT_TIMEOUT, "work that has ended stays on the books: {shown:?}");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is still accounted as running: {shown:?}");
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -153,7 +153,7 @@ fn nothing_is_lost_when_policies_and_shares_change_under_load() {
             }
         }
     });
-    assert!(busiest > 0, "nothing was under way when the settings changed");
+    assert!(busiest > 0, "no work was in flight when the settings changed");
 
     let shown = when_idle(&admin);
     for vm in &shown.vms {
@@ -178,7 +178,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
     let file = place.path("run.jsonl");
     let path = file.display().to_string();
     let record = |time: &str| place.ctl(&["sched", "record", "card0", "--for", time, "--out", &path]);
-    assert_eq!(record("1s").status.code(), Some(4), "a card without users has no record");
+    assert_eq!(record("1s").status.code(), Some(4), "a card without users cannot be recorded");
     for index in 0..WEIGHTS.len() {
         let spec = VmSpec { hang_limit_ms: Some(600_000), ..VmSpec::new(&name(index), "card0", VM_MIB) };
         let _: api::Vm = admin.post("/v1/vms", &spec).unwrap();
@@ -190,13 +190,14 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
         thread::scope(|scope| {
             let recorded = scope.spawn(|| record("2s"));
             thread::sleep(Duration::from_millis(500));
-            assert_eq!(record("1s").status.code(), Some(4), "beside another record");
-            // The record contains both changes.
+            assert_eq!(record("1s").status.code(), Some(4), "while another recording is running");
+            // The recording contains both changes.
             good(place.ctl(&["sched", "set-vm", "vm1", "--weight", "300"]));
             good(place.ctl(&["sched", "set", "card0", "--policy", "credit"]));
             let told = good(recorded.join().unwrap());
             assert!(told.contains("events of card0's scheduler in "), "{told}");
-            // Another record becomes a trace for Perfetto. During this record, all VMs work, one after the other.
+            // Another recording is converted to a Perfetto trace. During this recording, all VMs work, one after the
+            // other.
             let recorded = scope.spawn(|| good(place.ctl(&traced)));
             thread::sleep(Duration::from_millis(200));
             good(place.ctl(&["memory", "evict", "vm0"]));
@@ -219,7 +220,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
                     let mib = to_host.and_then(|event| event["args"]["MiB"].as_f64());
                     assert!(mib.is_some_and(|mib| mib >= 2.0), "{mib:?}: {events:?}");
                 } else {
-                    assert!(to_host.is_none(), "only VM 0's memory is moved: {to_host:?}");
+                    assert!(to_host.is_none(), "only the memory of VM 0 is moved: {to_host:?}");
                 }
             }
         });
@@ -227,7 +228,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("start") && text.contains("configured") && text.lines().count() > 50, "{text}");
     let told = good(place.ctl(&["sched", "replay", &path]));
-    assert!(told.contains("all decisions are as recorded") && told.contains("vm0"), "{told}");
+    assert!(told.contains("all decisions match the recording") && told.contains("vm0"), "{told}");
     let told = good(place.ctl(&["--json", "sched", "replay", &path, "--policy", "fifo"]));
     let told: serde_json::Value = serde_json::from_str(&told).unwrap();
     assert_eq!((&told["policy"], &told["recorded"]), (&"fifo".into(), &false.into()));
@@ -261,7 +262,7 @@ fn tools_print_once_where_there_is_no_terminal() {
     assert_eq!(
         top.lines().filter(|line| line.contains("vm0")).count(),
         4,
-        "a line for each engine, one of memory, and one of the VMM's process: {top}"
+        "one line per engine, one for memory, and one for the VMM process: {top}"
     );
     let shown = good(place.ctl(&["sched", "show", "card0"]));
     assert!(shown.contains("band.period") && shown.contains("vm0"), "{shown}");

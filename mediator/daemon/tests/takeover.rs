@@ -1,5 +1,5 @@
-//! Kills one of the daemons in an upgrade at each step, while a VM has work in flight. The VM must continue, or reach
-//! the state that the operator's guide describes.
+//! Kills one of the daemons at each step of an upgrade, while a VM has work in flight. The VM must continue, or reach
+//! the state described in the operator's guide.
 
 mod support;
 
@@ -18,7 +18,7 @@ const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 1
     [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
 const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napertures = \"trapped\"\n";
 
-/// Starts a daemon that dies at the point named in the file `dies`. The next daemon does the same.
+/// Starts a daemon that is killed at the point named in the file `dies`. This also applies to the next daemon.
 fn start(manager: &Manager<'_>) -> Service {
     let place = manager.place;
     let mut command = manager.manager.command(Path::new(DAEMON)).unwrap();
@@ -33,7 +33,7 @@ fn log(place: &Place) -> String {
     fs::read_to_string(place.path("log")).unwrap()
 }
 
-/// Waits until no daemon of this folder remains, including daemons whose parent has ended.
+/// Waits until all daemons of this directory have exited, including daemons whose parent has exited.
 fn all_ended(place: &Place) {
     let named = place.path("dies").display().to_string();
     let is_ours = |process: &fs::DirEntry| {
@@ -42,14 +42,14 @@ fn all_ended(place: &Place) {
     };
     let began = Instant::now();
     while fs::read_dir("/proc").unwrap().flatten().any(|process| is_ours(&process)) {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "a daemon does not end");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "a daemon does not exit");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The steps at which the next daemon dies and the first daemon continues unaffected.
+/// Steps at which the next daemon is killed, and the first daemon continues unaffected.
 const BEFORE_IT_IS_READY: [&str; 4] = ["receiver: started", "receiver: known", "receiver: given", "receiver: made"];
-/// The steps at which the first daemon dies before the next daemon has any state.
+/// Steps at which the first daemon is killed before the next daemon owns the state.
 const BEFORE_IT_LETS_GO: [&str; 7] = [
     "sender: asked",
     "sender: met",
@@ -78,7 +78,7 @@ fn next_daemon_killed_before_ready_changes_nothing() {
     }
     let said = log(&place);
     assert!(BEFORE_IT_IS_READY.iter().all(|point| said.contains(point)), "{said}");
-    // Without the kill, the upgrade succeeds.
+    // Without a kill, the upgrade succeeds.
     fs::write(place.path("dies"), "nowhere").unwrap();
     guests.iter_mut().for_each(Guest::begin);
     let next = place.ctl_json(&["daemon", "upgrade"]);
@@ -104,7 +104,7 @@ fn vms_get_reset_devices_if_daemon_is_killed_before_hand_over() {
         let ended = place.ctl(&["daemon", "upgrade"]);
         assert_ne!(ended.status.code(), Some(0), "{point}");
         daemon.0.wait().unwrap();
-        // The other daemon has ended by itself, or was killed.
+        // The other daemon has exited by itself, or was killed.
         all_ended(&place);
         assert!(log(&place).contains(point), "{point}: {}", log(&place));
         fs::write(place.path("dies"), "nowhere").unwrap();
@@ -174,7 +174,7 @@ fn vmm_with_unmappable_memory_is_dropped_and_others_upgrade() {
         client.dma_map(0, MIB, true, Some((file.as_fd(), 0))).unwrap();
         match vm {
             "cut" => ftruncate(&file, 0).unwrap(),
-            // Existing mappings remain, and the next process cannot map the file as writable.
+            // Existing mappings remain, but the next process cannot map the file as writable.
             _ => fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap(),
         }
         client
@@ -203,7 +203,7 @@ fn vmm_with_unmappable_memory_is_dropped_and_others_upgrade() {
     end(&next);
 }
 
-/// Ends a daemon that has taken over.
+/// Stops a daemon that has taken over.
 fn end(info: &serde_json::Value) {
     let number = i32::try_from(info["pid"].as_i64().unwrap()).unwrap();
     let _ended = kill_process(Pid::from_raw(number).unwrap(), Signal::KILL);

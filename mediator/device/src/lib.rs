@@ -1,7 +1,7 @@
-//! The common part of every device of a VM (a virtual GPU or the card itself): its status ([`DeviceStatus`]), the
-//! errors of its creation ([`DeviceError`]), the client's memory as host memory for a card ([`memory_of`]), memory that
-//! the client maps for a BAR ([`WindowMemory`]), and a rate limit for moves of pages in this memory ([`Pace`]). The
-//! crate does not serve accesses; the crates `vgpu` and `passthrough` do.
+//! Common parts of all VM devices (virtual GPUs and passed-through cards): their status ([`DeviceStatus`]), creation
+//! errors ([`DeviceError`]), client memory as host memory for a card ([`memory_of`]), memory that clients map for a BAR
+//! ([`WindowMemory`]), and a rate limit for page moves in this memory ([`Pace`]). The crate does not serve accesses;
+//! the crates `vgpu` and `passthrough` do.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Makes the client's memory available to a card as host memory.
+//! Makes client memory available to a card as host memory.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use card::{DmaMemory, HostMemory};
 use vm_memory::{VolatileMemory, VolatileMemoryError, VolatileSlice};
 use vmm_glue::Mapping;
 
-/// A client's mapping, as host memory for a card.
+/// A client's mapping as host memory for a card.
 #[derive(Debug)]
 struct ClientMemory(Arc<Mapping>);
 
@@ -26,10 +26,10 @@ pub(crate) fn shared_memory(mapping: &Arc<Mapping>) -> Arc<dyn HostMemory> {
     Arc::new(ClientMemory(Arc::clone(mapping)))
 }
 
-/// Returns a whole mapping as memory for a card. The card may write to it if `writable` is true.
+/// Returns a whole mapping as memory for a card. The card may write it if `writable` is true.
 ///
 /// # Errors
-/// Returns an error if the mapping is shorter than its stated length.
+/// Returns an error if the mapping is shorter than its declared length.
 pub fn memory_of(mapping: &Arc<Mapping>, writable: bool) -> Result<DmaMemory, VolatileMemoryError> {
     DmaMemory::new(shared_memory(mapping), 0, mapping.len(), writable)
 }

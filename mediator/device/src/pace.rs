@@ -1,29 +1,29 @@
-//! A rate limit for the pages that one VM moves in its mapped apertures.
+//! Rate limit for the pages that a VM moves in its mapped apertures.
 //!
-//! One register write or one flush by a guest can move all pages of an aperture. Each page takes the card's lock and
-//! some bandwidth of the card's bus from other VMs. Therefore, each VM has a budget of pages, which is sufficient for
-//! the start of a driver. If the budget is used up, the guest's next move waits in the VM's own thread, without a lock.
+//! A single register write or flush by a guest can move all pages of an aperture. Each page costs other VMs time on the
+//! card's lock and bus bandwidth. Therefore, each VM has a page budget, which suffices for starting a driver. Once the
+//! budget is exhausted, the guest's next move waits in the VM's own thread, without a lock.
 
-/// Number of pages that a VM may move in a burst: all of its apertures, and the window about 60 times. This is enough
-/// for several starts of a driver.
+/// Number of pages that a VM may move in a burst: all of its apertures, and the window about 60 times, which is
+/// sufficient for several starts of a driver.
 const BURST_PAGES: u64 = 1 << 16;
-/// Growth of the budget in pages per second. This rate permits 64 moves of the window per second, each with 256 pages
-/// out and 256 pages in.
+/// Growth of the budget in pages per second. It permits 64 moves of the window per second, each with 256 pages out and
+/// 256 pages in.
 const PAGES_PER_SECOND: u64 = 1 << 15;
-/// Maximum wait for one move, in ns. A move of all apertures costs less than this.
-// TIMEOUT: QEMU gives up on a request that gets no response within 5 s, and a daemon's upgrade waits for 4 s.
+/// Maximum wait for one move, in ns. Moving all apertures costs less.
+// TIMEOUT: QEMU times out a request after 5 s, and a daemon upgrade waits for 4 s.
 const MAX_WAIT_NS: u64 = 2_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A VM's budget. A single move may exceed the budget.
+/// A VM's page budget. A single move may overrun it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
-    /// Time at which the budget is full if no more pages move, in ns.
+    /// Time at which the budget will be full if no more pages move, in ns.
     full_at: u64,
 }
 
 impl Pace {
-    /// Returns the time before which the next move must not start; `None` if it may start now.
+    /// Returns the earliest start time of the next move; `None` if it may start now.
     #[must_use]
     pub fn wait_until(&self, now: u64) -> Option<u64> {
         let ready_at = self.full_at.saturating_sub(cost_ns(BURST_PAGES));
@@ -37,7 +37,7 @@ impl Pace {
     }
 }
 
-/// Returns the time in ns during which the budget grows by `pages`.
+/// Returns the time in which the budget grows by `pages`, in ns.
 fn cost_ns(pages: u64) -> u64 {
     pages.saturating_mul(SECOND_NS / PAGES_PER_SECOND)
 }
@@ -55,7 +55,7 @@ mod tests {
             moved += 512;
         }
         assert!((BURST_PAGES..=BURST_PAGES + 512).contains(&moved), "{moved}");
-        // For ten seconds the guest moves its window as often as the budget permits.
+        // For ten seconds, the guest moves its window as often as the budget permits.
         let (mut now, mut moves) = (0, 0);
         while now < 10 * SECOND_NS {
             now = pace.wait_until(now).unwrap_or(now);
@@ -63,7 +63,7 @@ mod tests {
             moves += 1;
         }
         assert!((638..=642).contains(&moves), "{moves}");
-        assert_eq!(pace.wait_until(now + 60 * SECOND_NS), None, "a guest that rests has its burst again");
+        assert_eq!(pace.wait_until(now + 60 * SECOND_NS), None, "an idle guest regains its burst");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Status of a VM's device, and errors that occur when it is created.
+//! Status of a VM's device, and errors of its creation.
 
 use card_manager::ManagerError;
 use card_manager::shortage::Shortage;
@@ -13,7 +13,7 @@ pub enum InterruptKind {
     /// No interrupts.
     #[default]
     Off,
-    /// Interrupts through the pin.
+    /// Interrupts through the INTx pin.
     Intx,
     /// Message-signaled interrupts.
     Msi,
@@ -22,9 +22,9 @@ pub enum InterruptKind {
 /// Denied accesses to one location, for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeniedAccess {
-    /// Name of a register or of another location.
+    /// Name of the register or other location.
     pub place: String,
-    /// Offset in BAR0 in bytes, for a register.
+    /// Offset in BAR0, in bytes, for a register.
     pub offset: Option<u32>,
     /// Reason for the denial.
     pub reason: String,
@@ -39,11 +39,11 @@ pub struct DeniedAccess {
 pub struct DeviceStatus {
     /// Guest-visible VRAM in MiB.
     pub vram_mib: u64,
-    /// Channels that the guest uses on the card.
+    /// Number of channels that the guest uses on the card.
     pub channels_used: u32,
     /// PCI vendor ID and device ID.
     pub pci_id: (u16, u16),
-    /// Set if the guest allows the device to access its memory.
+    /// Set if the guest permits the device to access its memory.
     pub bus_master: bool,
     /// Interrupt mode selected by the guest's driver.
     pub interrupts: InterruptKind,
@@ -59,19 +59,19 @@ pub enum DeviceError {
     /// A memory limit prevents the creation.
     #[error(transparent)]
     Shortage(Shortage),
-    /// The card's owner rejects the creation.
+    /// The card's owner rejected the creation.
     #[error(transparent)]
     Host(ManagerError),
     /// A value in the device's description is out of range.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The sizes of the card's apertures are not valid for a PCI function.
+    /// The sizes of the card's apertures are invalid for a PCI function.
     #[error(transparent)]
     Bar(#[from] BadBar),
-    /// The size of the card's ROM is not valid for a PCI function.
+    /// The size of the card's ROM is invalid for a PCI function.
     #[error(transparent)]
     Rom(#[from] BadRom),
-    /// The operating system cannot provide an event descriptor or a thread.
+    /// The operating system cannot provide an event file descriptor or a thread.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

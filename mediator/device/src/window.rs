@@ -1,5 +1,5 @@
-//! Host memory behind a part of an aperture. The memory is either a file that is mapped by the VMM, by this process and
-//! for the card, or pages that a Xen domain has mapped.
+//! Host memory behind part of an aperture: either a file that is mapped by the VMM, by this process and for the card,
+//! or pages that a Xen domain has mapped.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -16,43 +16,43 @@ use vm_memory::{Bytes, FileOffset, MmapRegion};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Mapping, MmapArea};
 
-/// Zeros that are written in one call.
+/// Block of zeros to write per call.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// The memory behind an aperture, starting at byte `start`. Offsets in the file are offsets in the aperture.
+/// Memory behind an aperture, starting at byte `start`. Offsets in the file equal offsets in the aperture.
 #[derive(Debug)]
 pub struct WindowMemory {
     file: Arc<OwnedFd>,
     region: Arc<dyn HostMemory>,
-    /// True if the memory belongs to the file; false if it consists of pages that a client has lent.
+    /// True if the memory belongs to the file; false if it consists of pages lent by a client.
     is_files: bool,
     area: MmapArea,
     iova: Iova,
 }
 
 impl WindowMemory {
-    /// Creates zeroed memory for bytes `start` to `end` of an aperture. The card can read and write this memory. `name`
+    /// Creates zeroed memory for bytes `start` to `end` of an aperture, which the card can read and write. `name`
     /// appears in `/proc`.
     ///
     /// # Errors
-    /// Returns an error if the host has too little memory, or the card has no I/O addresses left.
+    /// Returns an error if the host has too little memory, or if the card has no I/O addresses left.
     pub fn new(host: &ManagedCard, name: &str, start: u64, end: u64) -> Result<Self, ManagerError> {
-        let file =
-            region_memory(name, end).map_err(|error| ManagerError::host("no memory file for an aperture", error))?;
+        let file = region_memory(name, end)
+            .map_err(|error| ManagerError::host("no memory file is available for an aperture", error))?;
         Self::mapped(Arc::new(file), start, end)?.placed(host)
     }
 
-    /// Maps the same memory for another card, or for the same card a second time; existing mappings remain valid.
+    /// Maps the same memory for another card, or a second time for the same card. Existing mappings stay valid.
     ///
     /// # Errors
-    /// Returns an error if the card rejects the memory, or has no I/O addresses left.
+    /// Returns an error if the card rejects the memory or has no I/O addresses left.
     pub fn on(&self, host: &ManagedCard) -> Result<Self, ManagerError> {
         let Self { file, region, is_files, area, iova } = self;
         let (file, region) = (Arc::clone(file), Arc::clone(region));
         Self { file, region, is_files: *is_files, area: *area, iova: *iova }.placed(host)
     }
 
-    /// Maps the memory for a card, at unused I/O addresses.
+    /// Maps the memory for a card at unused I/O addresses.
     fn placed(self, host: &ManagedCard) -> Result<Self, ManagerError> {
         let size = self.area.size;
         let iova =
@@ -65,21 +65,21 @@ impl WindowMemory {
         Ok(window)
     }
 
-    /// Maps the memory in `file` for bytes `start` to `end` of an aperture at its former address `iova` on the card.
-    /// The caller reserves these addresses.
+    /// Maps the memory in `file` for bytes `start` to `end` of an aperture, at its former I/O address `iova`. The
+    /// caller must have reserved these addresses.
     ///
     /// # Errors
-    /// Returns an error if the file does not contain this memory, or the card rejects it.
+    /// Returns an error if the file does not contain this memory, or if the card rejects it.
     pub fn of_file(host: &ManagedCard, file: OwnedFd, start: u64, end: u64, iova: Iova) -> Result<Self, ManagerError> {
         let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
         window.lend(host)?;
         Ok(window)
     }
 
-    /// Maps the memory in `file` for the same part of the aperture, at unused I/O addresses, and zeroes it.
+    /// Maps the memory in `file` for the same part of the aperture at unused I/O addresses, and zeroes it.
     ///
     /// # Errors
-    /// Returns an error if the file does not contain this memory, or the card rejects it.
+    /// Returns an error if the file does not contain this memory, or if the card rejects it.
     pub fn taken(&self, host: &ManagedCard, file: Arc<OwnedFd>) -> Result<Self, ManagerError> {
         let MmapArea { offset, size } = self.area;
         let window = Self::checked(file, offset, offset + size)?.placed(host)?;
@@ -90,26 +90,26 @@ impl WindowMemory {
         Ok(window)
     }
 
-    /// Returns the memory in a file from another process. The memory is not mapped for a card yet.
+    /// Returns the memory in a file from another process, not yet mapped for a card.
     fn checked(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
         let look = |error| ManagerError::host("the state of an aperture's memory file cannot be read", error);
         let (seals, stat) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?);
         let sound = seals.contains(SealFlags::SHRINK | SealFlags::GROW) && u64::try_from(stat.st_size) == Ok(end);
         Invalid::unless(sound, || {
             format!(
-                "memory of an aperture of {end:#x} bytes was handed over in a file of {:#x}, or in one that can be cut",
+                "memory of an aperture of {end:#x} bytes was handed over in a file of {:#x}, or in one that can be truncated",
                 stat.st_size
             )
         })?;
         Self::mapped(file, start, end)
     }
 
-    /// Returns the memory of a file. The memory is not mapped for a card yet.
+    /// Returns the memory in a file, not yet mapped for a card.
     fn mapped(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
-        let own = file
-            .try_clone()
-            .map_err(|error| ManagerError::host("no descriptor of an aperture's memory file", error))?;
-        let refused = |error| ManagerError::host("no mapping of an aperture's memory", error);
+        let own = file.try_clone().map_err(|error| {
+            ManagerError::host("no file descriptor is available for an aperture's memory file", error)
+        })?;
+        let refused = |error| ManagerError::host("an aperture's memory cannot be mapped", error);
         let size = usize::try_from(end - start).map_err(|error| refused(io::Error::other(error)))?;
         let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)
             .map_err(|error| refused(io::Error::other(error)))?;
@@ -117,27 +117,27 @@ impl WindowMemory {
         Ok(Self { file, region: Arc::new(region), is_files: true, area, iova: Iova(0) })
     }
 
-    /// Returns the card's address of the first byte.
+    /// Returns the I/O address of the first byte.
     pub fn first(&self) -> Iova {
         self.iova
     }
 
-    /// Returns the file, and the part of the aperture that the file backs.
+    /// Returns the file and the part of the aperture that it backs.
     pub fn area(&self) -> (Arc<OwnedFd>, MmapArea) {
         (Arc::clone(&self.file), self.area)
     }
 
-    /// Returns the card address of a page by its number in the aperture.
+    /// Returns the I/O address of a page, given its number in the aperture.
     pub fn iova(&self, page: u32) -> Iova {
         self.iova.offset(self.at(page, 0) as u64)
     }
 
-    /// Returns the memory, and the offset of a page in it.
+    /// Returns the memory and the offset of a page in it.
     pub fn region(&self, page: u32) -> (Arc<dyn HostMemory>, usize) {
         (Arc::clone(&self.region), self.at(page, 0))
     }
 
-    /// Reads `data` at byte `offset` of a page. All bytes are in the page.
+    /// Reads `data` at byte `offset` of a page. All bytes must be within the page.
     pub fn read(&self, page: u32, offset: u64, data: &mut [u8]) {
         if let Err(error) = self.region.as_volatile_slice().read_slice(data, self.at(page, offset)) {
             tracing::error!(%error, page, "memory under an aperture could not be read");
@@ -145,23 +145,22 @@ impl WindowMemory {
         }
     }
 
-    /// Writes `data` at byte `offset` of a page. All bytes are in the page.
+    /// Writes `data` at byte `offset` of a page. All bytes must be within the page.
     pub fn write(&self, page: u32, offset: u64, data: &[u8]) {
         if let Err(error) = self.region.as_volatile_slice().write_slice(data, self.at(page, offset)) {
             tracing::error!(%error, page, "memory under an aperture could not be written");
         }
     }
 
-    /// Replaces the file with pages that the client has lent, both for this process and for the card. The memory must
-    /// be unused, and the card must not access it. The new pages are zeroed.
+    /// Replaces the file with pages lent by the client, both for this process and for the card. The memory must be
+    /// unused and inaccessible to the card. The new pages are zeroed.
     ///
     /// # Errors
-    /// Returns an error if the number of pages differs, or if the card rejects the pages. In both cases nothing
-    /// changes.
+    /// Returns an error if the number of pages differs, or if the card rejects the pages. The memory is then unchanged.
     pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
-            return Err(ManagerError::host("memory that is not under an aperture", error));
+            return Err(ManagerError::host("memory of the wrong size for an aperture", error));
         }
         if !self.take_back(host) {
             return Err(ManagerError::host("memory under an aperture cannot be released", io::ErrorKind::ResourceBusy));
@@ -178,20 +177,20 @@ impl WindowMemory {
     }
 
     /// Zeroes all memory, including data that the client wrote to unmapped parts. The card must not access the memory
-    /// meanwhile.
+    /// during this call.
     ///
     /// The memory is zeroed in place. With an IOMMU, unmapping and remapping the memory would need a call per page, and
     /// QEMU waits only 5 s for a reset.
     ///
     /// # Errors
-    /// Returns an error if the file cannot report which of its parts were written.
+    /// Returns an error if the file cannot report which parts of it were written.
     pub fn blank(&self, host: &ManagedCard) -> Result<(), ManagerError> {
         barrier(host);
         if !self.is_files {
             self.zero(0, self.area.size);
             return Ok(());
         }
-        // Parts that were never written have no pages, and this loop allocates none.
+        // Parts that were never written have no pages, and this loop does not allocate any.
         let end = self.area.offset + self.area.size;
         let mut at = self.area.offset;
         loop {
@@ -223,8 +222,8 @@ impl WindowMemory {
         }
     }
 
-    /// Unmaps the memory from the card. If `reachable` is true, the card's TLBs may still contain translations to the
-    /// memory, so its I/O addresses are never used again.
+    /// Unmaps the memory from the card. If `reachable` is true, its I/O addresses are never reused, because the card's
+    /// TLBs may still translate to it.
     pub fn close(self, host: &ManagedCard, reachable: bool) {
         if self.take_back(host) && !reachable {
             host.lock().memory_mut().iova_mut().free(self.iova);

@@ -1,5 +1,5 @@
-//! The author of a change. The author follows a request from the connection to the threads that work on it, so that the
-//! code in between does not have to pass the author as an argument.
+//! Author of a change. The author follows a request from the connection to the threads that work on it, so the code in
+//! between need not pass it as an argument.
 
 use std::cell::RefCell;
 
@@ -25,8 +25,8 @@ pub const fn configuration() -> Author {
     Author { kind: AuthorKind::Configuration, uid: None, pid: None, program: None }
 }
 
-/// Returns the client at the other end of a connection as an author. Reads the process's name immediately, because the
-/// process may end before its request.
+/// Returns the client of a connection as an author. Reads the process's name immediately, because the process may exit
+/// before its request completes.
 #[must_use]
 pub fn client(uid: Option<u32>, pid: Option<i32>) -> Author {
     let pid = pid.filter(|pid| *pid > 0);
@@ -35,15 +35,14 @@ pub fn client(uid: Option<u32>, pid: Option<i32>) -> Author {
     Author { kind: AuthorKind::Client, uid, pid, program }
 }
 
-/// Returns the author of the changes that this thread makes. The author is the daemon, unless [`acting`] names another
-/// author.
+/// Returns the author of the changes that this thread makes: the daemon, unless [`acting`] names another one.
 pub(crate) fn current() -> Author {
     OF_THREAD.with_borrow(Clone::clone).unwrap_or_else(daemon)
 }
 
-/// Calls `work`. Changes that `work` makes on this thread are attributed to this author.
+/// Calls `work`, and attributes the changes that it makes on this thread to this author.
 pub fn acting<T>(author: Author, work: impl FnOnce() -> T) -> T {
-    /// Restores the previous author, even after a panic, because threads are reused.
+    /// Restores the previous author on drop, even after a panic, because threads are reused.
     struct Before(Option<Author>);
 
     impl Drop for Before {
@@ -57,7 +56,7 @@ pub fn acting<T>(author: Author, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Returns the author of the request that this task serves, to be passed to [`acting`] on another thread.
+/// Returns the author of the request that this task serves, for passing to [`acting`] on another thread.
 #[must_use]
 pub fn of_request() -> Author {
     OF_REQUEST.try_with(Clone::clone).unwrap_or_else(|_| daemon())

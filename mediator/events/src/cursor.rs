@@ -1,14 +1,14 @@
-//! Cursors: positions in the log of one daemon, or of several daemons that have taken over from each other.
+//! Cursors: positions in the event log of one daemon, or of several daemons that have taken over from one another.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Position after an event.
+/// Position in the log, after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// Start of the log, in ms since 1970. Each log has a different start.
+    /// Start of the log, in ms since 1970; unique per log.
     pub epoch: u64,
-    /// Number of events of the log up to this position.
+    /// Number of events in the log up to this position.
     pub count: u64,
 }
 
@@ -18,10 +18,10 @@ impl fmt::Display for Cursor {
     }
 }
 
-/// Text that is not a cursor of this log.
+/// Reason why a text is not a cursor of this log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCursor {
-    /// The text does not have the form of a cursor.
+    /// The text does not have the format of a cursor.
     #[error("after: `{0}` is not a cursor")]
     Form(String),
     /// The cursor is beyond the end of the log.
@@ -30,8 +30,8 @@ pub enum BadCursor {
 }
 
 impl BadCursor {
-    /// Advice for the client.
-    pub const ADVICE: &str = "give `next` of an earlier response or `cursor` of an event, or omit `after`";
+    /// Advice to the client.
+    pub const ADVICE: &str = "pass `next` of an earlier response or `cursor` of an event, or omit `after`";
 }
 
 impl FromStr for Cursor {
@@ -40,7 +40,7 @@ impl FromStr for Cursor {
     fn from_str(text: &str) -> Result<Self, BadCursor> {
         let parsed = text.split_once('-').and_then(|(epoch, count)| {
             let cursor = Self { epoch: u64::from_str_radix(epoch, 16).ok()?, count: count.parse().ok()? };
-            // Other spellings of the same numbers are not accepted.
+            // Reject other spellings of the same numbers.
             (cursor.to_string() == text).then_some(cursor)
         });
         parsed.ok_or_else(|| {

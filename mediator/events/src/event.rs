@@ -54,7 +54,7 @@ impl NewEvent {
         Self { card: Some(card.to_owned()), ..self }
     }
 
-    /// Adds the length of a wait.
+    /// Adds the duration of a wait.
     #[must_use]
     pub fn waited(self, waited: Duration) -> Self {
         Self { waited: Some(waited), ..self }

@@ -1,8 +1,8 @@
 //! Serves `GET /v1/events`: a page, a page after a wait, or a stream of pages. Also determines the author of each
 //! request.
 //!
-//! A follower has a cursor and at most one page in flight. If a follower reads too slowly, the log drops events that
-//! the follower has not read. Its next page then contains the number of lost events.
+//! A follower has a cursor and at most one page in flight. If it reads too slowly, the log drops events that it has not
+//! read, and its next page contains the number of lost events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -26,16 +26,16 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::cursor::BadCursor;
 use crate::{Log, author};
 
-/// Maximum number of followers of one socket, including requests that wait for events.
+/// Maximum number of followers per socket, including requests that wait for events.
 pub const MAX_FOLLOWERS: usize = 16;
-/// Number of events in a page if the request does not specify a number.
+/// Default number of events in a page.
 const DEFAULT_LIMIT: usize = 256;
 /// Maximum number of events in a page.
 const MAX_LIMIT: usize = 1024;
-/// Maximum time to wait for an event, in seconds.
+/// Maximum time that a request waits for an event, in seconds.
 const MAX_WAIT_S: u64 = 60;
 /// Time limit for a follower to accept a page.
-// TIMEOUT: a terminal's output may be stopped. The follower can then send a new request with its cursor.
+// TIMEOUT: a terminal may have suspended its output. The follower can send a new request with its cursor later.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// State of the route.
@@ -45,20 +45,21 @@ struct Served {
     followers: Arc<Semaphore>,
 }
 
-/// Returns the route. Each call has its own limit on followers, so that readers cannot use up the operator's share.
+/// Returns the route. Each returned route has its own limit on followers, so that readers cannot exhaust the operator's
+/// share.
 pub fn router<S: Clone + Send + Sync + 'static>(log: Arc<Log>) -> Router<S> {
     let served = Served { log, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) };
     Router::new().route("/v1/events", get(events)).with_state(served)
 }
 
-/// Serves a request, with its client as the author for [`author::of_request`].
+/// Serves a request with its client as the author for [`author::of_request`].
 pub async fn with_author(request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<ConnectInfo<Peer>>();
     let author = peer.map_or_else(author::daemon, |ConnectInfo(Peer { uid, pid })| author::client(*uid, *pid));
     author::requesting(author, next.run(request)).await
 }
 
-/// Parameters of the query.
+/// Query parameters.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Asked {
@@ -68,7 +69,7 @@ struct Asked {
     wait_s: u64,
 }
 
-/// A refused request.
+/// A rejected request.
 struct Refused(StatusCode, api::Error);
 
 impl Refused {
@@ -94,7 +95,7 @@ async fn events(
     State(Served { log, followers }): State<Served>,
     query: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Response, Refused> {
-    let wrong = |error: QueryRejection| Refused::invalid(error.body_text(), "see the API's description for the keys");
+    let wrong = |error: QueryRejection| Refused::invalid(error.body_text(), "see the API description for the keys");
     let Query(Asked { after, limit, follow, wait_s }) = query.map_err(wrong)?;
     let limit = limit.unwrap_or(DEFAULT_LIMIT);
     if !(1..=MAX_LIMIT).contains(&limit) {
@@ -103,7 +104,7 @@ async fn events(
     }
     if wait_s > MAX_WAIT_S {
         let error = format!("wait_s = {wait_s} is not between 0 and {MAX_WAIT_S}");
-        return Err(Refused::invalid(error, "send the request again after the wait, or set `follow`"));
+        return Err(Refused::invalid(error, "repeat the request after the wait, or set `follow`"));
     }
     let page = log.page(after.as_deref(), limit)?;
     if !follow && (wait_s == 0 || !page.events.is_empty() || page.note.is_some()) {
@@ -121,7 +122,7 @@ async fn events(
         return Ok(([(header::CONTENT_TYPE, "application/jsonl")], body).into_response());
     }
     let mut news = log.news();
-    // Find an event that was added after the first page.
+    // Find an event that was added after the first page was read.
     let seen = log.page(Some(&page.next), limit)?;
     if seen.events.is_empty() && !news.borrow_and_update().closed {
         let _timeout = tokio::time::timeout(Duration::from_secs(wait_s), news.changed()).await;
@@ -129,7 +130,7 @@ async fn events(
     Ok(Json(log.page(Some(&page.next), limit)?).into_response())
 }
 
-/// Sends pages to a follower, one JSON object per line, until the follower disconnects or stalls, or the daemon ends.
+/// Sends pages to a follower, one JSON object per line, until the follower disconnects or stalls, or the daemon exits.
 async fn send_pages(
     log: Arc<Log>,
     first: EventPage,

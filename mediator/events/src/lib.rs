@@ -1,13 +1,13 @@
-//! The daemon's log of events: changes of virtual machines, tenants, cards and the daemon, with time and author.
+//! The daemon's event log: changes of virtual machines, tenants, cards and the daemon, with time and author.
 //!
-//! Parts: [`NewEvent`], [`Log`] (adds events, and returns pages of them), `shelf` (bounded storage), `limits` (bounds
-//! the events of one subject), `cursor` (a position in the log), [`author`] (the author of a change, which follows the
-//! request from thread to thread), [`Observer`] (finds events by comparing states of the daemon), [`http`] (`GET
+//! Modules: [`NewEvent`], [`Log`] (adds events, and returns pages of them), `shelf` (bounded storage), `limits` (bounds
+//! the events about one subject), `cursor` (positions in the log), [`author`] (the author of a change, who follows the
+//! request from thread to thread), [`Observer`] (derives events by comparing states of the daemon), [`http`] (`GET
 //! /v1/events`).
 //!
-//! Adding an event takes one lock for a short time and never waits for a reader. Memory is bounded: the log has at most
-//! 4,096 events and 2 MiB, and a reader only has a cursor. A subject that causes many events loses its own oldest
-//! events first ([decision 140](../../../docs/decisions/140-events.md)).
+//! Adding an event takes one lock briefly and never waits for readers. Memory is bounded: the log holds at most 4,096
+//! events and 2 MiB, and a reader is only a cursor. A subject that causes many events loses its own oldest events first
+//! ([decision 140](../../../docs/decisions/140-events.md)).
 //!
 //! The crate does not write events to a file, and is not a replacement for the debug log.
 

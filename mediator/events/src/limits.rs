@@ -1,5 +1,5 @@
-//! Limits the number of events of one kind about one subject: in each window of length [`WINDOW`], the first [`BURST`]
-//! events pass, and one further event represents the rest.
+//! Limits the events of one kind about one subject: in each window of length [`WINDOW`], the first [`BURST`] events
+//! pass, and one more event represents the rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use crate::event::NewEvent;
 
 /// Length of a window.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
-/// Number of events that pass in a window.
+/// Number of events that pass per window.
 pub(crate) const BURST: u32 = 5;
-/// Maximum number of open windows. Beyond this number, events of other subjects are only counted.
+/// Maximum number of open windows. Beyond it, events about other subjects are only counted.
 const MAX_WINDOWS: usize = 1024;
 
 /// A time window for events of one kind about one subject.
@@ -21,7 +21,7 @@ struct Window {
     since: Duration,
     passed: u32,
     held: u64,
-    /// The last event that did not pass.
+    /// Last event that did not pass.
     last: Option<(NewEvent, Author)>,
 }
 
@@ -29,16 +29,16 @@ struct Window {
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     windows: BTreeMap<(EventKind, Subject), Window>,
-    /// Number of events that had no window, and the time of the first of them.
+    /// Number of events without a window, and the time of the first one.
     unlisted: Option<(Duration, u64)>,
 }
 
 impl Limits {
-    /// Returns the event and its author if the event passes. Otherwise counts the event.
+    /// Returns the event and its author if the event passes, and otherwise counts it.
     pub fn admit(&mut self, event: NewEvent, author: Author, now: Duration) -> Option<(NewEvent, Author)> {
         let key = (event.kind, event.subject.clone());
         if self.windows.len() >= MAX_WINDOWS && !self.windows.contains_key(&key) {
-            // Windows without suppressed events can be dropped immediately.
+            // Drop windows without suppressed events once they have ended.
             self.windows.retain(|_, window| window.held > 0 || !window.has_ended(now));
             if self.windows.len() >= MAX_WINDOWS {
                 self.unlisted.get_or_insert((now, 0)).1 += 1;
@@ -58,8 +58,8 @@ impl Limits {
         None
     }
 
-    /// Closes windows that have ended. For each window with suppressed events, returns an event that represents them,
-    /// and their number.
+    /// Closes windows that have ended. For each window with suppressed events, returns a representative event and their
+    /// number.
     pub fn ended(&mut self, now: Duration) -> Vec<(NewEvent, Author, u64)> {
         let mut reports = Vec::new();
         self.windows.retain(|_, window| {
@@ -74,7 +74,7 @@ impl Limits {
             false
         });
         if let Some((_, held)) = self.unlisted.take_if(|(since, _)| now.saturating_sub(*since) >= WINDOW) {
-            let text = format!("{held} events of many subjects came in {} s and are not listed", WINDOW.as_secs());
+            let text = format!("{held} events about many subjects in {} s are not listed", WINDOW.as_secs());
             reports.push((NewEvent::daemon(EventKind::Suppressed, text), crate::author::daemon(), held));
         }
         reports

@@ -13,9 +13,9 @@ use crate::limits::Limits;
 use crate::shelf::Shelf;
 use crate::time::rfc3339;
 
-/// Maximum length of a text in bytes. The rest is truncated.
+/// Maximum length of an event's text in bytes; longer texts are truncated.
 const MAX_TEXT: usize = 1024;
-/// Maximum number of events that wait while the log is handed over.
+/// Maximum number of events deferred while the log is handed over.
 const MAX_DEFERRED: usize = 64;
 
 /// State of the log.
@@ -27,16 +27,16 @@ struct Books {
     count: u64,
     shelf: Shelf,
     limits: Limits,
-    /// Events that wait until the log is thawed; `None` while it is not frozen.
+    /// Events deferred until the log is thawed; `None` while it is not frozen.
     deferred: Option<Vec<(NewEvent, Author, u64)>>,
 }
 
-/// State whose change wakes followers.
+/// State whose changes wake followers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
     /// Total number of events so far.
     pub count: u64,
-    /// True if the daemon is ending.
+    /// True if the daemon is exiting.
     pub closed: bool,
 }
 
@@ -71,8 +71,8 @@ impl Log {
         }
     }
 
-    /// Adds an event with this thread's author (see [`author::acting`]). The event may be suppressed if its subject
-    /// causes many events.
+    /// Adds an event with this thread's author (see [`author::acting`]). May suppress the event if its subject causes
+    /// many events.
     pub fn add(&self, event: NewEvent) {
         self.add_at(event, author::current(), self.began.elapsed());
     }
@@ -99,10 +99,10 @@ impl Log {
         self.news.send_if_modified(|news| std::mem::replace(&mut news.count, count) != count);
     }
 
-    /// Returns up to `limit` events after a cursor, or starting with the oldest event.
+    /// Returns up to `limit` events after a cursor, or from the oldest event if `after` is `None`.
     ///
     /// # Errors
-    /// Returns an error if the text is not a cursor, or is after the last event.
+    /// Returns an error if the text is not a cursor, or if it is beyond the last event.
     pub fn page(&self, after: Option<&str>, limit: usize) -> Result<EventPage, BadCursor> {
         let after: Option<Cursor> = after.map(str::parse).transpose()?;
         let books = self.books.lock();
@@ -132,13 +132,13 @@ impl Log {
         self.news.subscribe()
     }
 
-    /// Ends all followers, because the daemon is about to end and does not wait for them.
+    /// Ends all followers: the daemon is about to exit and does not wait for them.
     pub fn close(&self) {
         self.news.send_modify(|news| news.closed = true);
     }
 
-    /// Returns the log for the next daemon. Further events wait until [`Self::thaw`]; the next daemon continues the
-    /// numbering.
+    /// Returns the log for the next daemon, which continues the numbering. Further events are deferred until
+    /// [`Self::thaw`].
     #[must_use]
     pub fn freeze(&self) -> SavedLog {
         let mut books = self.books.lock();
@@ -148,7 +148,7 @@ impl Log {
         SavedLog { epoch: books.epoch, count: books.count, events }
     }
 
-    /// Adds the events that have arrived since [`Self::freeze`], because the next daemon does not take over.
+    /// Adds the events deferred since [`Self::freeze`], because the next daemon did not take over.
     pub fn thaw(&self) {
         let mut books = self.books.lock();
         for (event, author, suppressed) in books.deferred.take().unwrap_or_default() {
@@ -157,7 +157,7 @@ impl Log {
         self.tell(&books);
     }
 
-    /// Creates the log that an earlier daemon has handed over. Events that cannot be read count as lost.
+    /// Restores the log handed over by an earlier daemon. Unreadable events count as lost.
     #[must_use]
     pub fn restored(saved: SavedLog) -> Self {
         let SavedLog { epoch, count, events } = saved;
@@ -173,12 +173,12 @@ impl Log {
     }
 }
 
-/// A log that is handed from one daemon to the next.
+/// A log that one daemon hands over to the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SavedLog {
     epoch: u64,
     count: u64,
-    /// The events as JSON. The keys may differ between the daemons.
+    /// The events as JSON, because their keys may differ between the daemons.
     events: Vec<String>,
 }
 
@@ -223,13 +223,13 @@ fn note(epoch: u64, has_cursor: bool, restarted: bool, lost: u64) -> Option<Stri
     let begin = || rfc3339(UNIX_EPOCH + Duration::from_millis(epoch));
     let gone = (lost > 0).then(|| match has_cursor {
         true if !restarted => {
-            format!("{lost} events after the cursor are lost: the log has room only for newer events")
+            format!("{lost} events after the cursor are lost: the log has space only for newer events")
         }
-        _ => format!("{lost} events since {} are lost: the log has room only for newer events", begin()),
+        _ => format!("{lost} events since {} are lost: the log has space only for newer events", begin()),
     });
     let restart = restarted.then(|| {
         format!(
-            "the cursor is of a daemon that has ended: its events after the cursor are lost, and this log begins at {}",
+            "the cursor is from a daemon that has exited: its events after the cursor are lost, and this log begins at {}",
             begin()
         )
     });

@@ -1,11 +1,10 @@
-//! Finds events by comparing successive states of the daemon in the API's form: long overruns, long waits, failures,
-//! connections. For virtual machines, it also finds kills and strikes, which are counted, and quarantines, which last
-//! for at least a second.
+//! Derives events by comparing successive states of the daemon in API form: long overruns, long waits, failures,
+//! connections. For virtual machines, also kills and strikes, which are counted, and quarantines, which last for at
+//! least a second.
 //!
-//! This method misses other changes that begin and end between two states. Therefore the code that makes such a change
-//! adds its own event: the daemon for changes and moves, and the owner of a CUDA card for kills, strikes and
-//! quarantines of tenants. The daemon compares states before it removes a virtual machine, because the removal discards
-//! the machine's counts.
+//! Comparing states misses changes that begin and end between two states, so the code that makes such changes adds its
+//! own events: the daemon for changes and moves, and the owner of a CUDA card for kills, strikes and quarantines of
+//! tenants. The daemon compares states before it removes a virtual machine, because its counts are lost then.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,14 +13,13 @@ use api::{EventKind, Subject, SubjectKind, WaitKind, WaitReason, WorkState};
 
 use crate::event::NewEvent;
 
-/// Minimum duration of an overrun that causes an event.
+/// Minimum duration of a reported overrun.
 const LONG_OVERRUN: Duration = Duration::from_secs(1);
-/// Minimum duration of a wait that causes an event.
+/// Minimum duration of a reported wait.
 const LONG_WAIT: Duration = Duration::from_secs(5);
-/// Tolerance in ms: a quarantine whose remaining time was at most this long at the last state counts as ended by its
-/// time limit.
+/// Tolerance in ms: a quarantine with at most this much time left in the last state counts as expired.
 const QUARANTINE_SLACK_MS: u64 = 3000;
-/// Maximum number of clients named in the message of one event.
+/// Maximum number of clients named in the text of one event.
 const MAX_NAMED: usize = 4;
 
 /// A state of the daemon.
@@ -42,9 +40,9 @@ pub struct States {
 struct Sight {
     card: String,
     failed: Option<String>,
-    /// Clients by process. The clients of a tenant are its programs.
+    /// Clients by process. A tenant's clients are its programs.
     clients: BTreeMap<i64, String>,
-    /// Number of killed submissions of a virtual machine. The owner of a CUDA card reports its actions itself.
+    /// Number of a virtual machine's killed submissions. The owner of a CUDA card reports its own kills.
     killed: u64,
     /// Time by which a turn has exceeded its slice.
     overran: Duration,
@@ -62,7 +60,7 @@ struct Sight {
 #[derive(Clone, Debug)]
 struct Wait {
     since: Duration,
-    /// State and reason, without the parts that change during the wait.
+    /// State and reason, without parts that change during the wait.
     reason: (WorkState, Option<WaitReason>),
     /// Value of [`Sight::progress`] at the start of the wait.
     progress: u64,
@@ -80,7 +78,7 @@ struct Known {
 /// Compares states of the daemon.
 #[derive(Debug, Default)]
 pub struct Observer {
-    /// False before the first state. Objects in the first state are not compared with an earlier state.
+    /// False before the first state, whose objects have no earlier state to compare with.
     started: bool,
     known: BTreeMap<Subject, Known>,
     /// Names of failed cards.
@@ -91,7 +89,7 @@ impl Observer {
     /// Returns the events since the last state. `now` is the time since an arbitrary fixed start.
     pub fn compare(&mut self, states: &States, now: Duration) -> Vec<NewEvent> {
         let mut events = Vec::new();
-        // The daemon restarts the owner of a CUDA card, and the restart has its own event.
+        // The daemon restarts the owners of CUDA cards, and each restart has its own event.
         let failed = states.cards.iter().filter(|card| card.kind != "cuda");
         let failed: Vec<_> = failed.filter_map(|card| Some((card.name.clone(), card.error.clone()?))).collect();
         for (card, why) in failed.iter().filter(|(card, _)| !self.failed.contains(card)) {
@@ -167,7 +165,7 @@ fn sights(states: &States) -> Vec<(Subject, Sight)> {
     vms.chain(tenants).collect()
 }
 
-/// Returns the increase of a count. A count that is lower than before has restarted from zero under a new owner.
+/// Returns the increase of a counter. A counter below its last value has restarted from zero under a new owner.
 fn increase(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -176,7 +174,7 @@ fn increase(before: u64, now: u64) -> u64 {
 fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     let event = |kind, text: String| NewEvent::about(kind, subject.clone(), text);
     let mut events = Vec::new();
-    // If an owner does not respond, its programs and counts are unknown.
+    // Programs and counts of an unresponsive owner are unknown.
     if now.state == WorkState::Unserved || before.state == WorkState::Unserved {
         return events;
     }
@@ -184,23 +182,22 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     let killed = increase(before.killed, now.killed);
     if killed > 0 {
         let what = count(killed, "submission was", "submissions were");
-        events.push(event(EventKind::Killed, format!("{what} killed: it ran beyond its limit")));
+        events.push(event(EventKind::Killed, format!("{what} killed for exceeding the time limit")));
     }
     if now.overran >= LONG_OVERRUN && (before.overran < LONG_OVERRUN || now.overran < before.overran) {
         let seconds = now.overran.as_secs_f64();
-        let text =
-            format!("its turn continued for {seconds:.1} s after its slice: other tenants share the card with it");
+        let text = format!("its turn continued for {seconds:.1} s beyond its slice while other tenants share the card");
         events.push(event(EventKind::Overran, text));
     }
     let strikes = increase(before.strikes, now.strikes);
     // A release clears the strikes.
     if strikes > 0 && now.strikes > before.strikes {
-        let text = format!("a submission ran beyond its limit, strike {}", now.strikes);
+        let text = format!("a submission exceeded its time limit, strike {}", now.strikes);
         events.push(event(EventKind::Overran, text));
     }
     if now.quarantined && !before.quarantined {
         let length = now.ends_in_ms.map(|ms| format!(" for {} s", ms.div_ceil(1000))).unwrap_or_default();
-        let release = format!("`mediatorctl sched release {}` releases it", subject.name);
+        let release = format!("run `mediatorctl sched release {}` to release it", subject.name);
         events.push(event(
             EventKind::Quarantined,
             format!("quarantined{length}: none of its work is started; {release}"),
@@ -222,7 +219,7 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     events
 }
 
-/// Returns the clients in `these` that are not in `others`.
+/// Returns the clients in `these` that are missing from `others`.
 fn left<'a>(these: &'a BTreeMap<i64, String>, others: &BTreeMap<i64, String>) -> Vec<&'a String> {
     these.iter().filter(|(pid, name)| others.get(pid) != Some(name)).map(|(_, name)| name).collect()
 }
@@ -238,11 +235,11 @@ fn count(number: u64, one: &str, several: &str) -> String {
 }
 
 impl Sight {
-    /// Returns the current wait of the object.
+    /// Returns the object's current wait.
     fn wait(&self, now: Duration) -> Option<Wait> {
         let reason = match self.state {
             WorkState::Idle | WorkState::Working => return None,
-            // Other tenants get and lose slices while this tenant waits for a slice.
+            // Other tenants get and lose slices while this one waits for a slice.
             WorkState::Waiting => self.wait_reason.clone().map(|reason| match reason.kind {
                 WaitKind::Slice => WaitKind::Slice.into(),
                 _ => reason,
@@ -252,7 +249,7 @@ impl Sight {
         Some(Wait { since: now, reason: (self.state, reason), progress: self.progress, reported: false })
     }
 
-    /// Describes a wait of the given number of seconds, in the present or past tense.
+    /// Describes a wait of `seconds` in the present or the past tense.
     fn wait_in_words(wait: &Wait, seconds: Duration, ended: bool) -> String {
         let (state, reason) = &wait.reason;
         let seconds = format!("{:.1} s", seconds.as_secs_f64());
@@ -288,7 +285,7 @@ impl Known {
             Some(wait) if continues(wait) => {
                 let long = !wait.reported && now.saturating_sub(wait.since) >= LONG_WAIT;
                 wait.reported |= long;
-                // The start of a quarantine was already reported.
+                // The start of a quarantine has already been reported.
                 (long && wait.reason.0 != WorkState::Quarantined).then(|| event(EventKind::Waits, wait, false))
             }
             before => {

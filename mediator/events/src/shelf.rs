@@ -1,8 +1,8 @@
-//! The stored events of the log, within bounds.
+//! Bounded storage for the log's events.
 //!
-//! If the bounds are exceeded, the subject with the most events loses its oldest event. If several subjects have the
-//! most events, the subject with the oldest event loses it. A subject therefore keeps all its events until it has more
-//! than an equal part of the log.
+//! When a bound is exceeded, the subject with the most events loses its oldest event; among several such subjects, the
+//! one with the oldest event. A subject therefore keeps all its events until it occupies more than an equal share of
+//! the log.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -12,9 +12,9 @@ use api::{Event, Subject};
 
 /// Maximum number of events.
 pub(crate) const MAX_EVENTS: usize = 4096;
-/// Maximum size of all events in bytes.
+/// Maximum total size of events in bytes.
 const MAX_BYTES: usize = 2 << 20;
-/// Estimate of an event's size in addition to its texts.
+/// Estimated size of an event in addition to its texts, in bytes.
 const OVERHEAD: usize = size_of::<Event>() + 128;
 
 /// The events, by number.
@@ -22,10 +22,9 @@ const OVERHEAD: usize = size_of::<Event>() + 128;
 pub(crate) struct Shelf {
     events: BTreeMap<u64, Arc<Event>>,
     bytes: usize,
-    /// Numbers of each subject's events, in order.
+    /// Numbers of each subject's events, in ascending order.
     of: BTreeMap<Subject, VecDeque<u64>>,
-    /// Each subject, by the number of its events and its oldest event. The last subject in this order loses an event
-    /// next.
+    /// Subjects ordered by number of events and age of the oldest event. The last one loses an event next.
     order: BTreeSet<(usize, Reverse<u64>, Subject)>,
 }
 
@@ -37,7 +36,7 @@ fn size(event: &Event) -> usize {
 }
 
 impl Shelf {
-    /// Adds an event, whose number is higher than all others.
+    /// Adds an event, whose number must be the highest.
     pub fn add(&mut self, event: Event) {
         self.bytes += size(&event);
         let (number, subject) = (event.number, event.subject.clone());
@@ -53,7 +52,7 @@ impl Shelf {
         }
     }
 
-    /// Changes the list of a subject's events.
+    /// Changes the list of a subject's event numbers.
     fn numbers(&mut self, subject: &Subject, change: impl FnOnce(&mut VecDeque<u64>)) {
         let mut numbers = self.of.remove(subject).unwrap_or_default();
         if let Some(oldest) = numbers.front() {
@@ -95,7 +94,7 @@ mod tests {
     }
 
     impl Shelf {
-        /// Checks the bounds, and that all parts describe the same events.
+        /// Checks the bounds and the consistency of all parts.
         fn audit(&self) {
             assert!(self.events.len() <= MAX_EVENTS && self.bytes <= MAX_BYTES);
             assert_eq!(self.bytes, self.events.values().map(|event| size(event)).sum::<usize>());
@@ -139,7 +138,7 @@ mod tests {
         (1..3000).for_each(|number| shelf.add(event(number, "a", 4000)));
         shelf.audit();
         assert!(shelf.events.len() < 600 && shelf.bytes > MAX_BYTES / 2, "{}", shelf.events.len());
-        // A single event that is too large displaces all other events, and is then dropped itself.
+        // A single event that is too large evicts all others, and is then dropped itself.
         shelf.add(event(3000, "b", MAX_BYTES));
         shelf.audit();
     }

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use jiff::Timestamp;
 
-/// Returns a time in UTC, as RFC 3339 with milliseconds. Times that the format cannot represent are treated as 1970.
+/// Formats a UTC time as RFC 3339 with milliseconds. Times that the format cannot represent are treated as 1970.
 #[must_use]
 pub fn rfc3339(at: SystemTime) -> String {
     format!("{:.3}", Timestamp::try_from(at).unwrap_or_default())

@@ -2,15 +2,15 @@
 
 use serde_json::{Map, Value};
 
-/// Describes a change of keys, such as `memory.quota_mib = 32, time.weight = 3`.
+/// Describes changed keys, such as `memory.quota_mib = 32, time.weight = 3`.
 #[must_use]
 pub fn changed(patch: &Map<String, Value>) -> String {
     let mut parts = Vec::new();
     keys("", patch, &mut parts);
-    if parts.is_empty() { "no key is changed".to_owned() } else { format!("set: {}", parts.join(", ")) }
+    if parts.is_empty() { "no keys changed".to_owned() } else { format!("set: {}", parts.join(", ")) }
 }
 
-/// Describes a change of keys in a table.
+/// Describes changed keys of a table.
 #[must_use]
 pub fn changed_in(table: &str, patch: &Map<String, Value>) -> String {
     changed(&Map::from_iter([(table.to_owned(), Value::Object(patch.clone()))]))
@@ -37,6 +37,6 @@ mod tests {
         let patch = json!({ "weight": 3, "copies": { "weight": null }, "class": "normal" });
         let words = changed_in("time", patch.as_object().unwrap());
         assert_eq!(words, "set: time.class = \"normal\", time.copies.weight to its default, time.weight = 3");
-        assert_eq!(changed_in("time", &Map::new()), "no key is changed");
+        assert_eq!(changed_in("time", &Map::new()), "no keys changed");
     }
 }

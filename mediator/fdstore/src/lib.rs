@@ -1,17 +1,16 @@
-//! The service manager's file descriptor store. The store keeps descriptors of VMMs, so that VMMs keep their devices if
-//! the daemon is killed.
+//! The service manager's file descriptor store, which keeps descriptors of VMMs so that they keep their devices if the
+//! daemon is killed.
 //!
-//! The store keeps the connection of each VMM. Otherwise, when the daemon is killed, the kernel would reset a
-//! connection that has unread data, which QEMU does not survive ([`vmm_glue::socket::end`]). If enough room is left,
-//! the store also keeps the VMM's journal and the descriptors that the journal refers to (`vmm_glue::journal`). With
-//! these, the next daemon resumes the connection. A connection that the next daemon cannot resume is closed, so that
-//! the VMM notices the loss.
+//! The store keeps the connection of each VMM. Otherwise, if the daemon were killed, the kernel would reset connections
+//! with unread data, which QEMU does not survive ([`vmm_glue::socket::end`]). If there is enough space, the store also
+//! keeps the VMM's journal and the descriptors to which it refers (`vmm_glue::journal`), so that the next daemon can
+//! resume the connection. A connection that cannot be resumed is closed, so that the VMM notices the loss.
 //!
-//! Parts: [`Store`] and its keepers, which add descriptors; `pace`, which limits the rate of messages to the service
-//! manager; [`Left`], descriptors from an earlier run; [`names`].
+//! Modules: [`Store`] and its keepers (add descriptors), `pace` (limits the message rate to the service manager),
+//! [`Left`] (descriptors from an earlier run), [`names`].
 //!
-//! The crate does not take descriptors from the environment, and sends no other messages to the service manager; the
-//! daemon does both.
+//! The crate does not take descriptors from the environment, or send other messages to the service manager; the daemon
+//! does both.
 
 #![forbid(unsafe_code)]
 
@@ -32,28 +31,27 @@ use vmm_glue::socket;
 use names::{OF_VMM, name_of};
 use pace::Pace;
 
-/// Environment variable in which the service manager passes the number of descriptors that it can keep (systemd 254 and
-/// newer).
+/// Environment variable in which the service manager (systemd 254 or newer) passes the number of descriptors that it
+/// can keep.
 const CAPACITY: &str = "FDSTORE";
-/// Number of descriptors that journals must leave free: two for sockets of the daemon, and two for the socket and the
+/// Number of descriptors that journals must leave free: two for the daemon's sockets, and two for the socket and the
 /// connection of each virtual machine.
 const RESERVED_DESCRIPTORS: usize = 2 + 2 * MAX_VMS;
-/// Mask of all descriptors of a journal that the store can contain; see [`bit`].
+/// Mask of all storable descriptors of a journal; see [`bit`].
 const ALL: u32 = (1 << (SLOTS + 1)) - 1;
 
 /// The service manager's store, if it has one.
 #[derive(Debug, Default)]
 pub struct Store {
     there: bool,
-    /// Number of further descriptors that journals may add.
+    /// Number of descriptors that journals may still add.
     room: Arc<AtomicUsize>,
-    /// True if this process continues with descriptors that another process has stored.
+    /// True if this process took over descriptors that another process has stored.
     followed: bool,
 }
 
 impl Store {
-    /// Returns the store that the environment describes. `followed` is true if this process takes over from another
-    /// process.
+    /// Returns the store described by the environment. `followed` is true if this process takes over from another one.
     #[must_use]
     pub fn found(followed: bool) -> Self {
         let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or(0);
@@ -67,19 +65,19 @@ impl Store {
         self.there
     }
 
-    /// Logs whether VMMs would survive a kill of the daemon.
+    /// Logs whether VMMs would survive if the daemon were killed.
     pub fn tell(&self) {
         let room = self.room.load(Ordering::Relaxed);
         if !self.there || room < DESCRIPTORS {
             let needed = RESERVED_DESCRIPTORS + MAX_VMS * DESCRIPTORS;
             tracing::info!(
-                "VMMs lose their devices if this daemon is killed: no service manager keeps enough descriptors for it; run it as a \
+                "VMMs lose their devices if this daemon is killed: no service manager stores enough descriptors for it; run it as a \
                  service with FileDescriptorStoreMax={needed} (and FDSTORE={needed} in its environment before systemd 254)"
             );
         }
     }
 
-    /// Returns the keeper for the VMM of a virtual machine. `before` is the set of descriptors that an earlier run has
+    /// Returns the keeper for a virtual machine's VMM. `before` is the set of descriptors that an earlier run has
     /// stored for this VMM ([`Left::held`]).
     #[must_use]
     pub fn keeper(&self, vm: &str, before: Option<u32>) -> Option<Arc<dyn Keeper>> {
@@ -87,7 +85,7 @@ impl Store {
             return None;
         }
         let held = if self.followed { ALL } else { before.unwrap_or(0) };
-        // Descriptors of an earlier run count only if they are known to be in the store.
+        // Descriptors from an earlier run count only if they are known to be in the store.
         let counted = if self.followed { 0 } else { held };
         let keeper = InStore {
             vm: vm.to_owned(),
@@ -107,7 +105,7 @@ impl Store {
 #[derive(Debug)]
 struct InStore {
     vm: String,
-    /// Mask of the descriptors that are stored or may be stored.
+    /// Mask of the descriptors that are, or may be, stored.
     held: AtomicU32,
     /// Mask of the descriptors that count towards the limit.
     counted: AtomicU32,
@@ -123,14 +121,14 @@ impl InStore {
 
 impl Keeper for InStore {
     fn keep(&self, connection: BorrowedFd<'_>) {
-        // Wait until two messages are permitted, because a VMM may connect repeatedly.
+        // Wait until two messages are permitted, because a VMM may reconnect repeatedly.
         self.pace.wait();
         self.pace.wait();
         store(&self.connection(), connection);
     }
 
     fn release(&self) {
-        // Without a journal, the next daemon could not use the other descriptors.
+        // The next daemon cannot use the other descriptors without a journal.
         self.give_up_more();
         self.pace.wait();
         give_up(&self.connection());
@@ -174,14 +172,13 @@ impl Keeper for InStore {
 
 impl Drop for InStore {
     fn drop(&mut self) {
-        // Another process may continue to use the stored descriptors, so release only this process's share of the
-        // capacity.
+        // Another process may keep using the stored descriptors, so release only this process's share of the capacity.
         let counted = usize::try_from(self.counted.load(Ordering::Relaxed).count_ones()).unwrap_or(0);
         self.room.fetch_add(counted, Ordering::Relaxed);
     }
 }
 
-/// Returns the bit of a descriptor in the set of a journal.
+/// Returns the bit for a descriptor in the set of a journal's descriptors.
 fn bit(what: Kept) -> u32 {
     match what {
         Kept::Slot(slot) => 1u32.checked_shl(slot.min(SLOTS).into()).unwrap_or(0),
@@ -189,8 +186,8 @@ fn bit(what: Kept) -> u32 {
     }
 }
 
-/// Descriptors that an earlier run has left for the VMM of a virtual machine. Unless another owner takes them, dropping
-/// this value closes the connection and removes them from the store.
+/// Descriptors that an earlier run has left for a virtual machine's VMM. Unless another owner takes them, dropping this
+/// value closes the connection and removes them from the store.
 #[derive(Debug)]
 pub struct Left {
     vm: String,
@@ -205,7 +202,7 @@ impl Left {
         Self { vm: vm.to_owned(), connection: None, kept: Vec::new() }
     }
 
-    /// Adds the connection of the VMM.
+    /// Adds the VMM's connection.
     pub fn connection(&mut self, connection: UnixStream) {
         self.connection = Some(connection);
     }
@@ -226,10 +223,10 @@ impl Left {
         self.kept.iter().fold(0, |held, (what, _)| held | bit(*what))
     }
 
-    /// Duplicates all descriptors, if a connection and its journal exist.
+    /// Duplicates all descriptors, if they include a connection and its journal.
     ///
     /// # Errors
-    /// Returns an error if this process has reached its limit on descriptors.
+    /// Returns an error if this process has reached its limit on open descriptors.
     pub fn remains(&self) -> Option<std::io::Result<Remains>> {
         let connection = self.connection.as_ref()?;
         self.kept.iter().any(|(what, _)| *what == Kept::Journal).then(|| {
@@ -238,7 +235,7 @@ impl Left {
         })
     }
 
-    /// Records that another owner continues with the descriptors.
+    /// Records that another owner has taken the descriptors.
     pub fn taken(mut self) {
         self.connection = None;
         self.kept.clear();
@@ -257,18 +254,18 @@ impl Drop for Left {
     }
 }
 
-/// Stores a copy in the service manager, in place of any copy with the same name.
+/// Stores a copy in the service manager, replacing any copy with the same name.
 pub fn store(name: &str, fd: BorrowedFd<'_>) {
     give_up(name);
     push(name, fd);
 }
 
-/// Stores a copy in the service manager under a name that is not in use.
+/// Stores a copy in the service manager under an unused name.
 fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
     let state = [NotifyState::FdStore, NotifyState::FdName(name)];
     let pushed = sd_notify::notify_with_fds(&state, &[fd]);
     if let Err(error) = &pushed {
-        tracing::warn!(name, %error, "the service manager does not store a descriptor");
+        tracing::warn!(name, %error, "the service manager did not store a descriptor");
     }
     pushed.is_ok()
 }

@@ -1,13 +1,12 @@
-//! Names of the descriptors that the service manager keeps for the daemon. Names of the units' sockets do not contain a
-//! slash.
+//! Names of descriptors in the service manager's store. Names of the units' sockets do not contain a slash.
 
 use vmm_glue::journal::Kept;
 
-/// Prefix of the names of virtual machines' sockets.
+/// Prefix for virtual machines' sockets.
 pub const OF_VM: &str = "vm/";
-/// Prefix of the names of VMMs' connections.
+/// Prefix for VMMs' connections.
 pub(crate) const OF_VMM: &str = "vmm/";
-/// Suffix of the name of a VMM's journal.
+/// Suffix for a VMM's journal.
 const JOURNAL: &str = "journal";
 /// Name of the admin socket.
 pub const STORED_ADMIN: &str = "daemon/admin";
@@ -19,8 +18,8 @@ pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }
 
-/// Parses the name of a VMM's descriptor. Returns its virtual machine and its kind, where the inner `None` stands for
-/// the connection itself. Returns `None` for any other name.
+/// Parses the name of a VMM's descriptor. Returns its virtual machine and its kind, with an inner `None` for the
+/// connection itself. Returns `None` for any other name.
 pub fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
     let name = name.strip_prefix(OF_VMM)?;
     Some(match name.split_once('/') {

@@ -1,18 +1,18 @@
-//! Limits the rate of messages that the daemon sends to the service manager because of one VMM. Without the limit, a
-//! VMM that constantly maps and unmaps memory would keep the host's service manager busy.
+//! Limits the rate of messages to the service manager caused by one VMM. Otherwise, a VMM that constantly maps and
+//! unmaps memory would keep the host's service manager busy.
 //!
-//! No message is dropped, because the next daemon could then not resume the VMM. Instead, a VMM that exceeds the limit
-//! waits.
+//! Messages are never dropped, because the next daemon could not resume the VMM then. Instead, a VMM that exceeds the
+//! limit waits.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Number of messages that may be sent at once. A VMM that starts causes about thirty.
+/// Number of messages permitted in a burst. A VMM that starts causes about thirty.
 const BURST_MESSAGES: u32 = 128;
-/// Interval after which another message may be sent.
+/// Interval at which another message is permitted.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
 
-/// Rate limit for the messages of one VMM.
+/// Message rate limit for one VMM.
 #[derive(Debug)]
 pub(crate) struct Pace(Mutex<Bucket>);
 
@@ -28,16 +28,16 @@ impl Bucket {
         Self { left: BURST_MESSAGES, filled: now }
     }
 
-    /// Adds the messages that have become permitted since the last call.
+    /// Adds the messages permitted since the last call.
     fn fill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.filled).as_millis() / MESSAGE_INTERVAL.as_millis();
         let new = u32::try_from(passed).unwrap_or(u32::MAX).min(BURST_MESSAGES);
         self.left = self.left.saturating_add(new).min(BURST_MESSAGES);
-        // If the bucket is full, the rest of an interval is dropped.
+        // When the bucket is full, drop the rest of the interval.
         self.filled = if self.left == BURST_MESSAGES { now } else { self.filled + MESSAGE_INTERVAL * new };
     }
 
-    /// Takes one message, or returns the time until the next message is permitted.
+    /// Takes one message, or returns the time until the next one is permitted.
     fn take(&mut self, now: Instant) -> Result<(), Duration> {
         self.fill(now);
         match self.left.checked_sub(1) {
@@ -55,7 +55,7 @@ impl Pace {
         Self(Mutex::new(Bucket::new(Instant::now())))
     }
 
-    /// Locks the bucket. The lock is held for only a few instructions, without calls or waits.
+    /// Locks the bucket, for only a few instructions without calls or waits.
     fn bucket(&self) -> MutexGuard<'_, Bucket> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,7 +72,7 @@ impl Pace {
         }
     }
 
-    /// Returns true if more than half of a burst was sent recently.
+    /// Returns true if more than half of the burst was used recently.
     pub(crate) fn is_busy(&self) -> bool {
         let mut bucket = self.bucket();
         bucket.fill(Instant::now());
@@ -92,13 +92,13 @@ mod tests {
             assert_eq!(bucket.take(begin), Ok(()));
         }
         assert_eq!(bucket.take(begin), Err(MESSAGE_INTERVAL));
-        // Let the VMM cause messages constantly for ten seconds.
+        // The VMM causes messages constantly for ten seconds.
         let steps = 100_000;
         let sent =
             (0..steps).filter(|step| bucket.take(begin + Duration::from_secs(10) * *step / steps).is_ok()).count();
         let most = usize::try_from(Duration::from_secs(10).as_millis() / MESSAGE_INTERVAL.as_millis()).unwrap();
         assert!(sent <= most && sent + 2 >= most, "{sent} of {most}");
-        // After a quiet period, the VMM may cause the same burst again, but not a larger one.
+        // After a quiet period, the VMM may cause another burst of the same size, but not a larger one.
         let later = begin + Duration::from_secs(3600);
         assert_eq!((0..2 * BURST_MESSAGES).filter(|_| bucket.take(later).is_ok()).count(), BURST_MESSAGES as usize);
     }

@@ -1,12 +1,12 @@
-//! The image of one falcon, and the set of images for a card.
+//! Image of one falcon, and the set of images for a card.
 
 use nvspec::falcon::{CODE_PAGE_WORDS, CODE_WORDS_MAX, DATA_WORDS_MAX, Falcon};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
 
-/// First bytes of a file: format and version.
+/// First bytes of a file, which identify format and version.
 const MAGIC: [u8; 8] = *b"GMFALC01";
-/// Size of a file's header in bytes: magic, falcon, and the numbers of words of code and data.
+/// Size of a file's header in bytes: magic, falcon, and the lengths of code and data in words.
 const HEADER_BYTES: usize = 20;
 /// Maximum size of a file in bytes.
 pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DATA_WORDS_MAX)) as u64;
@@ -14,11 +14,11 @@ pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DAT
 /// Reason why bytes are not an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// The bytes do not begin with the magic number of an image.
+    /// The bytes do not start with the magic number.
     #[error("this is not an image of falcon firmware: it does not begin with {:?}", String::from_utf8_lossy(&MAGIC))]
     Form,
-    /// The image names an unknown falcon.
-    #[error("the image is for falcon {0}, and there are falcons 0 to 3")]
+    /// The image is for an unknown falcon.
+    #[error("the image is for falcon {0}, expected falcon 0 to 3")]
     Falcon(u32),
     /// A part is too long, or the code is missing.
     #[error(
@@ -31,7 +31,7 @@ pub enum ImageError {
         data: usize,
     },
     /// The file's length differs from the length in its header.
-    #[error("the image has {found} bytes, where its header says {wanted}")]
+    #[error("the image has {found} bytes, but its header says {wanted}")]
     Length {
         /// Actual size in bytes.
         found: usize,
@@ -40,7 +40,7 @@ pub enum ImageError {
     },
 }
 
-/// The SHA-256 of an image's file, with which an operator approves it.
+/// SHA-256 of an image file, by which an operator approves it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
 
@@ -65,11 +65,10 @@ pub struct Image {
 }
 
 impl Image {
-    /// Creates an image of `code` and `data`. Drops zeros at the end of the code, which drivers use to pad the last
-    /// page.
+    /// Creates an image of `code` and `data`. Drops trailing zeros from the code, with which drivers pad the last page.
     ///
     /// # Errors
-    /// [`ImageError::Size`] if a part is too long, or if the code is missing.
+    /// Returns [`ImageError::Size`] if a part is too long or the code is missing.
     pub fn new(falcon: Falcon, code: &[u32], data: &[u32]) -> Result<Self, ImageError> {
         let used = code.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
         let code = code.get(..used).unwrap_or_default();
@@ -79,7 +78,7 @@ impl Image {
         Ok(Self { falcon, code: code.to_vec(), data: data.to_vec() })
     }
 
-    /// Creates an image for cards that do not execute firmware. No falcon could execute it.
+    /// Creates an image for cards that do not execute firmware. Real falcons cannot execute it.
     #[must_use]
     pub fn stand_in(falcon: Falcon) -> Self {
         let word = |index: usize| 0x5157_0000 | (falcon as u32) << 12 | index as u32;
@@ -104,7 +103,7 @@ impl Image {
         &self.data
     }
 
-    /// Returns the image as a file.
+    /// Serializes the image to its file format.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let head = [self.falcon as u32, self.code.len() as u32, self.data.len() as u32];
@@ -112,10 +111,10 @@ impl Image {
         MAGIC.into_iter().chain(words).collect()
     }
 
-    /// Parses a file.
+    /// Parses an image file.
     ///
     /// # Errors
-    /// [`ImageError`] if the bytes are not an image.
+    /// Returns an [`ImageError`] if the bytes are not an image.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ImageError> {
         let rest = bytes.strip_prefix(&MAGIC).ok_or(ImageError::Form)?;
         let mut words = rest.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
@@ -143,12 +142,12 @@ impl Image {
     }
 }
 
-/// An image for each falcon of a card.
+/// One image for each falcon of a card.
 #[derive(Clone, Debug)]
 pub struct Set([Arc<Image>; 4]);
 
 impl Set {
-    /// Creates a set from these images, if they include an image for each falcon.
+    /// Creates a set from these images if they include one for each falcon.
     #[must_use]
     pub fn new(mut images: Vec<Image>) -> Option<Self> {
         images.sort_by_key(Image::falcon);
@@ -163,7 +162,7 @@ impl Set {
         Self(Falcon::ALL.map(|falcon| Arc::new(Image::stand_in(falcon))))
     }
 
-    /// Returns the image of a falcon.
+    /// Returns a falcon's image.
     #[must_use]
     pub fn image(&self, falcon: Falcon) -> &Image {
         &self.0[falcon as usize]

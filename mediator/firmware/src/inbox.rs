@@ -1,4 +1,4 @@
-//! A queue for guests' images on their way to a store, so that virtual CPUs never wait for a disk.
+//! Queue for guests' images on their way to a store, so that virtual CPUs never wait for a disk.
 
 use crate::image::Image;
 use crate::store::{Store, StoreError};
@@ -7,18 +7,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Maximum number of images that wait for the disk. Further images are dropped, and are offered again when their falcon
-/// next starts.
+/// Maximum number of images that wait for the disk. More are dropped; they are offered again when their falcon is next
+/// started.
 const WAITING_MAX: usize = 8;
-/// Maximum number of new candidates that are accepted from one guest while the daemon runs.
+/// Maximum number of new candidates accepted per guest while the daemon runs.
 const NEW_MAX: u32 = 8;
 
-/// Queue that accepts images of guests.
+/// Queue for images from guests.
 #[derive(Clone, Debug)]
 pub struct Inbox(Arc<SyncSender<(u32, Image)>>);
 
 impl Inbox {
-    /// Creates an inbox. A separate thread adds the images to `store`, and ends with the last copy of the inbox.
+    /// Creates an inbox. A separate thread adds the images to `store`, and exits when the last clone of the inbox is
+    /// dropped.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be created.
@@ -28,7 +29,7 @@ impl Inbox {
         Ok(Self(Arc::new(sender)))
     }
 
-    /// Adds the image that guest number `guest` has started on a falcon. Drops invalid images and images beyond the
+    /// Adds the image that guest number `guest` has started on a falcon. Drops invalid images, and images beyond the
     /// limit.
     pub fn offer(&self, guest: u32, falcon: Falcon, code: &[u32], data: &[u32]) {
         if let Ok(image) = Image::new(falcon, code, data) {
@@ -54,10 +55,10 @@ fn record(store: &Store, images: &Receiver<(u32, Image)>) {
             }
             Err(error @ StoreError::Full) => {
                 if !std::mem::replace(&mut told_full, true) {
-                    tracing::warn!(guest, %error, "firmware of a guest is not recorded");
+                    tracing::warn!(guest, %error, "a guest's firmware could not be stored");
                 }
             }
-            Err(error) => tracing::warn!(guest, %error, "firmware of a guest is not recorded"),
+            Err(error) => tracing::warn!(guest, %error, "a guest's firmware could not be stored"),
         }
     }
 }

@@ -1,13 +1,13 @@
-//! Firmware for a card's falcons.
+//! Firmware for cards' falcons.
 //!
-//! The PGRAPH and copy engines of a real card do nothing until programs run on their falcons, and these programs
-//! control the card. Therefore the mediator loads only images that the operator has approved, and a guest's images are
-//! confined to its virtual falcons. Firmware is not shipped: images from a stock guest driver are stored as candidates.
+//! The PGRAPH and copy engines of a real card need programs on their falcons, and these programs control the card.
+//! Therefore, the mediator loads only images approved by the operator, and a guest's images are confined to its virtual
+//! falcons. Firmware is not shipped; instead, images from stock guest drivers are stored as candidates.
 //!
-//! Parts: [`Image`] (one falcon's code and data, with its own file format), [`Set`] (a card's images), [`Store`] (a
-//! folder with images and the list of approved ones), [`Inbox`] (a queue of guests' images for the store).
+//! Modules: [`Image`] (one falcon's code and data, with its own file format), [`Set`] (a card's images), [`Store`] (a
+//! folder of images and the list of approved ones), [`Inbox`] (a queue for guests' images to the store).
 //!
-//! The crate does not interpret, change or load a program; `bringup` loads it.
+//! The crate does not interpret, modify or load programs; `bringup` loads them.
 
 mod image;
 mod inbox;

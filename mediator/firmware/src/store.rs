@@ -1,8 +1,8 @@
-//! A folder with candidate images and with images that the operator has approved.
+//! A folder with candidate images and approved images.
 //!
-//! Each image is a file named after its digest. The file `approved` has a line for each falcon with the digest of its
-//! image. All files are written to a temporary file first, and then renamed. The daemon reads the folder and adds
-//! candidates; `mediatorctl` does everything else, even without a daemon.
+//! Each image is a file named after its digest. The file `approved` has one line per falcon, with the digest of its
+//! image. Every file is first written to a temporary file, which is then renamed. The daemon reads the folder and adds
+//! candidates; `mediatorctl` does everything else, and works without a daemon.
 
 use crate::image::{Digest, FILE_BYTES_MAX, Image, ImageError, Set};
 use nvspec::falcon::Falcon;
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of images that are not approved. The size is limited because guests determine the contents.
+/// Maximum number of unapproved images. Limited because guests determine the contents.
 const CANDIDATES_MAX: usize = 32;
-/// Suffix of images' names.
+/// Suffix of image file names.
 const SUFFIX: &str = ".falcon";
-/// The file with the approved digests.
+/// Name of the file with the approved digests.
 const APPROVED: &str = "approved";
 /// Maximum size of that file in bytes.
 const APPROVED_BYTES_MAX: u64 = 4096;
@@ -23,7 +23,7 @@ const APPROVED_BYTES_MAX: u64 = 4096;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Access to a file or the folder failed.
-    #[error("{}: {error}; check that it exists and that this user may access it", path.display())]
+    #[error("{}: {error}; check that it exists and that this user has access to it", path.display())]
     File {
         /// Path of the file or folder.
         path: PathBuf,
@@ -38,34 +38,34 @@ pub enum StoreError {
         /// Reason why the file is not an image.
         error: ImageError,
     },
-    /// A file's name differs from its digest.
-    #[error("{}: its contents have the digest {digest}; it was changed: remove it", path.display())]
+    /// A file's name differs from its contents' digest.
+    #[error("{}: its contents have the digest {digest}; the file was modified: remove it", path.display())]
     Changed {
         /// Path of the file.
         path: PathBuf,
         /// Digest of the file's contents.
         digest: Digest,
     },
-    /// The prefix of a digest does not match exactly one image.
-    #[error("{found} images have a digest that begins with `{prefix}`; `mediatorctl card firmware list` shows all")]
+    /// A digest prefix does not match exactly one image.
+    #[error("{found} images have a digest that begins with `{prefix}`; `mediatorctl card firmware list` lists all")]
     Which {
         /// The requested prefix.
         prefix: String,
         /// Number of matching images.
         found: usize,
     },
-    /// The maximum number of candidates is reached.
+    /// The maximum number of candidates has been reached.
     #[error(
         "there are {CANDIDATES_MAX} images that are not approved; remove some with `mediatorctl card firmware remove`"
     )]
     Full,
 }
 
-/// A card with this store lacks the firmware of these falcons.
+/// Firmware for these falcons is not approved.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no firmware is approved for {}; approve some of `mediatorctl card firmware list` with `mediatorctl card firmware approve`, \
-     or import some (a guest with the stock driver brings it, on a card of kind \"simgpu\" too)",
+     or import some (a guest with the stock driver provides it, also on a card of kind \"simgpu\")",
     .0.iter().map(|falcon| falcon.name()).collect::<Vec<_>>().join(", ")
 )]
 pub struct Missing(pub Vec<Falcon>);
@@ -73,7 +73,7 @@ pub struct Missing(pub Vec<Falcon>);
 /// An image in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Digest with which an operator approves the image.
+    /// Digest by which an operator approves the image.
     pub digest: Digest,
     /// Falcon of the image.
     pub falcon: Falcon,
@@ -90,7 +90,7 @@ pub struct Entry {
 pub struct Store(PathBuf);
 
 impl Store {
-    /// Returns the store of a daemon whose state is in `state_dir`. The folder is created with the first write.
+    /// Returns the store of a daemon with state folder `state_dir`. The first write creates the store's folder.
     #[must_use]
     pub fn within(state_dir: &Path) -> Self {
         Self(state_dir.join("firmware"))
@@ -99,7 +99,7 @@ impl Store {
     /// Returns all images, ordered by falcon. Incomplete files are logged and skipped.
     ///
     /// # Errors
-    /// [`StoreError::File`] if the folder cannot be read.
+    /// Returns [`StoreError::File`] if the folder cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>, StoreError> {
         let approved = self.approvals()?;
         let mut entries = Vec::new();
@@ -111,7 +111,7 @@ impl Store {
                     let (code_words, data_words) = (image.code().len(), image.data().len());
                     entries.push(Entry { digest, falcon, code_words, data_words, approved });
                 }
-                Err(error) => tracing::warn!(%error, "a firmware image is skipped"),
+                Err(error) => tracing::warn!(%error, "a firmware image was skipped"),
             }
         }
         entries.sort_by_key(|entry| (entry.falcon, entry.digest));
@@ -121,7 +121,7 @@ impl Store {
     /// Adds an image as a candidate. Returns true if the image is new.
     ///
     /// # Errors
-    /// [`StoreError::Full`] and [`StoreError::File`].
+    /// Returns [`StoreError::Full`] or [`StoreError::File`].
     pub fn add(&self, image: &Image) -> Result<bool, StoreError> {
         let name = format!("{}{SUFFIX}", image.digest());
         let files = self.files()?;
@@ -135,21 +135,21 @@ impl Store {
         Ok(true)
     }
 
-    /// Adds the image in a file.
+    /// Adds an image from a file.
     ///
     /// # Errors
-    /// See [`StoreError`] for all reasons.
+    /// Returns a [`StoreError`] if the image cannot be added.
     pub fn import(&self, path: &Path) -> Result<Digest, StoreError> {
         let image = load(path)?;
         self.add(&image)?;
         Ok(image.digest())
     }
 
-    /// Approves the image whose digest starts with `prefix` for its falcon. The approval applies to cards that start
+    /// Approves the image whose digest starts with `prefix` for its falcon. Applies to cards that are started
     /// afterwards.
     ///
     /// # Errors
-    /// See [`StoreError`] for all reasons.
+    /// Returns a [`StoreError`] if the image cannot be approved.
     pub fn approve(&self, prefix: &str) -> Result<Entry, StoreError> {
         let mut entry = self.find(prefix)?;
         let mut approved = self.approvals()?;
@@ -163,7 +163,7 @@ impl Store {
     /// Removes the image whose digest starts with `prefix`, and its approval.
     ///
     /// # Errors
-    /// See [`StoreError`] for all reasons.
+    /// Returns a [`StoreError`] if the image cannot be removed.
     pub fn remove(&self, prefix: &str) -> Result<Entry, StoreError> {
         let entry = self.find(prefix)?;
         let path = self.0.join(format!("{}{SUFFIX}", entry.digest));
@@ -174,7 +174,8 @@ impl Store {
     /// Reads the approved images.
     ///
     /// # Errors
-    /// See [`StoreError`] for all reasons. The inner error is [`Missing`] if a falcon has no approved image.
+    /// Returns a [`StoreError`] if the images cannot be read. The inner error is [`Missing`] if a falcon has no
+    /// approved image.
     pub fn approved(&self) -> Result<Result<Set, Missing>, StoreError> {
         let approved = self.approvals()?;
         let mut images = Vec::new();
@@ -200,7 +201,7 @@ impl Store {
         }
     }
 
-    /// Reads the approved digest of each falcon. Invalid lines are ignored.
+    /// Reads the approved digest of each falcon, ignoring invalid lines.
     fn approvals(&self) -> Result<BTreeMap<Falcon, String>, StoreError> {
         let path = self.0.join(APPROVED);
         let text = match read_bounded(&path, APPROVED_BYTES_MAX) {
@@ -264,7 +265,7 @@ fn load(path: &Path) -> Result<Image, StoreError> {
     Image::from_bytes(&bytes).map_err(|error| StoreError::Image { path: path.to_owned(), error })
 }
 
-/// Reads a file, up to one byte more than `most`.
+/// Reads a file up to `most` + 1 bytes.
 fn read_bounded(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
@@ -296,7 +297,7 @@ mod tests {
         }
         let set = store.approved().unwrap().unwrap();
         assert_eq!(set.image(Falcon::Gpccs), &Image::stand_in(Falcon::Gpccs));
-        // A new approval replaces the previous one; after a removal, no image is approved.
+        // A new approval replaces the previous one. After a removal, no image is approved.
         store.add(&numbered(7)).unwrap();
         store.approve(&numbered(7).digest().to_string()).unwrap();
         assert_eq!(store.approved().unwrap().unwrap().image(Falcon::Fecs), &numbered(7));

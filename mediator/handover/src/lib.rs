@@ -3,17 +3,15 @@
 //! The processes communicate over their own socket. At any time, exactly one of them owns the package:
 //! 1. The receiver introduces itself and announces the parts that it supports ([`Receiver::connect`],
 //!    [`Sender::meet`]).
-//! 2. The sender saves its state for this receiver and sends it ([`Sender::give`], [`Receiver::take`]). The sender
-//!    still owns the state.
-//! 3. The receiver rebuilds everything without accessing the objects that the state describes. The receiver then
-//!    reports that it is ready, or the reason why it rejects the package ([`Receiver::ready`], [`Receiver::refuse`],
-//!    [`Sender::await_ready`]).
+//! 2. The sender saves its state for this receiver and sends it ([`Sender::give`], [`Receiver::take`]), but still owns
+//!    it.
+//! 3. The receiver rebuilds everything without accessing the objects that the state describes. It then reports that it
+//!    is ready, or why it rejects the package ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
 //! 4. The sender gives up ownership and notifies the receiver ([`Sender::let_go`]), which then owns everything
 //!    ([`Receiver::wait`]).
 //!
-//! If the receiver rejects the package, does not respond in time, ends, or cannot read the state before step 4, the
-//! sender can continue as before. Neither process trusts the data that it receives: sizes are bounded, and contents are
-//! checked.
+//! If the receiver rejects the package, does not respond in time, exits, or cannot read the state before step 4, the
+//! sender can continue as before. Neither process trusts received data: sizes are bounded, and contents are checked.
 //!
 //! The crate does not interpret the package, and does not start processes.
 
@@ -35,7 +33,7 @@ use std::time::{Duration, SystemTime};
 use saved_state::Known;
 use serde::{Deserialize, Serialize};
 
-/// Introduction of a receiver to the sender.
+/// A receiver's introduction to the sender.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
     /// Version of the receiver's program, for the log.
@@ -44,14 +42,14 @@ pub struct Introduction {
     pub reads: Vec<Known>,
 }
 
-/// Record of the upgrade in which a daemon has taken over.
+/// Record of the upgrade by which a daemon took over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Takeover {
-    /// Time for which virtual machines waited.
+    /// Time for which virtual machines were paused.
     pub pause: Duration,
     /// Number of upgrades since the first daemon.
     pub upgrades: u64,
-    /// Time of day at the end of the upgrade.
+    /// Time of day at which the upgrade ended.
     pub at: SystemTime,
 }
 

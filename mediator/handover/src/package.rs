@@ -1,4 +1,4 @@
-//! The package that is handed over: a file and named descriptors.
+//! The package to hand over: a file and named descriptors.
 
 use crate::Error;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
@@ -19,12 +19,12 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub struct Package {
     /// A file of saved state.
     pub file: Vec<u8>,
-    /// Descriptors and their names. If several descriptors have the same name, their order is significant.
+    /// Named descriptors. If several have the same name, their order is significant.
     pub descriptors: Vec<(String, OwnedFd)>,
 }
 
 impl Package {
-    /// Removes and returns all descriptors with the given name, in order.
+    /// Removes and returns all descriptors with this name, in order.
     pub fn take(&mut self, name: &str) -> Vec<OwnedFd> {
         self.descriptors.extract_if(.., |(of, _)| of == name).map(|(_, fd)| fd).collect()
     }
@@ -41,7 +41,7 @@ impl Package {
         }
         let longest = descriptors.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         if longest > NAME_MAX {
-            return Err(Error::TooMuch("bytes of a name", longest as u64, NAME_MAX as u64));
+            return Err(Error::TooMuch("bytes in a name", longest as u64, NAME_MAX as u64));
         }
         Ok(())
     }
@@ -49,7 +49,7 @@ impl Package {
 
 /// Creates an unnamed, immutable file with these contents.
 pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
-    let failed = || Error::io("no file for the handed-over state");
+    let failed = || Error::io("no file is available for the handed-over state");
     let file = memfd_create("handover", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed())?;
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -66,14 +66,16 @@ pub(crate) fn unsealed(file: &OwnedFd, bytes: u64) -> Result<Vec<u8>, Error> {
     let seals = fcntl_get_seals(file).map_err(failed())?;
     let length = u64::try_from(fstat(file).map_err(failed())?.st_size).unwrap_or(u64::MAX);
     if !seals.contains(SEALS) || length != bytes || bytes > FILE_MAX {
-        return Err(Error::Protocol(format!("a file of {length} bytes, said to have {bytes}, or one that can change")));
+        return Err(Error::Protocol(format!(
+            "a file of {length} bytes that was announced with {bytes}, or that can change"
+        )));
     }
     let mut data = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
     let mut done = 0;
     while done < data.len() {
         let read = pread(file, data.get_mut(done..).unwrap_or_default(), done as u64).map_err(failed())?;
         if read == 0 {
-            return Err(Error::Protocol("its file ends early".into()));
+            return Err(Error::Protocol("its file is truncated".into()));
         }
         done = done.saturating_add(read);
     }

@@ -1,4 +1,4 @@
-//! The process that takes the state over.
+//! The process that takes over the state.
 
 use crate::package::{DESCRIPTORS_MAX, NAME_MAX, unsealed};
 use crate::wire::{Message, Wire};
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Maximum length of a reason in characters.
 const REASON_MAX: usize = 1000;
 
-/// The receiver's end.
+/// The receiver's end of the connection.
 #[derive(Debug)]
 pub struct Receiver(Wire);
 
@@ -17,17 +17,17 @@ impl Receiver {
     /// Introduces this process to the sender at the other end of a `SOCK_SEQPACKET` socket.
     ///
     /// # Errors
-    /// Returns an error if the sender has ended.
+    /// Returns an error if the sender has exited.
     pub fn connect(socket: OwnedFd, introduction: &Introduction) -> Result<Self, Error> {
         let wire = Wire::new(socket);
         wire.send(&Message::Hello(introduction.clone()), &[])?;
         Ok(Self(wire))
     }
 
-    /// Sends a refusal in place of the introduction, so that the sender does not wait.
+    /// Rejects the handover instead of introducing this process, so that the sender does not wait.
     ///
     /// # Errors
-    /// Returns an error if the sender has ended.
+    /// Returns an error if the sender has exited.
     pub fn decline(socket: OwnedFd, why: &str) -> Result<(), Error> {
         Wire::new(socket).send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
@@ -35,7 +35,7 @@ impl Receiver {
     /// Waits for the package, for at most `limit`. The sender still owns it.
     ///
     /// # Errors
-    /// Returns an error if no package arrives, or its contents differ from its announcement.
+    /// Returns an error if no package arrives, or if its contents differ from the announcement.
     pub fn take(&self, limit: Duration) -> Result<Package, Error> {
         let awaits = "before it sent anything";
         let (message, fds) = self.0.receive(limit, awaits)?;
@@ -66,20 +66,20 @@ impl Receiver {
     /// Reports that everything has been rebuilt.
     ///
     /// # Errors
-    /// Returns an error if the sender has ended or has closed the connection.
+    /// Returns an error if the sender has exited or closed the connection.
     pub fn ready(&self) -> Result<(), Error> {
         self.0.send(&Message::Ready, &[])
     }
 
-    /// Sends the reason for refusing the package.
+    /// Rejects the package, and sends the reason.
     ///
     /// # Errors
-    /// Returns an error if the sender has ended or has closed the connection.
+    /// Returns an error if the sender has exited or closed the connection.
     pub fn refuse(self, why: &str) -> Result<(), Error> {
         self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits until this process owns everything, for at most `limit`. If the wait fails, this process owns nothing.
+    /// Waits until this process owns everything, for at most `limit`. On an error, it owns nothing.
     ///
     /// # Errors
     /// Returns an error if the sender does not give up ownership.

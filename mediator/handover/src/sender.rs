@@ -1,4 +1,4 @@
-//! The process that hands the state over.
+//! The process that hands over the state.
 
 use crate::package::sealed;
 use crate::wire::{MAX_DESCRIPTORS, Message, Wire};
@@ -6,16 +6,16 @@ use crate::{Error, Introduction, Package};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// The sender's end.
+/// The sender's end of the connection.
 #[derive(Debug)]
 pub struct Sender(Wire);
 
 impl Sender {
-    /// Connects to the receiver at the other end of a `SOCK_SEQPACKET` socket. The receiver must introduce itself
-    /// within `limit`.
+    /// Connects to the receiver at the other end of a `SOCK_SEQPACKET` socket, which must introduce itself within
+    /// `limit`.
     ///
     /// # Errors
-    /// Returns an error if the process does not introduce itself, or is not a receiver.
+    /// Returns an error if the process does not introduce itself or is not a receiver.
     pub fn meet(socket: OwnedFd, limit: Duration) -> Result<(Self, Introduction), Error> {
         let wire = Wire::new(socket);
         match wire.receive(limit, "before it identified itself")? {
@@ -24,10 +24,10 @@ impl Sender {
         }
     }
 
-    /// Sends the package. The sender still owns its contents.
+    /// Sends the package, but still owns its contents.
     ///
     /// # Errors
-    /// Returns an error if the package is too large, or the receiver does not accept it.
+    /// Returns an error if the package is too large, or if the receiver does not accept it.
     pub fn give(&self, package: &Package) -> Result<(), Error> {
         package.check()?;
         let Package { file, descriptors } = package;
@@ -42,10 +42,10 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits for at most `limit` until the receiver has rebuilt everything. The sender still owns everything.
+    /// Waits until the receiver has rebuilt everything, for at most `limit`. The sender still owns everything.
     ///
     /// # Errors
-    /// Returns an error if the receiver rejects the package, has ended, or takes longer.
+    /// Returns an error if the receiver rejects the package, exits, or takes longer.
     pub fn await_ready(&self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it was ready")? {
             (Message::Ready, _) => Ok(()),
@@ -56,7 +56,7 @@ impl Sender {
     /// Notifies the receiver, which has reported that it is ready, that it now owns everything.
     ///
     /// # Errors
-    /// Returns an error if the receiver has ended.
+    /// Returns an error if the receiver has exited.
     pub fn let_go(self) -> Result<(), Error> {
         self.0.send(&Message::Yours, &[])
     }

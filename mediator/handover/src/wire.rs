@@ -1,4 +1,4 @@
-//! Messages between the two processes, with their attached descriptors.
+//! Messages between the two processes, with attached descriptors.
 
 use crate::{Error, Introduction};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,10 +20,10 @@ const MAGIC: [u8; 4] = *b"GPUH";
 pub(crate) const PROTOCOL: u32 = 1;
 /// Maximum number of descriptors per message. The kernel accepts 253.
 pub(crate) const MAX_DESCRIPTORS: usize = 128;
-/// Maximum length of a message in bytes. The maximum results from the names in one batch of descriptors.
+/// Maximum length of a message in bytes, which is determined by the names in one batch of descriptors.
 const MESSAGE_MAX: usize = 64 << 10;
-/// Time limit for the other process to read messages.
-// TIMEOUT: the other process only has to receive the messages, which takes less time even on a busy host.
+/// Time limit for the other process to receive messages.
+// TIMEOUT: receiving messages takes less time even on a busy host.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A message.
@@ -31,19 +31,19 @@ const SEND_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) enum Message {
     /// First message from the receiver: its introduction.
     Hello(Introduction),
-    /// From the sender: the size of the attached file, and the number of descriptors that follow.
+    /// From the sender: size of the attached file, and number of descriptors that follow.
     Offer { bytes: u64, descriptors: u32 },
-    /// From the sender: the names of the attached descriptors.
+    /// From the sender: names of the attached descriptors.
     Descriptors(Vec<String>),
-    /// From the receiver: all state has been rebuilt.
+    /// From the receiver: everything has been rebuilt.
     Ready,
-    /// From the receiver, instead of any other message: the reason why it does not take over.
+    /// From the receiver, instead of any other message: reason why it does not take over.
     Refused(String),
-    /// Last message from the sender: the receiver owns everything.
+    /// Last message from the sender: the receiver now owns everything.
     Yours,
 }
 
-/// A socket for messages to another process (`SOCK_SEQPACKET`).
+/// A `SOCK_SEQPACKET` socket for messages to the other process.
 #[derive(Debug)]
 pub(crate) struct Wire(OwnedFd);
 
@@ -64,18 +64,18 @@ impl Wire {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(Error::TooMuch("descriptors of a message", fds.len() as u64, MAX_DESCRIPTORS as u64));
+            return Err(Error::TooMuch("descriptors in a message", fds.len() as u64, MAX_DESCRIPTORS as u64));
         }
-        set_socket_timeout(&self.0, Timeout::Send, Some(SEND_LIMIT)).map_err(Error::io("a socket cannot be set up"))?;
+        set_socket_timeout(&self.0, Timeout::Send, Some(SEND_LIMIT)).map_err(Error::io("cannot configure a socket"))?;
         match sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
             Ok(_) => Ok(()),
             Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Ended("before it received a message")),
-            Err(Errno::AGAIN) => Err(Error::Silent(SEND_LIMIT, "and reads no more messages")),
+            Err(Errno::AGAIN) => Err(Error::Silent(SEND_LIMIT, "and no longer reads messages")),
             Err(errno) => Err(Error::Io("a message cannot be sent", errno.into())),
         }
     }
 
-    /// Receives a message and its descriptors. `awaits` names the expected message, which must arrive within `limit`.
+    /// Receives a message and its descriptors. The message must arrive within `limit`; `awaits` describes it in errors.
     pub(crate) fn receive(&self, limit: Duration, awaits: &'static str) -> Result<(Message, Vec<OwnedFd>), Error> {
         let failed = || Error::io("a message cannot be received");
         let deadline = Instant::now() + limit;
@@ -108,7 +108,7 @@ impl Wire {
         }
         if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
             return Err(Error::Protocol(
-                "a message that is too long, or descriptors for which this process has no room (RLIMIT_NOFILE)".into(),
+                "a message that is too long, or more descriptors than this process may open (RLIMIT_NOFILE)".into(),
             ));
         }
         bytes.truncate(received.bytes);
@@ -117,7 +117,7 @@ impl Wire {
 }
 
 fn decoded(bytes: &[u8]) -> Result<Message, Error> {
-    let other = || Error::Protocol("a message of another program".into());
+    let other = || Error::Protocol("a message from another program".into());
     let rest = bytes.strip_prefix(&MAGIC).ok_or_else(other)?;
     let (version, body) = rest.split_first_chunk::<4>().ok_or_else(other)?;
     let version = u32::from_le_bytes(*version);

@@ -1,11 +1,11 @@
-//! Resolves users and groups, by name or number, for the ownership of sockets.
+//! Resolves users and groups, by name or ID, for the ownership of sockets.
 
 use nix::unistd::{Group, User};
 use vmm_glue::socket::SocketOptions;
 
 use config::SocketMode;
 
-/// A user or a group that does not exist.
+/// A user or group that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no {what} `{name}` on this host")]
 pub struct NoAccount {
@@ -13,10 +13,10 @@ pub struct NoAccount {
     name: String,
 }
 
-/// Returns the options of a socket, with its user and group names resolved on this host.
+/// Returns the options for a socket, with user and group names resolved on this host.
 ///
 /// # Errors
-/// If a user or a group does not exist.
+/// Returns an error if the user or group does not exist.
 pub fn socket_options(mode: SocketMode, owner: Option<&str>, group: Option<&str>) -> Result<SocketOptions, NoAccount> {
     let user = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());
     let members = |name: &str| Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw());
@@ -28,7 +28,7 @@ pub fn socket_options(mode: SocketMode, owner: Option<&str>, group: Option<&str>
 }
 
 fn number(what: &'static str, name: &str, find: impl Fn(&str) -> Option<u32>) -> Result<u32, NoAccount> {
-    // `u32::MAX` means "leave it as it is" to the kernel.
+    // `u32::MAX` means "do not change" to the kernel.
     let plain = name.parse().ok().filter(|&number| number != u32::MAX);
     plain.or_else(|| find(name)).ok_or_else(|| NoAccount { what, name: name.to_owned() })
 }

@@ -1,9 +1,9 @@
-//! Sockets that the service manager passes (`LISTEN_FDS`): sockets of its units, and stored sockets from an earlier run
-//! of the daemon, including connections. The socket of the unit for the admin API is named `admin`, and the other
-//! units' sockets are named after their virtual machines.
+//! Sockets passed by the service manager (`LISTEN_FDS`): sockets of its units, and stored sockets and connections from
+//! an earlier run of the daemon. The admin API's unit socket is named `admin`; other unit sockets are named after their
+//! virtual machines.
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
-// UNSAFETY: the service manager passes descriptors as numbers. Each number is converted to an owned descriptor once. No
-// other code in this module is unsafe.
+// UNSAFETY: the service manager passes descriptors as numbers, each of which is converted to an owned descriptor once.
+// No other code in this module is unsafe.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -18,22 +18,22 @@ pub(crate) const ADMIN: &str = "admin";
 /// Name of the read-only socket's descriptor.
 pub(crate) const READ_ONLY: &str = "admin-read";
 
-/// Sockets and connections that the service manager passed.
+/// Sockets and connections passed by the service manager.
 #[derive(Debug, Default)]
 pub struct Activated {
-    /// The listening sockets of units, by name.
+    /// Listening sockets of units, by name.
     pub listeners: HashMap<String, UnixListener>,
-    /// Sockets from the store, by their names in the store.
+    /// Sockets from the store, by name in the store.
     pub stored: HashMap<String, UnixListener>,
-    /// Descriptors of an earlier run's VMMs, by virtual machine.
+    /// Descriptors of VMMs from an earlier run, by virtual machine.
     pub left: HashMap<String, Left>,
 }
 
-/// Reason why a passed descriptor cannot be used.
+/// Reason why a passed descriptor is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivationError {
     /// The environment does not follow the service manager's protocol.
-    #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES are not as systemd sets them")]
+    #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES do not follow systemd's protocol")]
     Environment(#[source] std::io::Error),
     /// The descriptor with this name is not a listening socket.
     #[error("socket `{name}` from the service manager is not a listening UNIX stream socket")]
@@ -49,11 +49,11 @@ pub enum ActivationError {
     },
 }
 
-/// Takes the descriptors of the service manager. Must be called early and only once, because a second call would use
-/// the same numbers.
+/// Takes the descriptors passed by the service manager. Must be called early and only once, because a second call would
+/// use the same numbers.
 ///
 /// # Errors
-/// See [`ActivationError`] for all reasons.
+/// Returns an [`ActivationError`] if a descriptor is unusable.
 pub fn take() -> Result<Activated, ActivationError> {
     let fds = sd_notify::listen_fds_with_names().map_err(ActivationError::Environment)?;
     collect(fds.map(|(fd, name)| {
@@ -65,12 +65,12 @@ pub fn take() -> Result<Activated, ActivationError> {
     }))
 }
 
-/// Takes ownership of a descriptor by its number.
+/// Takes ownership of a descriptor, given its number.
 ///
 /// # Safety
 /// The descriptor must be open and must not have another owner.
 unsafe fn take_number(fd: RawFd) -> OwnedFd {
-    // SAFETY: the caller of this function fulfils the same requirement.
+    // SAFETY: the caller upholds the same requirement.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -84,7 +84,7 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
                 Ok(None) if is_stream(fd.as_fd()) => left.connection(UnixStream::from(fd)),
                 Ok(Some(what)) => left.add(what, fd),
                 _ => {
-                    eprintln!("mediatord: `{name}` in the service manager's store is unknown, and is removed");
+                    eprintln!("mediatord: `{name}` in the service manager's store is unknown and is removed");
                     give_up(&name);
                 }
             }
@@ -93,7 +93,7 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
         if !is_stream(fd.as_fd()) || sockopt::socket_acceptconn(&fd) != Ok(true) {
             if stored::is_stored(&name) {
                 eprintln!(
-                    "mediatord: `{name}` in the service manager's store is not a socket that listens, and is removed"
+                    "mediatord: `{name}` in the service manager's store is not a listening socket and is removed"
                 );
                 give_up(&name);
                 continue;
@@ -112,7 +112,7 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
 }
 
 impl Activated {
-    /// Checks that all sockets listen.
+    /// Checks that each socket belongs to a virtual machine.
     ///
     /// # Errors
     /// Returns an error if a socket does not have a virtual machine; the error contains the socket's name.

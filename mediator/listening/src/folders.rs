@@ -1,8 +1,8 @@
-//! Folders of sockets. A container mounts the folder of its socket, so that it finds the next daemon's socket in the
-//! same folder. Such a folder must therefore belong to only one tenant or VM.
+//! Folders of sockets. Containers mount the folder of their socket, so that they find the next daemon's socket there.
+//! Such a folder must therefore be exclusive to one tenant or VM.
 //!
-//! The daemon creates and removes each folder that has the name of its tenant or VM (`config::own_folder`). Only
-//! programs that have at most the daemon's privileges access the folder.
+//! The daemon creates and removes each folder that is named after its tenant or VM (`config::own_folder`). Only
+//! programs with at most the daemon's privileges access the folder.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -13,11 +13,10 @@ use config::{TENANTS, own_folder};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Access mode of such a folder: only the daemon may change the folder. The mode of the socket in the folder controls
-/// connections.
+/// Mode of such a folder: only the daemon may modify it. The mode of the socket in the folder controls connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
 
-/// Reason why a tenant or VM does not have a folder for its socket.
+/// Reason why a tenant or VM cannot get a folder for its socket.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}`: socket: {what}")]
 pub struct FolderError {
@@ -25,10 +24,10 @@ pub struct FolderError {
     what: String,
 }
 
-/// Creates the exclusive folder for the socket of a tenant or VM, if the socket's path has such a folder.
+/// Creates the exclusive folder for a tenant's or VM's socket, if the socket's path has such a folder.
 ///
 /// # Errors
-/// Returns an error if the folder cannot be created, or belongs to another user.
+/// Returns an error if the folder cannot be created or belongs to another user.
 pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderError> {
     let Some(own) = own_folder(name, socket, socket_dir) else { return Ok(()) };
     let failed = |what| FolderError { name: name.to_owned(), what };
@@ -44,8 +43,8 @@ pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderEr
     Ok(())
 }
 
-/// Removes the exclusive folder for the socket of a tenant or VM, together with the sockets that a killed process has
-/// left there.
+/// Removes the exclusive folder for a tenant's or VM's socket, together with sockets that a killed process has left
+/// there.
 pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
     let Some(own) = own_folder(name, socket, socket_dir) else { return };
     let (earlier, target) = earlier(name, socket_dir);
@@ -57,17 +56,17 @@ pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
             let _ = std::fs::remove_file(&path);
         }
     }
-    // A folder that contains other files stays.
+    // Keep a folder that contains other files.
     let _ = std::fs::remove_dir(own);
 }
 
-/// Creates a folder, or checks an existing one. With `enforced`, also sets the mode of an existing folder.
+/// Creates a folder, or checks an existing one. If `enforced` is true, also sets the mode of an existing folder.
 fn ensure(folder: &Path, enforced: bool) -> Result<(), String> {
     let shown = folder.display();
     let made = match rustix::fs::mkdir(folder, MODE) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
-        Err(error) => return Err(format!("the folder {shown} cannot be made: {error}")),
+        Err(error) => return Err(format!("the folder {shown} cannot be created: {error}")),
     };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(folder, flags, Mode::empty());
@@ -79,18 +78,18 @@ fn ensure(folder: &Path, enforced: bool) -> Result<(), String> {
     }
     // The process's umask may have removed permissions.
     if made || (enforced && there.st_uid == user) {
-        rustix::fs::fchmod(&opened, MODE).map_err(|error| format!("the rights of {shown} cannot be set: {error}"))?;
+        rustix::fs::fchmod(&opened, MODE).map_err(|error| format!("the mode of {shown} cannot be set: {error}"))?;
     }
     Ok(())
 }
 
-/// Returns the path that a tenant's socket had in earlier versions, and the relative path from there to the socket.
+/// Returns the path of a tenant's socket in earlier versions, and the relative path from there to the current socket.
 fn earlier(name: &str, socket_dir: &Path) -> (PathBuf, PathBuf) {
     (socket_dir.join(format!("{name}.cuda")), Path::new(TENANTS).join(name).join("cuda.sock"))
 }
 
-/// Creates a link at the path that a tenant's socket had in earlier versions, for programs that were started under
-/// these versions.
+/// Creates a link at the path of a tenant's socket in earlier versions, for programs that were started under these
+/// versions.
 fn link_earlier(name: &str, socket_dir: &Path) {
     let (earlier, target) = earlier(name, socket_dir);
     if is_socket(&earlier) {
@@ -104,7 +103,7 @@ fn link_earlier(name: &str, socket_dir: &Path) {
     match symlink(&target, &earlier) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             let path = earlier.display();
-            tracing::warn!(tenant = name, %path, %error, "no link for programs of an earlier version");
+            tracing::warn!(tenant = name, %path, %error, "cannot create a link for programs of an earlier version");
         }
         _ => {}
     }
@@ -114,11 +113,11 @@ fn is_socket(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|there| there.file_type().is_socket())
 }
 
-/// Checks the folder of sockets: other users must not be able to create files in it.
+/// Checks that other users cannot create files in the folder of sockets.
 ///
 /// # Errors
-/// Returns an error if other users can create files in the folder. These users could then replace the sockets of other
-/// users and of the daemon.
+/// Returns an error if other users can create files in the folder, because they could replace sockets of other users
+/// and of the daemon.
 pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     // A missing folder is reported when the first socket is created.
@@ -129,14 +128,14 @@ pub fn check(socket_dir: &Path) -> Result<(), String> {
     }
     if there.mode() & 0o1000 == 0 {
         return Err(format!(
-            "daemon.socket_dir: all users may replace files in {shown}; name a folder that only the daemon's user writes, such \
+            "daemon.socket_dir: all users may replace files in {shown}; choose a folder that only the daemon's user can write, such \
              as /run/gpu-mediator"
         ));
     }
     tracing::warn!(
         folder = %shown,
-        "daemon.socket_dir: all users may make files here, and keep tenants and VMs from having sockets; name a folder that only \
-         the daemon's user writes"
+        "daemon.socket_dir: all users may create files here, and block the sockets of tenants and VMs; choose a folder that only \
+         the daemon's user can write"
     );
     Ok(())
 }
@@ -177,7 +176,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("all/a.sock");
         make("a", &socket, folder.path()).unwrap();
-        assert!(!folder.path().join("all").exists(), "a folder that others may use is the operator's");
+        assert!(!folder.path().join("all").exists(), "a folder that others may use belongs to the operator");
         let own = folder.path().join("a/a.sock");
         make("a", &own, folder.path()).unwrap();
         fs::write(folder.path().join("a/notes"), "").unwrap();
@@ -207,7 +206,7 @@ mod tests {
         fs::create_dir(folder.path().join("tenants")).unwrap();
         symlink(other.path().join("a"), folder.path().join("tenants/a")).unwrap();
         assert!(make("a", &socket, folder.path()).is_err());
-        assert_eq!(mode(&other.path().join("a")), 0o700, "what a link names is not changed");
+        assert_eq!(mode(&other.path().join("a")), 0o700, "a link's target is not changed");
     }
 
     #[test]

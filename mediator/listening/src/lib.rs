@@ -1,14 +1,14 @@
-//! The listening sockets: sockets of the service manager's units, sockets of an earlier run, and new sockets.
+//! Listening sockets: sockets of the service manager's units, sockets from an earlier run, and new sockets.
 //!
 //! If the service manager stores file descriptors (`FileDescriptorStoreMax=`), it has a copy of each socket that the
-//! daemon creates. The copy outlives the daemon, so that a client that connects during a restart waits and is served
-//! afterwards. When the daemon ends, it keeps the paths of such sockets; a path is removed with its virtual machine.
+//! daemon creates. The copy outlives the daemon, so a client that connects during a restart waits and is served
+//! afterwards. The paths of such sockets remain when the daemon exits; a path is removed together with its virtual
+//! machine.
 //!
-//! The store also has copies of the VMMs' connections, and of the files that are needed to resume them (crate
-//! `fdstore`).
+//! The store also has copies of the VMMs' connections, and of the files needed to resume them (crate `fdstore`).
 //!
-//! Parts: [`Sockets`], [`account`] (users and groups by name), [`folders`] (folders of one tenant or VM),
-//! [`descriptors`] (the limit of open files), `activation` (descriptors of the service manager).
+//! Modules: [`Sockets`], [`account`] (users and groups by name), [`folders`] (folders of one tenant or VM),
+//! [`descriptors`] (the limit on open files), `activation` (descriptors from the service manager).
 //!
 //! The crate does not accept connections; the daemon and its VMs' threads do.
 
@@ -42,15 +42,15 @@ pub struct Listening {
     pub path: Option<SocketPath>,
 }
 
-/// The path of a socket that the daemon created. The socket is removed on drop, unless the service manager has stored
-/// it.
+/// Path of a socket created by the daemon. The path is removed on drop, unless the service manager has stored the
+/// socket.
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,
     bound: Option<BoundPath>,
-    /// Name in the store, if the socket has a copy in the store.
+    /// Name in the store, if the socket is stored.
     stored: Option<String>,
-    /// True while this process must remove the path.
+    /// True while this process is responsible for removing the path.
     ours: Arc<AtomicBool>,
 }
 
@@ -61,7 +61,7 @@ impl SocketPath {
         &self.path
     }
 
-    /// Also removes the socket from the store, because it is no longer served.
+    /// Removes the socket from the store as well, because it is no longer served.
     pub fn forget(mut self) {
         if let Some(name) = self.stored.take() {
             give_up(&name);
@@ -81,38 +81,35 @@ impl Drop for SocketPath {
 /// Sources of listening sockets.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    /// Sockets of units. These sockets belong to the service manager, and become available again when their virtual
-    /// machine is removed.
+    /// Sockets of units. They belong to the service manager, and become available again when their virtual machine is
+    /// removed.
     units: HashMap<String, UnixListener>,
-    /// Unclaimed sockets of an earlier run.
+    /// Unclaimed sockets from an earlier run.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
-    /// Unclaimed descriptors of VMMs from an earlier run that was killed, by virtual machine.
+    /// Unclaimed descriptors of VMMs from a killed earlier run, by virtual machine.
     left: Mutex<rank::Sockets, HashMap<String, Left>>,
-    /// The service manager's store, which keeps copies.
+    /// The service manager's store for copies.
     store: Store,
-    /// True while the paths belong to this process. While two daemons have the sockets, only one of them owns the
-    /// paths.
+    /// True while the paths belong to this process. Of two daemons with the same sockets, only one owns the paths.
     ours: Arc<AtomicBool>,
 }
 
 impl Sockets {
     /// Creates the sources from the service manager's sockets, and from its store if it has one. Closes connections of
-    /// VMMs that an earlier run served and this run does not serve, so that the VMMs notice this even if this run
-    /// fails.
+    /// VMMs that an earlier run served and this run does not, so that these VMMs notice even if this run fails.
     #[must_use]
     pub fn new(activated: Activated) -> Self {
         Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }
     }
 
-    /// Creates the sources from the sockets of another daemon. The other daemon continues to use them until
-    /// [`Self::own`] is called.
+    /// Creates the sources from the sockets of another daemon, which keeps using them until [`Self::own`] is called.
     #[must_use]
     pub fn handed(Activated { listeners, stored, left }: Activated) -> Self {
         let (stored, left) = (Mutex::new(stored), Mutex::new(left));
         Self { units: listeners, stored, left, store: Store::found(true), ours: Arc::default() }
     }
 
-    /// Logs whether VMMs would survive a kill of this daemon.
+    /// Logs whether VMMs would survive if this daemon were killed.
     pub fn tell(&self) {
         self.store.tell();
     }
@@ -182,14 +179,14 @@ impl Sockets {
             })?;
             return Ok(Listening { listener: copy, path: None });
         }
-        // Close a stored socket that has another path, and remove its path.
+        // Close a stored socket with a different path, and remove its path.
         let earlier = self.stored.lock().remove(&stored);
         let adopted = earlier.and_then(|listener| Some((socket::adopt(&listener)?, listener)));
         let adopted = match adopted {
             Some((bound, _)) if !self.ours.load(Ordering::Acquire) && bound.path() != path => {
-                // The path belongs to the other daemon, which continues to use it.
+                // The path belongs to the other daemon, which still uses it.
                 bound.leave();
-                let source = std::io::Error::other("an upgrade keeps the paths of sockets; put the old one back");
+                let source = std::io::Error::other("an upgrade keeps the paths of sockets; restore the old path");
                 return Err(BindError::System { action: "move a socket to", path: path.to_owned(), source });
             }
             adopted => adopted.filter(|(bound, _)| bound.path() == path),
@@ -217,12 +214,12 @@ impl Sockets {
         Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored, ours }) })
     }
 
-    /// Closes the unclaimed sockets of an earlier run. Their virtual machines no longer exist.
+    /// Closes the unclaimed sockets from an earlier run, whose virtual machines no longer exist.
     pub fn end_unused(&self) {
         let left = std::mem::take(&mut *self.left.lock());
         drop(left);
         for (name, listener) in self.stored.lock().drain() {
-            tracing::info!(name, "a socket of an earlier run is removed");
+            tracing::info!(name, "removed a socket from an earlier run");
             // Dropping the socket removes its path.
             drop(socket::adopt(&listener));
             give_up(&name);

@@ -1,13 +1,13 @@
-//! Locks of `shuttle`, and strategies that choose the next thread at each lock operation. A schedule in which all
-//! threads wait for each other fails the test, and so does an endless schedule. The printed schedule can be replayed
-//! afterwards (`shuttle::replay`).
+//! `shuttle`'s locks, and strategies that choose the next thread at each lock operation. A schedule in which all
+//! threads wait for each other fails the test, as does an endless one. The printed schedule can be replayed later
+//! (`shuttle::replay`).
 
 use crate::{HeldRanks, Locks};
 use shuttle::scheduler::{DfsScheduler, PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::{Mutex, MutexGuard};
 use shuttle::{Config, MaxSteps, Runner};
 
-/// The checker's locks.
+/// The checker's family of locks.
 #[derive(Clone, Copy, Debug)]
 pub struct Checked;
 
@@ -16,7 +16,7 @@ shuttle::thread_local! {
 }
 
 impl Locks for Checked {
-    // Hold times of a checked thread are meaningless.
+    // Hold times under the checker are meaningless.
     const MEASURES: bool = false;
     type Mutex<T> = Mutex<T>;
     type Guard<'a, T: 'a> = MutexGuard<'a, T>;
@@ -38,13 +38,13 @@ impl Locks for Checked {
     }
 }
 
-/// Seed of the random choices, so that each run has the same schedules.
+/// Seed of the random choices, so that every run has the same schedules.
 const SEED: u64 = 0x5eed;
-/// Number of points at which PCT runs a thread other than the one with the highest priority.
+/// Number of priority change points in a PCT schedule.
 const CHANGES: usize = 4;
-/// Maximum number of choices in a schedule; a longer schedule counts as endless.
+/// Maximum number of choices per schedule. A longer schedule counts as endless.
 const MOST_CHOICES: usize = 50_000;
-/// Environment variable with a factor for the number of schedules.
+/// Environment variable that multiplies the number of schedules.
 const TIMES: &str = "INTERLEAVINGS";
 
 fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
@@ -54,11 +54,11 @@ fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
     Runner::new(scheduler, config).run(body)
 }
 
-/// Runs `body` with `count` schedules, multiplied by the factor in the environment. Half of the schedules choose
-/// threads at random. The other half uses PCT, which finds failures that need few but unlikely thread switches.
+/// Runs `body` under `count` schedules, multiplied by the factor in the environment. Half of the schedules choose
+/// threads randomly. The other half use PCT, which finds failures that need few but unlikely thread switches.
 ///
 /// # Panics
-/// Panics if `body` panics, if its threads wait for each other, or if a schedule does not end.
+/// Panics if `body` panics, if its threads deadlock, or if a schedule does not end.
 pub fn try_schedules(count: usize, body: fn()) {
     let times = std::env::var(TIMES).ok().map_or(1, |times| times.parse().expect("a number"));
     let half = count.div_ceil(2) * times;
@@ -69,7 +69,7 @@ pub fn try_schedules(count: usize, body: fn()) {
 /// Runs `body` under all possible schedules, and returns their number.
 ///
 /// # Panics
-/// Same as for [`try_schedules`]; also if more than `most` schedules exist.
+/// Panics for the same reasons as [`try_schedules`], and if there are more than `most` schedules.
 pub fn try_all_schedules(most: usize, body: fn()) -> usize {
     let count = run(DfsScheduler::new(Some(most), false), body);
     assert!(count < most, "not all schedules were tried");

@@ -1,11 +1,11 @@
-//! The mediator's locks. Each lock has a rank, which is its position in the order in which a thread takes locks
-//! ([`rank`]). In debug builds, taking a lock out of order causes a panic, and so does waiting while a VM's lock or a
-//! card's lock is held. The hold times of these two kinds are always measured ([`holds`]).
+//! The mediator's locks. Each lock has a rank, which is its position in the order in which threads take locks
+//! ([`rank`]). In debug builds, taking a lock out of order panics, as does waiting with a VM's lock or a card's lock
+//! held. The hold times of these two kinds are always measured ([`holds`]).
 //!
 //! The underlying locks are `parking_lot`'s or, in tests, those of a checker that controls the scheduling of threads
 //! (`checked`, with the feature `checked`).
 //!
-//! The crate does not wait for anything except locks, and does not depend on the data that a lock protects.
+//! The crate waits only for locks, and does not depend on the data that they protect.
 
 mod meter;
 mod order;
@@ -39,13 +39,13 @@ pub trait Locks: 'static {
     /// Creates an unlocked lock.
     fn mutex<T>(value: T) -> Self::Mutex<T>;
 
-    /// Waits for the lock.
+    /// Takes the lock, waiting for it if necessary.
     fn lock<T>(mutex: &Self::Mutex<T>) -> Self::Guard<'_, T>;
 
     /// Takes the lock if it is free.
     fn try_lock<T>(mutex: &Self::Mutex<T>) -> Option<Self::Guard<'_, T>>;
 
-    /// Calls `act` with the set of locks that this thread holds. Does nothing if the thread is ending and holds no
+    /// Calls `act` with the set of locks that this thread holds. Does nothing if the thread is exiting and holds no
     /// locks.
     fn with_held(act: impl FnOnce(&HeldRanks));
 }
@@ -76,7 +76,8 @@ impl Locks for Real {
     }
 
     fn with_held(act: impl FnOnce(&HeldRanks)) {
-        // An ending thread may drop guards after its thread-local storage is destroyed; the order is then not checked.
+        // An exiting thread may drop guards after its thread-local storage was destroyed. The order is not checked
+        // then.
         let _ = HELD.try_with(act);
     }
 }
@@ -88,11 +89,11 @@ pub struct Mutex<K: Rank, T, L: Locks = Real> {
     rank: PhantomData<fn() -> K>,
 }
 
-/// A measurement of one hold.
+/// Measurement of one hold.
 struct Hold<'a> {
     share: &'a Share,
     since: Ticks,
-    /// Processor time of the thread when it took the lock, in ns, if processor time is measured.
+    /// Thread CPU time at which it took the lock, in ns, if CPU time is measured.
     work: Option<u64>,
     place: &'static Location<'static>,
 }
@@ -126,14 +127,14 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
         Self { raw: L::mutex(value), share, rank: PhantomData }
     }
 
-    /// Waits for the lock.
+    /// Takes the lock, waiting for it if necessary.
     ///
     /// # Panics
-    /// In debug builds, if this thread holds a lock of the same rank or a later rank.
+    /// In debug builds, panics if this thread holds a lock of the same rank or a later one.
     #[track_caller]
     pub fn lock(&self) -> Guard<'_, K, T, L> {
         if cfg!(debug_assertions) {
-            // Check before the wait, so that a deadlock is reported as an error.
+            // Check before waiting, so that a deadlock is reported as an error.
             L::with_held(HeldRanks::take::<K>);
         }
         self.guard(L::lock(&self.raw), Location::caller())
@@ -142,7 +143,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
     /// Takes the lock if it is free.
     ///
     /// # Panics
-    /// Same as for [`Self::lock`].
+    /// Panics for the same reasons as [`Self::lock`].
     #[track_caller]
     pub fn try_lock(&self) -> Option<Guard<'_, K, T, L>> {
         let raw = L::try_lock(&self.raw)?;
@@ -152,7 +153,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
         Some(self.guard(raw, Location::caller()))
     }
 
-    /// Returns the hold times of this lock. The result is empty if holds are not measured.
+    /// Returns this lock's hold times; empty if they are not measured.
     #[must_use]
     pub fn holds(&self) -> Holds {
         self.share.as_ref().map(Share::holds).unwrap_or_default()
@@ -186,8 +187,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
 }
 
 impl<'a, K: Rank, T: 'a> Guard<'a, K, T, Real> {
-    /// Releases the lock for a waiting thread, and then takes the lock again. This costs almost nothing if no thread
-    /// waits.
+    /// Releases the lock to a waiting thread, and then takes it again. Costs almost nothing if no thread is waiting.
     pub fn give_way(&mut self) {
         self.record();
         parking_lot::MutexGuard::bump(&mut self.raw);
@@ -213,7 +213,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> DerefMut for Guard<'a, K, T, L> {
 
 impl<'a, K: Rank, T: 'a, L: Locks> Drop for Guard<'a, K, T, L> {
     fn drop(&mut self) {
-        // The lock itself is released afterwards, when the field is dropped.
+        // The lock itself is released later, when the field is dropped.
         self.record();
         if cfg!(debug_assertions) {
             L::with_held(HeldRanks::release::<K>);
@@ -221,7 +221,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> Drop for Guard<'a, K, T, L> {
     }
 }
 
-/// A condition for which holders of a lock wait.
+/// A condition variable for holders of a lock.
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);
 
@@ -231,18 +231,18 @@ impl Condvar {
         self.0.notify_all();
     }
 
-    /// Releases the lock, waits until it is woken, and takes the lock again.
+    /// Releases the lock, waits to be woken, and takes the lock again.
     ///
     /// # Panics
-    /// In debug builds, if this thread holds another lock whose holder must not wait.
+    /// In debug builds, panics if this thread holds another lock whose holder must not wait.
     pub fn wait<K: Rank, T>(&self, guard: &mut Guard<'_, K, T, Real>) {
         Self::waits(guard, |raw| self.0.wait(raw));
     }
 
-    /// Same as [`Self::wait`], for at most `limit`.
+    /// Like [`Self::wait`], for at most `limit`.
     ///
     /// # Panics
-    /// Same as for [`Self::wait`].
+    /// Panics for the same reasons as [`Self::wait`].
     pub fn wait_for<K: Rank, T>(&self, guard: &mut Guard<'_, K, T, Real>, limit: Duration) {
         Self::waits(guard, |raw| _ = self.0.wait_for(raw, limit));
     }
@@ -262,7 +262,7 @@ impl Condvar {
     }
 }
 
-/// Returns the number of times that this thread has taken locks of rank `K`; 0 in builds that do not check the order.
+/// Returns how often this thread has taken locks of rank `K`; 0 in builds that do not check the order.
 #[must_use]
 pub fn taken<K: Rank>() -> u64 {
     let mut count = 0;
@@ -270,10 +270,10 @@ pub fn taken<K: Rank>() -> u64 {
     count
 }
 
-/// Sleeps.
+/// Sleeps for `time`.
 ///
 /// # Panics
-/// In debug builds, if this thread holds a lock whose holder must not wait.
+/// In debug builds, panics if this thread holds a lock whose holder must not wait.
 pub fn sleep(time: Duration) {
     may_wait();
     std::thread::sleep(time);
@@ -282,7 +282,7 @@ pub fn sleep(time: Duration) {
 /// Declares that the following code waits for the card, a VMM, or another thread.
 ///
 /// # Panics
-/// In debug builds, if this thread holds a lock whose holder must not wait.
+/// In debug builds, panics if this thread holds a lock whose holder must not wait.
 pub fn may_wait() {
     if cfg!(debug_assertions) {
         Real::with_held(|held| held.wait(None));

@@ -1,11 +1,11 @@
-//! Measures how long locks are held. Records counts in buckets of an eighth of an octave, the maximum, the sum, and the
+//! Measures how long locks are held. Records a histogram with eight buckets per octave, the maximum, the sum, and the
 //! source locations of long holds.
 //!
-//! For benchmarks, the processor time of the holder can also be measured ([`measure_work`]). Time for which a busy host
-//! suspends the holder counts as hold time, but not as processor time.
+//! For benchmarks, the holder's CPU time can also be measured ([`measure_work`]). Time in which a busy host preempts
+//! the holder counts as hold time, but not as CPU time.
 //!
-//! Each lock has its own meter, which only the lock's holder writes. Readers sum all meters of a kind, including the
-//! meters of dropped locks.
+//! Each lock has its own meter, which only the lock's holder writes. Readers sum up all meters of a kind, including
+//! those of dropped locks.
 
 use crate::Measured;
 use parking_lot::Mutex;
@@ -17,15 +17,15 @@ use std::sync::{Arc, Weak};
 /// Number of buckets per octave.
 const BUCKETS_PER_OCTAVE: u64 = 8;
 const STEPS_LOG2: u32 = BUCKETS_PER_OCTAVE.trailing_zeros();
-/// Number of octaves. The buckets cover holds of up to 2^40 ns, which is 18 minutes.
+/// Number of octaves. The buckets cover holds of up to 2^40 ns, or 18 minutes.
 const OCTAVES: u32 = 40;
 const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * BUCKETS_PER_OCTAVE as usize;
 
-/// Duration in ns above which holds are counted by source location. Such holds are rare (about one in thousands), and
-/// the source code limits the number of locations.
+/// Duration in ns above which holds are counted by source location. Such holds are rare (about one in several
+/// thousand), and the source code bounds the number of locations.
 const LONG_NS: u64 = 50_000;
 
-/// Source location where a lock was taken.
+/// Source location at which a lock was taken.
 type Place = &'static Location<'static>;
 
 /// Holds of more than 50 us that started at one source location.
@@ -50,7 +50,7 @@ fn bucket(ns: u64) -> usize {
     (((u64::from(shift) * BUCKETS_PER_OCTAVE) + (ns >> shift)) as usize).min(BUCKETS - 1)
 }
 
-/// Returns the largest duration of a bucket, in ns.
+/// Returns the largest duration in a bucket, in ns.
 fn upper(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < 2 * BUCKETS_PER_OCTAVE {
@@ -79,8 +79,7 @@ impl Meter {
         }
     }
 
-    /// Records a hold. Only the holder calls this function, so that two threads never write concurrently and no locked
-    /// instruction is needed.
+    /// Records a hold. Only the holder calls this function, so no atomic read-modify-write instruction is needed.
     pub(crate) fn record(&self, ns: u64, place: Place) {
         let add = |word: &AtomicU64, more: u64| {
             word.store(word.load(Ordering::Relaxed).saturating_add(more), Ordering::Relaxed);
@@ -139,8 +138,8 @@ impl Holds {
         self.sum_ns
     }
 
-    /// Returns the duration in ns that `permille` thousandths of the holds do not exceed, rounded up by at most an
-    /// eighth. Returns 0 if no holds were recorded.
+    /// Returns the `permille` quantile of the hold times in ns, rounded up by at most one eighth; 0 if no holds were
+    /// recorded.
     #[must_use]
     pub fn at(&self, permille: u64) -> u64 {
         let wanted = self.count().saturating_mul(permille).div_ceil(1000).max(1);
@@ -152,19 +151,19 @@ impl Holds {
         found.map_or(0, |bucket| upper(bucket).min(self.longest_ns))
     }
 
-    /// Returns the number of holds of at most `ns`. May omit holds that are up to an eighth shorter than `ns`.
+    /// Returns the number of holds of at most `ns`. May omit holds that are up to one eighth shorter than `ns`.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
     }
 
-    /// Returns the holds of more than 50 us by source location, in the order of the locations.
+    /// Returns the holds of more than 50 us, sorted by source location.
     pub fn long(&self) -> impl Iterator<Item = (&'static Location<'static>, Long)> + '_ {
         self.long.iter().map(|(place, long)| (*place, *long))
     }
 
-    /// Returns the holds since `earlier`. The longest hold of a location is rounded up by at most an eighth, unless it
-    /// is the overall longest hold.
+    /// Returns the holds since `earlier`. A location's longest hold is rounded up by at most one eighth, unless it is
+    /// the longest overall.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let counts: Vec<u64> =
@@ -203,16 +202,15 @@ struct Kind {
     gone: Option<[Holds; 2]>,
 }
 
-/// True if the processor time of holders is measured.
+/// True if the CPU time of holders is measured.
 static WORK: AtomicBool = AtomicBool::new(false);
 
-/// Enables the measurement of processor time for holds that start from now on. The measurement needs a system call at
-/// each end of a hold.
+/// Enables CPU time measurement for holds that start from now on. It takes a system call at each end of a hold.
 pub fn measure_work() {
     WORK.store(true, Ordering::Relaxed);
 }
 
-/// Returns the processor time of this thread in ns, if processor time is measured.
+/// Returns this thread's CPU time in ns, if CPU time is measured.
 pub(crate) fn work() -> Option<u64> {
     WORK.load(Ordering::Relaxed).then(|| {
         let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -224,7 +222,7 @@ pub(crate) fn work() -> Option<u64> {
 static KINDS: [Mutex<Kind>; Measured::ALL.len()] =
     [const { Mutex::new(Kind { live: Vec::new(), gone: None }) }; Measured::ALL.len()];
 
-/// A lock's own part of the measurement, which is dropped together with the lock.
+/// A lock's own share of the measurement, dropped together with the lock.
 #[derive(Debug)]
 pub(crate) struct Share {
     kind: Measured,
@@ -243,12 +241,12 @@ impl Share {
         self.meters.time.record(ns, place);
     }
 
-    /// Same as [`Self::record`], for the holder's processor time.
+    /// Like [`Self::record`], for the holder's CPU time.
     pub(crate) fn record_work(&self, ns: u64, place: Place) {
         self.meters.work.record(ns, place);
     }
 
-    /// Returns the holds of only this lock.
+    /// Returns the holds of this lock alone.
     pub(crate) fn holds(&self) -> Holds {
         self.meters.time.holds()
     }
@@ -264,14 +262,14 @@ impl Drop for Share {
     }
 }
 
-/// Returns the hold times of the process's locks of a kind, since the start of the process.
+/// Returns the hold times of all locks of a kind since the process started.
 #[must_use]
 pub fn holds(kind: Measured) -> Holds {
     sum(kind, 0, |meters| &meters.time)
 }
 
-/// Returns the processor time that holders of locks of a kind used while they held a lock, since [`measure_work`] was
-/// called.
+/// Returns the CPU time that holders of locks of a kind have used while holding them, since the call of
+/// [`measure_work`].
 #[must_use]
 pub fn worked(kind: Measured) -> Holds {
     sum(kind, 1, |meters| &meters.work)
@@ -292,7 +290,7 @@ mod tests {
     fn bucket_upper_bound_exceeds_value_by_at_most_an_eighth() {
         for ns in (0..4096).chain([1 << 20, (1 << 33) + 12345, (1 << 39) + 7]) {
             let largest = upper(bucket(ns));
-            assert!(largest >= ns && largest - ns <= ns / BUCKETS_PER_OCTAVE, "{ns} ns are said to be {largest} ns");
+            assert!(largest >= ns && largest - ns <= ns / BUCKETS_PER_OCTAVE, "{ns} ns are reported as {largest} ns");
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
     }
@@ -329,6 +327,6 @@ mod tests {
         share.record_work(7_000, Location::caller());
         assert!(worked(Measured::ALL[0]).count() >= 1);
         drop(share);
-        assert!(worked(Measured::ALL[0]).longest_ns() >= 7_000, "that of a lock that is gone counts");
+        assert!(worked(Measured::ALL[0]).longest_ns() >= 7_000, "holds of a dropped lock count");
     }
 }

@@ -1,10 +1,9 @@
-//! Checks, in debug builds, that locks are taken in the order of their ranks, using a set of held ranks for each
-//! thread.
+//! Checks in debug builds that locks are taken in rank order, using a set of held ranks per thread.
 
 use crate::Rank;
 use std::cell::RefCell;
 
-/// A lock that a thread holds.
+/// A lock held by a thread.
 #[derive(Clone, Copy, Debug)]
 struct Holding {
     position: u8,
@@ -12,11 +11,11 @@ struct Holding {
     may_wait: bool,
 }
 
-/// The ranks that a thread holds.
+/// Ranks held by a thread.
 #[derive(Debug, Default)]
 pub struct HeldRanks {
     now: RefCell<Vec<Holding>>,
-    /// Positions of all ranks that were ever taken, with the number of times that each was taken.
+    /// Positions of all ranks ever taken, each with the number of times that it was taken.
     taken: RefCell<Vec<(u8, u64)>>,
 }
 
@@ -28,13 +27,13 @@ impl HeldRanks {
     }
 
     /// # Panics
-    /// Panics if a lock of this rank or a later rank is held.
+    /// Panics if a lock of this rank or a later one is held.
     pub(crate) fn take<K: Rank>(&self) {
         let mut held = self.now.borrow_mut();
         if let Some(above) = held.iter().find(|above| above.position >= K::POSITION) {
             let above = above.name;
             drop(held);
-            panic!("lock order: {} is taken while {above} is held; `locks::rank` has the order", K::NAME);
+            panic!("lock order: {} is taken while {above} is held; see the order in `locks::rank`", K::NAME);
         }
         held.push(Holding { position: K::POSITION, name: K::NAME, may_wait: K::MAY_WAIT });
         let mut taken = self.taken.borrow_mut();
@@ -57,7 +56,7 @@ impl HeldRanks {
     }
 
     /// # Panics
-    /// Panics if this thread holds a lock whose holder must not wait, except a lock at position `but`.
+    /// Panics if this thread holds a lock whose holder must not wait, unless it is at position `but`.
     pub(crate) fn wait(&self, but: Option<u8>) {
         let name = self.now.borrow().iter().find(|one| !one.may_wait && Some(one.position) != but).map(|one| one.name);
         if let Some(name) = name {

@@ -1,16 +1,14 @@
-//! The lock order of the mediator, as a table.
+//! Lock order of the mediator, as a table.
 
-/// The rank of a lock. A thread takes locks only in ascending order of rank, and never holds two locks with the same
-/// rank.
+/// Rank of a lock. A thread takes locks only in ascending rank order, and never holds two locks of the same rank.
 pub trait Rank: 'static {
-    /// Position in the following table.
+    /// Position in the table below.
     const POSITION: u8;
     /// Name for messages.
     const NAME: &'static str;
-    /// True if the holder of the lock may wait for the card, a VMM or another thread. False for all ranks after
-    /// [`Moving`].
+    /// True if the holder may wait for the card, a VMM or another thread. False for all ranks after [`Moving`].
     const MAY_WAIT: bool;
-    /// The measurement to which such locks contribute, if any.
+    /// Measurement to which such locks contribute, if any.
     const MEASURED: Option<Measured>;
 }
 
@@ -24,10 +22,10 @@ pub enum Measured {
 }
 
 impl Measured {
-    /// All measured kinds, in their order.
+    /// All measured kinds, in order.
     pub const ALL: [Self; 2] = [Self::Vm, Self::Card];
 
-    /// Returns the name in metrics.
+    /// Returns the name used in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,7 +35,7 @@ impl Measured {
     }
 }
 
-/// Declares the ranks in order. Each has a doc comment, a type, true if the holder may wait, and the measurement, if
+/// Declares the ranks in order. Each has a doc comment, a type, whether the holder may wait, and the measurement, if
 /// any.
 macro_rules! ranks {
     ($($(#[$doc:meta])* $name:ident, $may_wait:expr, $measured:expr;)*) => {
@@ -68,19 +66,18 @@ ranks! {
     Changing, true, None;
     /// Daemon: held while settings of a card or a VM are read, changed and stored.
     Tuning, true, None;
-    /// Daemon: held while a change is sent to the owner of one CUDA card, which may respond slowly. A thread that waits
-    /// for this lock holds no other lock.
+    /// Daemon: held while a change is sent to a CUDA card's owner, which may respond slowly. A thread that waits for
+    /// this lock holds no other lock.
     CudaChanging, true, None;
-    /// Daemon: held while the daemon's state is compared with its previous state, to find events.
+    /// Daemon: held while the daemon's state is compared with its previous state to derive events.
     Observing, true, None;
-    /// Daemon: held while changes are written to the file that outlives the daemon.
+    /// Daemon: held while changes are written to the persistent file.
     OverrideStore, true, None;
     /// Daemon: the table of VMs and settings.
     Daemon, true, None;
-    /// Daemon: sockets that are handed over from one process to the next.
+    /// Daemon: sockets handed over from one process to the next.
     Sockets, true, None;
-    /// Daemon: the user of a card, which is either the mediator or a passthrough VM. Held while a card is opened or
-    /// closed.
+    /// Daemon: the user of a card (the mediator or a passthrough VM). Held while a card is opened or closed.
     Ownership, true, None;
     /// Daemon: a card's memory settings.
     MemorySettings, false, None;
@@ -94,17 +91,17 @@ ranks! {
     Vm, false, Some(Measured::Vm);
     /// Owner: the card's state.
     Card, false, Some(Measured::Card);
-    /// One VM: events that wait for the holder of the VM's lock.
+    /// One VM: events waiting for the holder of the VM's lock.
     Inbox, false, None;
     /// One VM: its last status. Held only briefly.
     StatusCell, false, None;
-    /// Owner: flag that is set when the thread that moves memory is woken.
+    /// Owner: flag set to wake the thread that moves memory.
     Wakeup, false, None;
     /// One VM: registers and control queue of its CUDA function. Held for one access or one command.
     CudaFunction, false, None;
     /// One VM: programs that use its CUDA function.
     CudaPrograms, false, None;
-    /// Handles of threads, which are taken out of the lock to join the threads.
+    /// Handles of threads, taken out of the lock before the threads are joined.
     Threads, false, None;
     /// Daemon: path of a VM's socket, which is removed with the VM.
     SocketPath, false, None;
@@ -116,8 +113,8 @@ ranks! {
     Failure, false, None;
     /// Passthrough: level of the interrupt line.
     Level, false, None;
-    /// Log of events. A thread that adds an event may hold any of the preceding locks.
+    /// Event log. A thread that adds an event may hold any of the preceding locks.
     Events, false, None;
-    /// Log: numbers of events by their origin. A thread that logs may hold any lock.
+    /// Log: number of messages by origin. A thread that logs may hold any lock.
     Log, false, None;
 }

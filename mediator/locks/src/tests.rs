@@ -1,4 +1,4 @@
-//! Tests the order and the measurements, with the daemon's locks and the checker's own locks.
+//! Tests the order and the measurements, with the daemon's locks and the checker's locks.
 
 use super::*;
 use crate::checked::{Checked, try_schedules};
@@ -14,14 +14,17 @@ fn message(act: impl FnOnce()) -> String {
 fn a_lock_out_of_order_panics_before_it_is_waited_for() {
     let (vm, card) = (Mutex::<Vm, _>::new(1), Mutex::<Card, _>::new(2));
     let held = card.lock();
-    assert_eq!(message(|| drop(vm.lock())), "lock order: Vm is taken while Card is held; `locks::rank` has the order");
-    // Taking two locks of the same rank is a deadlock, even if the locks differ.
+    assert_eq!(
+        message(|| drop(vm.lock())),
+        "lock order: Vm is taken while Card is held; see the order in `locks::rank`"
+    );
+    // Taking two different locks of the same rank also counts as a deadlock.
     let other = Mutex::<Card, _>::new(3);
     assert!(message(|| drop(other.lock())).starts_with("lock order: Card is taken while Card"));
     drop(held);
     let both = (vm.lock(), card.lock());
     assert_eq!((*both.0, *both.1), (1, 2));
-    // Locks may be released in any order.
+    // Locks can be released in any order.
     let (first, second) = both;
     drop(first);
     drop(second);
@@ -31,7 +34,7 @@ fn a_lock_out_of_order_panics_before_it_is_waited_for() {
 #[test]
 fn a_lock_that_is_tried_counts_as_held() {
     let (vm, card) = (Mutex::<Vm, _>::new(()), Mutex::<Card, _>::new(()));
-    let held = card.try_lock().expect("nobody holds it");
+    let held = card.try_lock().expect("no thread holds it");
     assert!(message(|| drop(vm.lock())).contains("while Card is held"));
     drop(held);
     drop(vm.lock());

@@ -1,5 +1,5 @@
-//! A clock for lock holds, which is read twice per hold. The clock is the processor's time stamp counter if the kernel
-//! itself uses this counter, and the kernel's clock otherwise.
+//! Clock for lock holds, which is read twice per hold: the processor's time stamp counter if the kernel itself uses it,
+//! and the kernel's clock otherwise.
 
 // UNSAFETY: reads the time stamp counter, which every processor of this architecture has. All other code in this module
 // is safe.
@@ -8,16 +8,15 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// File with the name of the kernel's clock source. The name `tsc` means that the counter runs at a constant rate and
-/// is synchronized on all processors.
+/// File that contains the kernel's clock source. The value `tsc` means that the counter runs at a constant rate and is
+/// synchronized across all CPUs.
 #[cfg(target_arch = "x86_64")]
 const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-/// Time for which the counter is compared with the kernel's clock, once per process. The result is accurate to one part
-/// in ten thousand.
+/// Duration of the comparison between the counter and the kernel's clock, made once per process. The result is accurate
+/// to one part in ten thousand.
 #[cfg(target_arch = "x86_64")]
 const COMPARED: Duration = Duration::from_millis(2);
-/// Number of readings at each end. The fastest reading is used, because the host may suspend the thread during a
-/// reading.
+/// Number of readings at each end. The fastest one is used, because the host may preempt the thread during a reading.
 #[cfg(target_arch = "x86_64")]
 const READINGS_PER_END: usize = 8;
 
@@ -27,10 +26,10 @@ pub(crate) struct Ticks(Reading);
 
 #[derive(Clone, Copy, Debug)]
 enum Reading {
-    /// A value of the counter.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "there is no such counter"))]
+    /// A counter value.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "this architecture lacks the counter"))]
     Counter(u64),
-    /// A time of the kernel's clock.
+    /// A kernel clock time.
     Kernel(Instant),
 }
 
@@ -40,7 +39,7 @@ impl Ticks {
         Self(if scale().is_some() { Reading::Counter(counter()) } else { Reading::Kernel(Instant::now()) })
     }
 
-    /// Returns the number of ns since that time.
+    /// Returns the time since then, in ns.
     pub(crate) fn elapsed_ns(self) -> u64 {
         match (self.0, scale()) {
             (Reading::Counter(then), Some(scale)) => scaled(counter().saturating_sub(then), scale),
@@ -50,7 +49,7 @@ impl Ticks {
     }
 }
 
-/// Initialises the scale early, because the first reading would otherwise do so while a lock is held.
+/// Initialises the scale early. Otherwise the first reading would do so with a lock held.
 pub(crate) fn prepare() {
     let _ = scale();
 }
@@ -64,7 +63,7 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the length in ns of a tick of the counter, times 2^32; `None` if the counter is not used.
+/// Returns the length of a counter tick in ns, times 2^32; `None` if the counter is not used.
 fn scale() -> Option<u64> {
     static SCALE: OnceLock<Option<u64>> = OnceLock::new();
     *SCALE.get_or_init(measured)
@@ -72,7 +71,7 @@ fn scale() -> Option<u64> {
 
 #[cfg(target_arch = "x86_64")]
 fn counter() -> u64 {
-    // SAFETY: the instruction has no precondition and accesses no memory.
+    // SAFETY: the instruction has no preconditions and does not access memory.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
@@ -86,7 +85,7 @@ fn measured() -> Option<u64> {
     None
 }
 
-/// Compares the counter with the kernel's clock if the kernel uses the counter.
+/// Compares the counter with the kernel's clock, if the kernel uses the counter.
 #[cfg(target_arch = "x86_64")]
 fn measured() -> Option<u64> {
     if std::fs::read_to_string(SOURCE).ok()?.trim() != "tsc" {
@@ -115,7 +114,7 @@ mod tests {
 
     #[test]
     fn time_passes_as_the_kernel_has_it() {
-        // Initialized first, so that the comparison itself is not measured.
+        // Initialize first, so that the comparison itself is not measured.
         let _ = Ticks::now();
         let (outside, then) = (Instant::now(), Ticks::now());
         let inside = Instant::now();
@@ -123,7 +122,7 @@ mod tests {
         let least = ns(inside.elapsed());
         let told = then.elapsed_ns();
         let most = ns(outside.elapsed());
-        // A deviation of one part in a thousand is permitted, which is ten times the inaccuracy of the comparison.
+        // Permit a deviation of one part in a thousand, ten times the inaccuracy of the comparison.
         assert!(told >= least - least / 1000 && told <= most + most / 1000, "{told} ns of {least} to {most}");
     }
 

@@ -1,14 +1,13 @@
-//! Logs: sends `tracing` events to standard error, and limits the lines that tenants and clients can make the daemon
-//! write.
+//! Logging: sends `tracing` events to standard error, and limits the lines that tenants and clients can cause.
 //!
-//! Every event is limited, regardless of its level. Events of one VM have a bucket for each call site and VM: a burst
-//! of `BURST_EVENTS` events passes, and after that one event per `REFILL_INTERVAL`. Such an event is either in a span
+//! Every event is rate-limited, regardless of its level. Events about a VM have one token bucket per call site and VM:
+//! a burst of `BURST_EVENTS` events passes, and then one event per `REFILL_INTERVAL`. Such an event is either in a span
 //! named `VM_SPAN`, which every thread that works for a VM enters, or has a field named `vm`. All other events have a
-//! bucket of `BURST_OF_ALL` for each call site, because a socket client or a card can cause some of them. Records of
-//! crates that use `log` share one call site for each level. Suppressed events are counted in [`suppressed`], and
+//! bucket of `BURST_OF_ALL` tokens per call site, because socket clients or cards can cause some of them. Records of
+//! crates that use `log` share one call site per level. [`suppressed`] counts suppressed events, and
 //! [`tell_suppressed`] logs their number by origin.
 //!
-//! The crate does not select the logged events, and does not store them.
+//! The crate does not select the events to log, and does not store them.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -29,21 +28,21 @@ use tracing_subscriber::{Layer, fmt};
 use config::LogFormat;
 use config::check::parse_filter;
 
-/// Name of the span that threads of a virtual machine enter. Its field `name` is the name of the virtual machine.
+/// Name of the span entered by threads of a virtual machine. Its field `name` is the name of the virtual machine.
 pub(crate) const VM_SPAN: &str = "vm";
 /// Environment variable that overrides the configured filter.
 pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
-/// Number of events of one call site and virtual machine that pass in a burst.
+/// Number of events per call site and virtual machine that pass in a burst.
 pub(crate) const BURST_EVENTS: u32 = 10;
-/// Interval at which one further event may pass after a burst.
+/// Interval at which another event may pass after a burst.
 pub const REFILL_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of events of one call site without a virtual machine that pass in a burst. The number is large because an
-/// operator may add many virtual machines at once.
+/// Number of events per call site without a virtual machine that pass in a burst. It is large because an operator may
+/// add many virtual machines at once.
 pub(crate) const BURST_OF_ALL: u32 = 200;
-/// Maximum number of remembered pairs of call site and virtual machine. Beyond this number, events of other pairs are
-/// suppressed until a bucket is full again.
+/// Maximum number of buckets. When it is reached, events without a bucket are suppressed until another bucket is full
+/// again.
 const MAX_BUCKETS: usize = 4096;
-/// Maximum number of lines in one report of suppressed events. Further buckets are summed.
+/// Maximum number of lines in one report of suppressed events. The remaining buckets are summed up.
 const MAX_TOLD: usize = 16;
 /// Target of these reports, which are not limited.
 const REPORT: &str = "mediator::held_back";
@@ -52,13 +51,13 @@ static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
 /// Limits of events that the process's subscriber applies.
 static LIMIT: OnceLock<GuestLimit> = OnceLock::new();
 
-/// Returns the number of events that were suppressed since the daemon started.
+/// Returns the number of events suppressed since the daemon started.
 #[must_use]
 pub fn suppressed() -> u64 {
     SUPPRESSED.load(Ordering::Relaxed)
 }
 
-/// Sends the process's logs to standard error. `FILTER_VARIABLE` overrides `filter` if it is set and valid.
+/// Sends the process's logs to standard error. `FILTER_VARIABLE` overrides `filter` if set and valid.
 ///
 /// # Errors
 /// Returns an error if a subscriber is already installed.
@@ -74,21 +73,21 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
     tracing_subscriber::registry().with(filter).with(output.with_filter(limit)).try_init()
 }
 
-/// Logs the number of events suppressed since the last call: a line for each call site and virtual machine, and the sum
-/// of the rest.
+/// Logs the number of events suppressed since the last call: one line per call site and virtual machine, and a total
+/// for the rest.
 pub fn tell_suppressed() {
     if let Some(limit) = LIMIT.get() {
         limit.tell();
     }
 }
 
-/// A token bucket, which is full at first and gets one token per interval.
+/// A token bucket, which starts full and gets one token per interval.
 #[derive(Clone, Debug)]
 struct Bucket {
     burst: u32,
     tokens: u32,
     since: Instant,
-    /// Number of events that were suppressed and not reported yet.
+    /// Number of suppressed events that have not been reported yet.
     held_back: u64,
     /// Call site of the events.
     site: &'static Metadata<'static>,
@@ -120,7 +119,7 @@ impl Bucket {
         some
     }
 
-    /// Returns true if the bucket is in the state of a new bucket.
+    /// Returns true if the bucket's state is that of a new bucket.
     fn is_idle(&mut self, now: Instant) -> bool {
         self.refill(now);
         self.tokens == self.burst && self.held_back == 0
@@ -130,9 +129,9 @@ impl Bucket {
 /// Origin of events that share a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Whose {
-    /// A virtual machine that has a [`VM_SPAN`].
+    /// A virtual machine with a [`VM_SPAN`].
     Span(Id),
-    /// A virtual machine named in a field `vm`.
+    /// A virtual machine named in a `vm` field.
     Field(String),
     /// All other events.
     All,
@@ -141,15 +140,15 @@ enum Whose {
 #[derive(Debug, Default)]
 struct Books {
     buckets: HashMap<(Identifier, Whose), Bucket>,
-    /// Names of the virtual machines of spans.
+    /// Names of the spans' virtual machines.
     names: HashMap<Id, String>,
-    /// Number of events that were suppressed because no bucket was available, and that were not reported yet.
+    /// Number of unreported events that were suppressed for lack of a bucket.
     unknown: u64,
-    /// Time of the last search for unneeded buckets, which is slow.
+    /// Time of the last sweep for unneeded buckets, which is slow.
     swept: Option<Instant>,
 }
 
-/// Limits events by call site, and by virtual machine if one is known. Clones share the state.
+/// Limits events by call site, and by virtual machine if known. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GuestLimit {
     books: Arc<locks::Mutex<locks::rank::Log, Books>>,
@@ -180,8 +179,7 @@ impl GuestLimit {
         passes
     }
 
-    /// Takes the suppressed events since the last call: their number by call site and virtual machine, and the number
-    /// of the rest.
+    /// Takes the counts of events suppressed since the last call: by call site and virtual machine, and for the rest.
     fn take_held_back(&self) -> (Vec<Bucket>, u64) {
         let books = &mut *self.books.lock();
         let mut rest = std::mem::take(&mut books.unknown);
@@ -198,20 +196,20 @@ impl GuestLimit {
     }
 
     fn tell(&self) {
-        // The state is unlocked while the lines are written, because the lines pass through this filter.
+        // Do not lock the state while the lines are written, because they pass through this filter.
         let (told, rest) = self.take_held_back();
         for Bucket { held_back, site, vm, .. } in told {
             let place = site.file().unwrap_or_else(|| site.target());
             let (level, line, vm) = (site.level().as_str(), site.line().unwrap_or(0), vm.as_deref().unwrap_or("-"));
-            tracing::warn!(target: REPORT, vm, count = held_back, level, place, line, "log events were held back");
+            tracing::warn!(target: REPORT, vm, count = held_back, level, place, line, "log events were suppressed");
         }
         if rest != 0 {
-            tracing::warn!(target: REPORT, count = rest, "further log events were held back");
+            tracing::warn!(target: REPORT, count = rest, "more log events were suppressed");
         }
     }
 }
 
-/// Visitor that finds the value of a field.
+/// Visitor that extracts the value of a field.
 struct Value<'a> {
     of: &'a str,
     found: Option<String>,
@@ -259,8 +257,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for GuestLimit {
     }
 
     fn on_close(&self, id: Id, _: Context<'_, S>) {
-        // Identifiers of spans are reused, and a new virtual machine must start with full buckets. Suppressed events of
-        // the old virtual machine are reported with the rest.
+        // Span IDs are reused, and a new virtual machine must start with full buckets. Suppressed events of the old
+        // virtual machine are reported with the rest.
         let Books { buckets, names, unknown, .. } = &mut *self.books.lock();
         if names.remove(&id).is_some() {
             buckets.retain(|(_, whose), bucket| {
@@ -307,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Calls `act` with a subscriber that has a limit. Returns the subscriber's output, and the limit.
+    /// Calls `act` with a rate-limited subscriber. Returns the subscriber's output, and the limit.
     fn logged(act: impl FnOnce()) -> (Lines, GuestLimit) {
         let (lines, limit) = (Lines::default(), GuestLimit::default());
         let output = fmt::layer().with_ansi(false).with_writer(lines.clone()).with_filter(limit.clone());
@@ -338,7 +336,7 @@ mod tests {
             }
         });
         let (passed, all) = (usize::try_from(BURST_EVENTS).unwrap(), usize::try_from(BURST_OF_ALL).unwrap());
-        // On a slow host, the tokens of the next interval may also pass.
+        // On a slow host, the tokens of the next interval may pass as well.
         for limited in ["bad register", "bad ring"] {
             assert!((2 * passed..4 * passed).contains(&lines.count(limited)), "{limited}");
         }
@@ -355,13 +353,13 @@ mod tests {
         let (lines, limit) = logged(|| {
             let span = tracing::info_span!("vm", name = "web");
             span.in_scope(|| (0..BURST_EVENTS + 7).for_each(|_| tracing::error!("bad ring")));
-            // The span must stay open, so that its VM has a name.
+            // Keep the span open, so that its VM has a name.
             std::mem::forget(span);
         });
-        let told = format!("log events were held back vm=\"web\" count={}", 7);
+        let told = format!("log events were suppressed vm=\"web\" count={}", 7);
         assert_eq!(lines.count(&told), 1, "{}", String::from_utf8_lossy(&lines.0.lock()));
-        assert_eq!(lines.count("logging/src/lib.rs"), 1, "with the place");
-        assert!(limit.take_held_back().0.is_empty(), "it is told once");
+        assert_eq!(lines.count("logging/src/lib.rs"), 1, "with the source location");
+        assert!(limit.take_held_back().0.is_empty(), "it is reported only once");
     }
 
     #[test]
@@ -374,8 +372,8 @@ mod tests {
             }
         });
         assert!(lines.count("one of many") <= MAX_BUCKETS * (usize::try_from(BURST_EVENTS).unwrap() + 1));
-        assert!(lines.count("were held back") <= MAX_TOLD + 1);
-        assert_eq!(lines.count("further log events were held back"), 1);
+        assert!(lines.count("were suppressed") <= MAX_TOLD + 1);
+        assert_eq!(lines.count("more log events were suppressed"), 1);
     }
 
     #[test]

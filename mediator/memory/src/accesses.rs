@@ -1,6 +1,6 @@
-//! Records of how often work accesses each chunk of a VM. The records are profiles for `victims = "profiled"`.
+//! Records how often work accesses each chunk of a VM. The records are profiles for `victims = "profiled"`.
 //!
-//! Only the software card counts accesses: it reports the bursts of its engines. With other cards, a record counts the
+//! Only the software card counts accesses: it reports the bursts of its engines. On other cards, a record counts the
 //! submissions that refer to a chunk's memory, which misses accesses by kernels through pointers.
 
 use super::Memory;
@@ -36,7 +36,7 @@ impl Records {
         !self.0.is_empty()
     }
 
-    /// Counts a submission that refers to a chunk's memory.
+    /// Counts a submission that refers to memory in a chunk.
     pub(crate) fn named(&mut self, vm: TenantId, index: u64) {
         let record = self.0.get_mut(&vm).filter(|record| record.counted == Counted::Submissions);
         let count = record.and_then(|record| record.counts.get_mut(usize::try_from(index).ok()?));
@@ -62,12 +62,12 @@ impl Records {
 }
 
 impl Memory {
-    /// Starts to record a VM's accesses. Returns `false` if the VM does not exist or already has a record.
+    /// Starts recording a VM's accesses. Returns `false` if the VM does not exist or is already being recorded.
     pub fn start_accesses(&mut self, now: u64, vm: TenantId) -> bool {
         let Some(bytes) = self.vram.chunks.vm_bytes(vm).filter(|_| !self.vram.records.0.contains_key(&vm)) else {
             return false;
         };
-        // The counts up to now belong to other records.
+        // Counts up to now belong to other records.
         self.take_accesses(now);
         let counted = match self.vram.memory.card().access_counts(true) {
             Some(_) => Counted::Bursts,
@@ -78,8 +78,7 @@ impl Memory {
         true
     }
 
-    /// Ends a VM's record and returns it; `None` if no record is running, for example because the VM was removed in the
-    /// meantime.
+    /// Ends a VM's record and returns it; `None` if no record is running, for example because the VM has been removed.
     pub fn end_accesses(&mut self, now: u64, vm: TenantId) -> Option<Accesses> {
         self.take_accesses(now);
         self.vram.records.0.remove(&vm)
@@ -91,8 +90,8 @@ impl Memory {
     }
 }
 
-/// Returns the number of accesses to a chunk of `bytes` bytes at `place`. `host` converts an address in host memory to
-/// an I/O address.
+/// Returns the number of accesses to a chunk of `bytes` bytes at `place`. `host` converts a host memory address to an
+/// I/O address.
 pub(crate) fn at(counts: &AccessCounts, place: Place, bytes: u64, host: impl Fn(HostAddr) -> u64) -> u64 {
     match place {
         Place::Card(at) => (at.0..at.0.saturating_add(bytes))

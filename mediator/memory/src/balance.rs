@@ -1,5 +1,5 @@
-//! Division of a card's memory among VMs: the inputs of the balancer and of the thrash detector, and the moves that
-//! these request.
+//! Division of a card's memory among VMs: inputs for the balancer and the thrash detector, and the moves that they
+//! request.
 
 use super::chaos::{Chaos, Dice};
 use super::moved::{Moved, Plan, Planned, Relocated};
@@ -20,7 +20,7 @@ pub struct Division {
     pub balance: Config,
     /// Settings of quanta.
     pub quanta: QuantaConfig,
-    /// Number of card chunks that are reserved for immediate evictions.
+    /// Number of card chunks reserved for immediate evictions.
     pub reserve: u32,
     /// Settings of random moves, for tests.
     pub chaos: Chaos,
@@ -31,7 +31,7 @@ pub struct Division {
 pub enum Hint {
     /// Pins the range to the card, or unpins it.
     Pinned(bool),
-    /// Sets the eviction priority of the range: memory with the lowest priority is evicted first.
+    /// Sets the eviction priority of the range. Memory with the lowest priority is evicted first.
     Priority(u8),
     /// Sets the number of accesses to the range, relative to the rest of the VM's memory.
     Accesses(u32),
@@ -39,25 +39,25 @@ pub enum Hint {
 
 /// Divides a card's memory among VMs.
 pub struct Divider {
-    /// Decides which VM's memory is on the card, and moves the memory.
+    /// Decides which VMs' memory is on the card, and moves it.
     pub(super) machine: Machine,
     /// The operator's settings.
     division: Division,
-    /// Bus traffic that the card has counted, and the copies since then.
+    /// Bus traffic counted by the card, and the copies made since then.
     bus: Bus,
 }
 
-/// Traffic on the bus, as counted by the card.
+/// Bus traffic, as counted by the card.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bus {
-    /// Time in ns at which the counts were last polled.
+    /// Time at which the counts were last polled, in ns.
     since: Option<u64>,
-    /// Number of bytes that the mediator itself has copied since then. The counts include them.
+    /// Number of bytes that the mediator itself has copied since then, which the counts include.
     copied: u64,
 }
 
 impl Divider {
-    /// Creates a divider with these settings, without VMs.
+    /// Creates a divider with these settings and without VMs.
     pub fn new(division: &Division, chunk_bytes: u64) -> Self {
         Self::restored(division, Residency::new(division.balance, division.quanta), chunk_bytes)
     }
@@ -73,13 +73,13 @@ impl Divider {
         self.division
     }
 
-    /// Returns the state machine of the card's memory.
+    /// Returns the state machine for the card's memory.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// Returns the component that decides which VM's memory is on the card.
+    /// Returns the component that decides which VMs' memory is on the card.
     #[must_use]
     pub fn residency(&self) -> &Residency {
         &self.machine.residency
@@ -96,7 +96,7 @@ impl Memory {
         done: impl Fn(TenantId) -> Done,
         weight: impl Fn(TenantId) -> u32,
     ) -> Planned {
-        // A VM is active if it has unfinished work, queued or not, or if it waits for memory.
+        // A VM is active if it has incomplete work, queued or not, or if it waits for memory.
         let working: BTreeSet<TenantId> = working.chain(self.vram.waiting()).collect();
         working.into_iter().for_each(|vm| self.divider.machine.residency.worked(vm, now));
         let counts = self.take_counts(now);
@@ -108,7 +108,7 @@ impl Memory {
             served.extend(self.vram.wants.of_tables());
         }
         let Self { vram, divider, promising, .. } = self;
-        // A chunk without space on the card counts as a request, because another VM may have more than its share.
+        // A chunk that got no card memory counts as a request, because another VM may have more than its share.
         let mut unmet: BTreeMap<TenantId, u32> = BTreeMap::new();
         let bytes = vram.chunks.chunk_bytes();
         for (vm, index) in std::mem::take(&mut vram.unmet) {
@@ -130,8 +130,8 @@ impl Memory {
         by_vm(self.possible(steps, now))
     }
 
-    /// Removes the steps of VMs that are moving between cards, and of VMs whose last move failed recently. Each attempt
-    /// would delay the moves of all other VMs.
+    /// Removes the steps of VMs that are moving between cards, and of VMs whose last move failed recently: retrying
+    /// each time would delay the moves of all other VMs.
     fn possible(&self, mut steps: Vec<Step>, now: u64) -> Vec<Step> {
         steps.retain(|step| {
             !self.travelling.contains(&step.vm) && !self.divider.machine.relocations.is_left_alone(step.vm, now)
@@ -139,7 +139,7 @@ impl Memory {
         steps
     }
 
-    /// Returns moves that free chunks for the mediator, and evictions that return its borrowed chunks to the reserve.
+    /// Returns moves that free chunks for the mediator, and evictions that return chunks borrowed from the reserve.
     fn own_steps(&mut self, now: u64) -> Vec<Step> {
         let Self { vram, divider, .. } = self;
         if !vram.has_host_memory() {
@@ -155,7 +155,7 @@ impl Memory {
     }
 
     /// Records a scan by the mover. `waiting` are the VMs that waited during the whole scan, and `served` those for
-    /// which it moved memory. Returns the VMs that wait now.
+    /// which it moved memory. Returns the VMs that are waiting now.
     pub fn looked(
         &mut self,
         now: u64,
@@ -175,10 +175,10 @@ impl Memory {
         divider.machine.round_ended(&vram.chunks, now, None)
     }
 
-    /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
+    /// Returns the moves needed to guarantee `chunks` more card chunks.
     pub fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
         let Self { vram, divider, .. } = self;
-        // For a guarantee, the chunks that the mediator claims count as available. The plan excludes them, so that the
+        // For a guarantee, chunks claimed by the mediator count as available. The plan excludes them, so that the
         // mediator keeps them.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
         let steps = divider.machine.residency.plan_guarantee(&vram.chunks, now, chunks);
@@ -193,7 +193,7 @@ impl Memory {
     /// Changes the settings for dividing the card's memory.
     ///
     /// # Errors
-    /// Returns an error if the reserve is not available. The settings are then unchanged.
+    /// Returns an error if the reserve is unavailable. The settings are then unchanged.
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
@@ -204,7 +204,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Changes the limits of a VM. Memory above the new limits is evicted, not lost.
+    /// Changes a VM's limits. Memory above the new limits is evicted, not lost.
     ///
     /// # Errors
     /// Returns an error if the limits cannot be guaranteed. The limits are then unchanged.
@@ -217,7 +217,7 @@ impl Memory {
     /// Sets a hint about a range of a VM's memory.
     ///
     /// # Errors
-    /// Returns an error if the range does not belong to the VM, or the pinned memory would exceed the guarantee.
+    /// Returns an error if the range does not belong to the VM, or if the pinned memory would exceed the guarantee.
     pub fn hint(&mut self, vm: TenantId, address: GuestVramAddr, len: u64, hint: Hint) -> Result<(), PinError> {
         let Self { vram, divider, .. } = self;
         let (balancer, chunks) = (divider.machine.residency.balancer_mut(), &vram.chunks);
@@ -230,8 +230,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the movable chunks of a VM in a range of its VRAM, in ascending order. Returns the chunks on the card if
-    /// `on_card` is true, and the other chunks otherwise.
+    /// Returns a VM's movable chunks in a range of its VRAM, in ascending order: those on the card if `on_card` is
+    /// true, and the others otherwise.
     pub fn movable(&self, vm: TenantId, address: GuestVramAddr, len: u64, on_card: bool) -> Vec<u32> {
         let chunks = &self.vram.chunks;
         let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
@@ -246,7 +246,7 @@ impl Memory {
         pieces.filter_map(|(at, _)| here(at)).collect()
     }
 
-    /// Returns the record of moves of a VM's memory, if it has any.
+    /// Returns the record of moves of a VM's memory, if there is one.
     pub fn moved(&self, vm: TenantId) -> Option<&Moved> {
         self.moved.get(&vm)
     }
@@ -259,14 +259,14 @@ impl Memory {
         }
     }
 
-    /// Records moves of memory.
+    /// Records memory moves.
     pub fn has_moved(&mut self, now: u64, vm: TenantId, done: &Relocated) {
         self.divider.machine.residency.moved(now, done.bytes, done.copied_ns);
         self.divider.bus.copied += done.bytes;
         self.moved.entry(vm).or_default().add(done);
     }
 
-    /// Reports used chunks, and the card's counts, to the balancer.
+    /// Reports used chunks and the card's counts to the balancer.
     pub(super) fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let touched = std::mem::take(&mut vram.touched);
@@ -278,7 +278,7 @@ impl Memory {
             let _ = balancer.arrived(chunks, vm, GuestVramAddr(index * bytes));
         }
         for (vm, index) in touched {
-            // Ignore a VM that has been removed meanwhile.
+            // Ignore a VM that has been removed in the meantime.
             let _ = balancer.touched(chunks, vm, GuestVramAddr(index * bytes), 1);
         }
         let Some(counts) = counts else { return };
@@ -298,7 +298,7 @@ impl Memory {
         }
     }
 
-    /// Returns the card's counts if they are needed. The balancer needs the counts per chunk, and the thrash detector
+    /// Returns the card's counts if they are needed: the balancer needs the counts per chunk, and the thrash detector
     /// needs the bus traffic.
     pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
         let Self { vram, divider, .. } = self;
@@ -308,15 +308,15 @@ impl Memory {
         let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
-            // The card does not count accesses, so use the memory that its work refers to. Work may refer to memory
-            // long before it executes, so record this as soon as any chunk is in host memory.
+            // The card does not count accesses, so use the memory to which its work refers. Work may refer to memory
+            // long before it executes, so start recording as soon as any chunk is in host memory.
             let watches = divider.machine.residency.quanta().watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
             divider.machine.residency.accessed(now, named.unwrap_or(0));
             return None;
         };
         divider.bus.since = Some(now);
-        // Counts over a longer time do not describe the last window.
+        // Counts over a longer period do not describe the last window.
         let window = divider.machine.residency.quanta().config().window_ns;
         if detects && since.is_some_and(|since| now.saturating_sub(since) < window) {
             let (first, bytes) = (vram.pinned.range().0.0, vram.pinned.range().1);

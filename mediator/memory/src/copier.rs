@@ -1,8 +1,8 @@
-//! The mediator's own channels, one per copy engine. These channels move chunks between the card and host memory, and
-//! zero card memory.
+//! The mediator's own channels, one per copy engine. They move chunks between the card and host memory, and zero card
+//! memory.
 //!
-//! Like a guest's channels, these channels are on the card and share its engines. The mediator's channels belong to a
-//! pseudo-VM that represents the mediator. The scheduler does not manage them, because VMs wait for their copies.
+//! Like guest channels, these channels are on the card and share its engines. They belong to a pseudo-VM that
+//! represents the mediator. The scheduler does not manage them, because VMs wait for their copies.
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
@@ -18,40 +18,39 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use vram::{PagePool, Place, TenantId};
 
-/// ID of the mediator among the VMs of [`Channels`]. No operator's VM has this ID.
+/// The mediator's VM ID in [`Channels`]. No operator's VM has this ID.
 pub const COPIER: TenantId = TenantId::MEDIATOR;
 
 /// Number of bytes that an engine copies before another channel may use it.
 const COPY_PIECE_BYTES: u64 = 512 << 10;
-/// Size of a line of a copy in bytes: the engine copies rectangles.
+/// Line length of a copy in bytes: the engine copies rectangles.
 const LINE: u64 = 16 << 10;
-/// Number of push buffer words per piece: a header and eight words, then a header and one word.
+/// Number of push buffer dwords per piece: a header and eight dwords, then a header and one dword.
 const PIECE_WORDS: u64 = 11;
-/// Number of words at the start of a push buffer, which bind the object.
+/// Number of dwords at the start of a push buffer that bind the object.
 const FIRST_WORDS: u64 = 2;
 /// Size of a lane's push buffer in bytes.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
-/// Maximum number of a lane's submissions in flight. While the end of one submission is handled, the engine copies for
-/// the next. Each has its own part of the push buffer.
+/// Maximum number of submissions in flight per lane. While the completion of one is handled, the engine copies for the
+/// next one. Each has its own part of the push buffer.
 const MAX_SUBMISSIONS_IN_FLIGHT: usize = 2;
 /// Size of a submission's part of the push buffer in bytes.
 const SUBMISSION_BYTES: u64 = PUSH_BYTES / MAX_SUBMISSIONS_IN_FLIGHT as u64;
-/// Maximum number of pieces per submission. The number is small, so that the first chunks are complete long before the
-/// last.
+/// Maximum number of pieces per submission. It is small, so that the first chunks complete long before the last ones.
 const MAX_PIECES_PER_SUBMISSION: usize = 8;
 const _: () = assert!(MAX_PIECES_PER_SUBMISSION as u64 <= (SUBMISSION_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS);
 /// Log2 of the number of entries in a lane's ring.
 pub const RING_LOG2: u32 = 4;
 /// Log2 of the maximum number of copies that the CPU makes before failed engines are retried.
 const RESTS_MAX_LOG2: u32 = 8;
-/// Address of the ring in its instance block. The mediator reads the entries from its own memory.
+/// Ring address in the instance block. The mediator reads the entries from its own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
-/// The subchannel that drivers bind copy engines to.
+/// Subchannel to which drivers bind copy engines.
 const SUBCHANNEL: u8 = 4;
-/// SET_OBJECT data of copy engines 0 and 1: the class, with the engine in the higher bits.
+/// SET_OBJECT data for copy engines 0 and 1: the class, with the engine number in the upper bits.
 const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
-/// Number of a copy that was requested.
+/// Number of a requested copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(u64);
 
@@ -64,7 +63,7 @@ pub enum Source {
     Zeros,
 }
 
-/// A copy that was requested.
+/// A requested copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     /// The source.
@@ -79,13 +78,13 @@ pub struct Job {
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     copy: CopyId,
-    /// Address of the source; `None` for zeros.
+    /// Source address; `None` for zeros.
     from: Option<GpuVa>,
     to: GpuVa,
     bytes: u64,
 }
 
-/// A copy engine, and the mediator's channel on it.
+/// A copy engine and the mediator's channel on it.
 struct Lane {
     object: u32,
     channel: VirtualChannelId,
@@ -97,17 +96,17 @@ struct Lane {
     in_flight: VecDeque<(Submission, Vec<Piece>)>,
 }
 
-/// The channels and their queue of copies.
+/// The channels, and their queue of copies.
 pub struct Copier {
     space: OwnSpace,
-    /// A line of zeros that is never overwritten.
+    /// Address of a line of zeros that is never overwritten.
     zeros: VramAddr,
     lanes: Vec<Lane>,
     waiting: VecDeque<Piece>,
-    /// Number of pieces of each copy that have not ended.
+    /// Number of incomplete pieces of each copy.
     left: BTreeMap<CopyId, usize>,
     copies: u64,
-    /// Total number of pieces that have completed.
+    /// Total number of completed pieces.
     pieces: u64,
     /// Set if a channel has failed. Copies stop until [`Self::revive`].
     broken: bool,
@@ -118,7 +117,7 @@ pub struct Copier {
     ended: Arc<Condvar>,
 }
 
-/// The mediator's own ring, which a guest cannot write.
+/// The mediator's own ring, which guests cannot write.
 pub struct OwnRing<'a>(pub &'a [u64]);
 
 impl GuestRing for OwnRing<'_> {
@@ -144,7 +143,7 @@ impl Copier {
     /// Binds a channel on each copy engine. `pool` provides page tables and push buffers.
     ///
     /// # Errors
-    /// Returns an error if the card has too little memory or too few channels, or does not respond.
+    /// Returns an error if the card has too little memory or too few channels, or if it does not respond.
     pub fn new(vram: &mut CardVram, channels: &mut Channels, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let space = OwnSpace::new(vram, pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
@@ -181,15 +180,15 @@ impl Copier {
         channels.submit_runlist(&mut own, COPIER, &list);
     }
 
-    /// Returns true if failed channels must be [revived](Self::revive) first. Call this before each copy. The copy of a
-    /// failed engine waits until the time limit of a hang, so the engines are retried at growing intervals after
-    /// repeated failures.
+    /// Returns true if failed channels must be [revived](Self::revive) first. Must be called before each copy. A copy
+    /// on a failed engine waits for the hang limit, so the engines are retried at growing intervals after repeated
+    /// failures.
     pub fn is_due(&mut self) -> bool {
         self.rests = self.rests.saturating_sub(1);
         self.broken && self.rests == 0
     }
 
-    /// Binds the channels again. None of them may be bound. Their queued copies are dropped.
+    /// Binds the channels again, which must all be unbound. Drops their queued copies.
     ///
     /// # Errors
     /// Returns an error if the card has no free channels or does not respond. The state is then unchanged.
@@ -225,20 +224,20 @@ impl Copier {
         Ok(())
     }
 
-    /// Returns the total number of completed pieces, which grows as long as the engines make progress.
+    /// Returns the total number of completed pieces, which grows while the engines make progress.
     #[must_use]
     pub fn pieces(&self) -> u64 {
         self.pieces
     }
 
-    /// Returns the condition that is signalled when a copy has ended or the channels have failed.
+    /// Returns the condition variable that is signalled when a copy has ended or the channels have failed.
     #[must_use]
     pub fn ended(&self) -> Arc<Condvar> {
         Arc::clone(&self.ended)
     }
 
-    /// Queues jobs and distributes them among the engines. [`Self::has_ended`] then returns true for each completed
-    /// job.
+    /// Queues jobs and distributes them among the engines. [`Self::has_ended`] returns true for each job once it is
+    /// complete.
     ///
     /// # Errors
     /// Returns an error if the engines have failed.
@@ -272,7 +271,7 @@ impl Copier {
         Ok(copies)
     }
 
-    /// Returns true if a copy has ended, and `None` if it never will.
+    /// Returns true if a copy has completed, or `None` if it never will.
     #[must_use]
     pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {
@@ -281,7 +280,7 @@ impl Copier {
         }
     }
 
-    /// Handles the end of a submission on one of the mediator's own channels.
+    /// Handles the completion of a submission on one of the mediator's own channels.
     pub fn completed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64, submission: Submission) {
         let take = |lane: &mut Lane| {
             let at = lane.in_flight.iter().position(|(known, _)| *known == submission)?;
@@ -299,14 +298,13 @@ impl Copier {
             }
         }
         if let Err(error) = self.feed(vram, channels, now) {
-            tracing::error!(%error, "the engines that move memory make no progress");
+            tracing::error!(%error, "the copy engines that move memory make no progress");
             self.breaks();
         }
         self.ended.notify_all();
     }
 
-    /// Handles a hang or fault of one of the mediator's channels. Its queued copies do not complete before
-    /// [`Self::revive`].
+    /// Handles a hang or fault of one of the mediator's channels. Copies do not complete until [`Self::revive`].
     pub fn breaks(&mut self) {
         if !std::mem::replace(&mut self.broken, true) {
             self.breaks = self.breaks.saturating_add(1);
@@ -343,7 +341,7 @@ impl Copier {
     }
 }
 
-/// Returns the mediator's pages that the address space of a channel must map.
+/// Returns the mediator's pages that a channel's address space must map.
 pub fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
     let layout = channels.layout();
     layout
@@ -353,7 +351,7 @@ pub fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr
         .collect()
 }
 
-/// Binds a channel of the mediator that has a context for only one engine.
+/// Binds a mediator channel that has a context for only one engine.
 pub fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
@@ -362,9 +360,9 @@ pub fn bind(
     channel: VirtualChannelId,
     engine: u32,
 ) -> Result<ChannelId, ManagerError> {
-    // The address of a context is not used.
+    // The address of the context is unused.
     let contexts = [engine::GR, engine::CE0, engine::CE1].map(|unit| (unit == engine).then_some(GpuVa(0)));
-    // The mediator has no guest VRAM at these addresses, so the card reads nothing there.
+    // The mediator has no guest VRAM at this address, so the card reads nothing there.
     let nowhere = channels::Place::Vram(GuestVramAddr(0));
     let guest = GuestInstance {
         userd: GuestVramAddr(u64::from(channel.0) * SMALL_PAGE),
@@ -404,7 +402,7 @@ impl Lane {
         let rectangles = pieces.iter().flat_map(|piece| rectangle(piece, zeros));
         let words: Vec<u32> = to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(rectangles).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        // The previous submission uses another part of the push buffer.
+        // The previous submission uses the other part of the push buffer.
         let at = self.push.0 + u64::from(self.put) % MAX_SUBMISSIONS_IN_FLIGHT as u64 * SUBMISSION_BYTES;
         vram.memory.write(VramAddr(at), &bytes)?;
         let push = va(Place::Card(vram::VramAddr(at)));
@@ -425,13 +423,13 @@ impl Lane {
     }
 }
 
-/// Returns the push buffer words that write data to consecutive methods.
+/// Returns push buffer dwords that write data to consecutive methods.
 fn to(method: u32, data: &[u32]) -> Vec<u32> {
     let header = MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, method, data.len() as u16);
     std::iter::once(header.into()).chain(data.iter().copied()).collect()
 }
 
-/// Returns the methods that copy a piece: a rectangle of consecutive lines on both sides, or of the repeated line
+/// Returns the methods that copy a piece: a rectangle of consecutive lines on both sides, or with the repeated line
 /// `zeros` as the source.
 fn rectangle(piece: &Piece, zeros: GpuVa) -> Vec<u32> {
     let line = LINE.min(piece.bytes) as u32;

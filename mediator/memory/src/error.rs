@@ -11,13 +11,13 @@ use std::io;
 use vm_memory::VolatileMemoryError;
 use vram::PoolError;
 
-/// Error of the mediator's host side.
+/// Error on the mediator's host side.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
     /// The card cannot be initialised, or does not respond.
     #[error(transparent)]
     Card(#[from] CardError),
-    /// The card has no memory for the mediator's own tables now. Evicting guests' memory may help.
+    /// The card is currently out of memory for the mediator's own tables. Evicting guest memory may help.
     #[error("the card has no memory left for the mediator's own tables; give it a larger `reserve_mib`")]
     Lacking,
     /// A memory limit was reached.
@@ -40,7 +40,7 @@ pub enum ManagerError {
         /// Number of bytes requested.
         len: u64,
     },
-    /// A VM lends more memory than its quota permits.
+    /// A VM tried to lend more memory than its quota permits.
     #[error(
         "{len:#x} bytes more than the VM's `memory.ram.quota_mib`, {quota:#x} bytes, lets it lend of its RAM; raise it with \
          `mediatorctl memory set-ram`, give the VM less RAM, or lend only what the guest uses for the card (an IOMMU in the VM)"
@@ -54,13 +54,13 @@ pub enum ManagerError {
     /// Host memory could not be mapped for the card.
     #[error("guest memory cannot be mapped for the card: {0}")]
     Dma(#[from] DmaError),
-    /// The memory that should be mapped for the card is invalid.
+    /// The memory to be mapped for the card is invalid.
     #[error("memory for the card: {0}")]
     Memory(#[from] VolatileMemoryError),
-    /// The host did not provide a descriptor, a timer, a thread, or a mapping.
+    /// The host did not provide a file descriptor, a timer, a thread, or a mapping.
     #[error("{what}: {source}")]
     Host {
-        /// The request.
+        /// The requested resource.
         what: &'static str,
         /// Error of the host.
         #[source]
@@ -69,13 +69,13 @@ pub enum ManagerError {
     /// The chunk table rejected the request.
     #[error(transparent)]
     Chunks(#[from] vram::Error),
-    /// A pool of the card's memory may not grow further.
+    /// A pool of card memory may not grow any further.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// A shadow page table cannot be created.
     #[error(transparent)]
     Tables(#[from] NoMemory),
-    /// A scheduler setting is out of bounds.
+    /// A scheduler setting is out of range.
     #[error(transparent)]
     Scheduler(#[from] sched::ConfigError),
     /// No physical channel is free.
@@ -91,7 +91,7 @@ pub enum ManagerError {
     #[error("the mediator's own channel: {0}")]
     OwnRing(#[from] RingFault),
     /// The card fetched no entry from the mediator's own ring.
-    #[error("the mediator's own channel fetches nothing from its ring")]
+    #[error("the mediator's own channel does not fetch from its ring")]
     OwnRingStill,
     /// The kernel that clears PGRAPH between VMs is invalid.
     #[error("the mediator's own kernel cannot be assembled: {why}; please report this bug")]
@@ -99,10 +99,10 @@ pub enum ManagerError {
         /// Error of the assembler.
         why: String,
     },
-    /// The mediator's own channels may still write.
+    /// The mediator's own channels may still write to memory.
     #[error("the mediator's own channels stay on the card")]
     OwnChannelsStay,
-    /// The memory is larger than the mediator can address.
+    /// The memory exceeds the mediator's address space.
     #[error("{what} has {bytes:#x} bytes, but the mediator can move at most {most:#x}")]
     Unmovable {
         /// Name of the memory.
@@ -114,14 +114,14 @@ pub enum ManagerError {
     },
     /// A channel of a removed VM is still on the card.
     #[error(
-        "a channel of the VM stays on the card; until it leaves, or the card is reset, the VM's memory is out of use"
+        "a channel of the VM stays on the card; until it leaves, or the card is reset, the VM's memory is unusable"
     )]
     ChannelStays,
     /// The saved state of a card or a VM is invalid, or belongs to another card or VM.
-    #[error("the saved state is refused: {0}")]
+    #[error("the saved state was rejected: {0}")]
     Saved(#[from] Invalid),
-    /// The state that must be saved is not quiescent yet.
-    #[error("the card is not quiescent: {0}; it continues, try again")]
+    /// The state to be saved is not quiescent yet.
+    #[error("the card is not quiescent: {0}; it keeps running; try again")]
     Unsettled(&'static str),
     /// The card, or a VM's state on it, cannot be handed over.
     #[error("the card cannot be handed over: {0}")]
@@ -134,7 +134,7 @@ pub enum ManagerError {
     /// An address space no longer exists.
     #[error("the channel's address space no longer exists")]
     SpaceGone,
-    /// A panic has left the VM half changed.
+    /// A panic may have left the VM inconsistent.
     #[error("the VM is out of service")]
     OutOfService,
     /// The card has failed.
@@ -152,7 +152,7 @@ impl From<StreamError> for ManagerError {
 }
 
 impl ManagerError {
-    /// Creates the error for a failed request to the host. `what` names the request.
+    /// Creates the error for a failed request to the host. `what` names the requested resource.
     #[must_use]
     pub fn host(what: &'static str, source: impl Into<io::Error>) -> Self {
         Self::Host { what, source: source.into() }

@@ -1,4 +1,4 @@
-//! A snapshot of the division of a card's memory, which can be read without delaying the card.
+//! A snapshot of how a card's memory is divided, which can be read without delaying the card.
 
 use super::Memory;
 use super::balance::Division;
@@ -13,11 +13,11 @@ use vram::TenantId;
 pub struct Holdings {
     /// Settings for dividing the memory.
     pub division: Division,
-    /// The division, as for any kind of card.
+    /// The division, in a form common to all kinds of cards.
     pub view: MemoryView,
-    /// Moves of the memory of each VM.
+    /// Moves of each VM's memory.
     pub moved: BTreeMap<TenantId, Moved>,
-    /// Refused requests of each VM.
+    /// Denied requests of each VM.
     pub refusals: Refusals,
 }
 

@@ -1,11 +1,11 @@
 //! Allocates ranges of the card's I/O virtual addresses, which all VMs share.
 //!
-//! A Fermi page table entry holds a bus address of 40 bits, so guest-physical addresses of several VMs cannot be used
+//! A Fermi page table entry holds a 40-bit bus address, so the guest-physical addresses of several VMs cannot be used
 //! directly. Each region of lent memory gets its own range.
 //!
 //! A VMM may lend any number of regions. Each VM therefore has its own window, as large as its guarantee, which other
-//! VMs can neither fill nor fragment. Further regions use addresses outside all windows, up to a quota. The mediator
-//! uses the lowest addresses.
+//! VMs can neither fill nor fragment. Regions beyond the guarantee use addresses outside all windows, up to a quota.
+//! The mediator uses the lowest addresses.
 
 mod saved;
 
@@ -17,17 +17,16 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use vram::TenantId;
 
-/// First address to allocate. Address 0 stays unused, so that a null pointer is never a valid address.
+/// First address to allocate. Address 0 stays unused, so that a null pointer is never valid.
 const FIRST_IOVA: u64 = 2 << 20;
-/// Alignment of regions. With this alignment, large pages stay large for any alignment that the guest chooses.
+/// Alignment of regions. It keeps large pages large for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
-/// The part of the space that VMs share. This part may also contain ranges of the mediator. VMs' ranges are never below
-/// it.
+/// The part of the space shared by VMs, whose ranges are never below it. It may also contain ranges of the mediator.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
-/// Number of bytes of bus addresses for all VMs together.
+/// Size of the bus address space for all VMs together, in bytes.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
 
-/// Amounts of RAM that a VM may lend. Each region counts in multiples of 2 MiB.
+/// Limits of the RAM that a VM may lend. The size of each region is rounded up to 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamShare {
     /// Maximum number of bytes that the VM may lend.
@@ -37,29 +36,29 @@ pub struct RamShare {
 }
 
 impl Default for RamShare {
-    /// Returns a share that leaves room for the windows of 64 VMs, with a quarter of the rest as additional quota.
+    /// Returns a share that leaves space for the windows of 64 VMs, with a quarter of the rest as additional quota.
     fn default() -> Self {
         let guarantee = 4 << 30;
         Self { quota: guarantee + (SHARED_BYTES - 64 * guarantee) / 4, guarantee }
     }
 }
 
-/// Account of a VM.
+/// A VM's account.
 #[derive(Debug, Default)]
 struct Part {
     share: RamShare,
     /// Addresses reserved for the VM.
     window: Option<Range<u64>>,
-    /// Number of bytes that count towards the VM's quota.
+    /// Number of bytes charged to the VM's quota.
     charged: u64,
 }
 
-/// Reason why a VM gets no range.
+/// Reason why a VM cannot get a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoIova {
-    /// The request would exceed the VM's quota (in bytes).
+    /// The request would exceed the VM's quota in bytes.
     Quota(u64),
-    /// Neither the VM's window nor the shared part has a gap that is large enough.
+    /// Neither the VM's window nor the shared part has a sufficiently large gap.
     Full,
 }
 
@@ -71,7 +70,7 @@ pub struct IovaSpace {
     vms: BTreeMap<TenantId, Part>,
 }
 
-/// Returns the number of bytes that are charged for a range of `len` bytes.
+/// Returns the number of bytes to charge for a range of `len` bytes.
 fn charge(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(ALIGN)
 }
@@ -87,8 +86,8 @@ impl IovaSpace {
     /// Sets or changes a VM's share. Memory that is already lent stays lent.
     ///
     /// # Errors
-    /// Returns an error if too few addresses are free for the guarantee. The error is the largest possible guarantee in
-    /// bytes, and the share is unchanged.
+    /// Returns the largest possible guarantee in bytes if too few addresses are free for this one. The share is then
+    /// unchanged.
     pub fn set_share(&mut self, vm: TenantId, share: RamShare) -> Result<(), u64> {
         let before = self.vms.get_mut(&vm).and_then(|part| part.window.take());
         let kept = before.as_ref().is_some_and(|window| window.end - window.start == share.guarantee);
@@ -108,7 +107,7 @@ impl IovaSpace {
         }
     }
 
-    /// Finds addresses for a window as high as possible, because the mediator's ranges grow upwards.
+    /// Finds addresses for a window, as high as possible because the mediator's ranges grow upwards.
     fn window(&self, len: u64) -> Option<Range<u64>> {
         let gap = self.gaps().into_iter().rev().find(|gap| gap.end - gap.start >= len)?;
         (len != 0).then(|| gap.end - len..gap.end)
@@ -119,7 +118,7 @@ impl IovaSpace {
         self.gaps().into_iter().map(|gap| gap.end - gap.start).max().unwrap_or(0)
     }
 
-    /// Returns the free ranges of the shared part that are outside windows, in multiples of the alignment.
+    /// Returns the free, aligned ranges of the shared part that are outside windows.
     fn gaps(&self) -> Vec<Range<u64>> {
         let mut used: Vec<Range<u64>> = self.taken.iter().map(|(&start, &len)| start..start + len).collect();
         used.extend(self.vms.values().filter_map(|part| part.window.clone()));
@@ -141,16 +140,16 @@ impl IovaSpace {
         self.vms.remove(&vm);
     }
 
-    /// Returns a VM's share, and the number of bytes that count towards its quota.
+    /// Returns a VM's share, and the number of bytes charged to its quota.
     #[must_use]
     pub fn share_and_charged(&self, vm: TenantId) -> (RamShare, u64) {
         self.vms.get(&vm).map_or((RamShare::default(), 0), |part| (part.share, part.charged))
     }
 
-    /// Allocates `len` bytes for a VM, in its window or outside all windows, in the same way as [`Self::allocate`].
+    /// Like [`Self::allocate`], but for a VM: in its window, or outside all windows.
     ///
     /// # Errors
-    /// Returns an error if the VM's quota or the space is used up.
+    /// Returns an error if the VM's quota or the space is exhausted.
     pub fn allocate_for(&mut self, vm: TenantId, len: u64, like: u64) -> Result<Iova, NoIova> {
         let (share, charged) = self.share_and_charged(vm);
         let charged = charge(len).and_then(|bytes| charged.checked_add(bytes)).filter(|sum| *sum <= share.quota);
@@ -172,7 +171,7 @@ impl IovaSpace {
     }
 
     /// Allocates `len` bytes for the mediator, at the same offset within 2 MiB as `like`, to preserve the alignment.
-    /// Returns `None` if no gap is large enough.
+    /// Returns `None` if no gap is sufficiently large.
     pub fn allocate(&mut self, len: u64, like: u64) -> Option<Iova> {
         self.allocate_in(FIRST_IOVA..SHARED.end, len, like, None)
     }
@@ -246,14 +245,14 @@ mod tests {
         }
         assert!(had <= QUOTA, "{had:#x}");
         assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
-        // The other VMs use up the rest in turns, and each must keep its own window.
+        // The other VMs take turns to use up the rest, and each must keep its own window.
         for vm in &vms[1..] {
             (0..36).take_while(|_| space.allocate_for(*vm, WINDOW_BYTES + ALIGN, 0).is_ok()).count();
         }
         for vm in &vms[1..] {
             assert!(space.allocate_for(*vm, WINDOW_BYTES, 0).is_ok(), "{vm}");
         }
-        assert!(space.allocate(64 << 30, 0).is_some(), "the mediator's part is left, too");
+        assert!(space.allocate(64 << 30, 0).is_some(), "the mediator's part is still free");
     }
 
     #[test]
@@ -277,26 +276,26 @@ mod tests {
         let share = |quota: u64, guarantee: u64| RamShare { quota: quota << 30, guarantee: guarantee << 30 };
         space.set_share(TenantId(1), share(8, 4)).unwrap();
         let lent = space.allocate_for(TenantId(1), 3 << 30, 0).unwrap();
-        // A quota below the lent amount does not take memory back, but prevents further lending.
+        // A quota below the lent amount does not reclaim memory, but prevents further lending.
         space.set_share(TenantId(1), share(2, 1)).unwrap();
         assert_eq!(space.share_and_charged(TenantId(1)), (share(2, 1), 3 << 30));
         assert_eq!(space.allocate_for(TenantId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
         space.free_for(TenantId(1), lent);
         space.allocate_for(TenantId(1), 2 << 30, 0).unwrap();
-        // A VM whose guarantee cannot grow keeps its window, so that no other VM gets these addresses.
+        // A VM whose guarantee cannot grow keeps its window, so no other VM gets its addresses.
         space.set_share(TenantId(4), share(8, 8)).unwrap();
         let left = space.set_share(TenantId(5), share(1000, 1000));
         space.set_share(TenantId(4), share(900, 900)).unwrap_err();
         assert_eq!(space.set_share(TenantId(5), share(1000, 1000)), left);
-        // Setting a guarantee either succeeds, or fails and leaves the old one valid.
+        // Setting a guarantee either succeeds, or fails and keeps the old one valid.
         space.set_share(TenantId(2), share(600, 600)).unwrap();
         let most = space.set_share(TenantId(1), share(512, 512)).unwrap_err();
         assert!(most < 300 << 30, "{most:#x}");
         assert_eq!(space.share_and_charged(TenantId(1)).0, share(2, 1));
         space.set_share(TenantId(1), RamShare { quota: most, guarantee: most }).unwrap();
-        assert_eq!(space.set_share(TenantId(3), share(1, 0)), Ok(()), "who asks for none needs no room");
+        assert_eq!(space.set_share(TenantId(3), share(1, 0)), Ok(()), "a share without a guarantee needs no addresses");
         while space.allocate_for(TenantId(3), ALIGN, 0).is_ok() {}
-        assert!(space.allocate_for(TenantId(2), 600 << 30, 0).is_ok(), "what is guaranteed is there");
+        assert!(space.allocate_for(TenantId(2), 600 << 30, 0).is_ok(), "the guaranteed addresses are available");
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! A card's memory: its owners, its locations, and its moves.
 //!
-//! Parts:
+//! Modules:
 //! - [`shortage`]: limits and their messages
-//! - `vram`: guests' memory, on the card and in host memory; [`pinned`]: host memory for chunks
-//! - `accesses`: records of accesses to guests' memory; `pages`: allocates host memory; [`iova`]: I/O addresses
-//! - [`balance`]: division among the VMs; [`holdings`]: the operator's view of it; [`refusals`]: refused requests
+//! - `vram`: guest memory, on the card and in host memory; [`pinned`]: host memory for chunks
+//! - `accesses`: records of accesses to guest memory; `pages`: allocation of host memory; [`iova`]: I/O addresses
+//! - [`balance`]: division among the VMs; [`holdings`]: the operator's view of it; [`refusals`]: denied requests
 //! - `wants`: VMs that wait, and the mediator's own needs; `moved`: planned and completed moves; `saved`: saved state
 //! - `wakeup`: wakes the thread that moves memory
-//! - `zeroing`: zeroes free memory for its next owner; `zeroed`: the progress of zeroing
+//! - `zeroing`: zeroes free memory for its next owner; `zeroed`: progress of zeroing
 //! - `copier` and `own_space`: the mediator's own channels, and their address space
 //! - [`chaos`]: random moves for tests; [`segments`]: memory that several address spaces share
 //!
-//! The crate does not depend on threads, on a schedule, or on the work that a VM is running.
+//! The crate does not depend on threads, on a schedule, or on VMs' work.
 
 mod accesses;
 pub mod balance;
@@ -58,8 +58,8 @@ use nvspec::addr::Iova;
 use segments::Segments;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Maximum card memory in bytes for page tables, code and push buffers of the mediator's own channels. The channels
-/// share chunks, because separate large chunks would waste memory. A card of 6 GiB with as much host memory needs less
+/// Maximum card memory for page tables, code and push buffers of the mediator's own channels, in bytes. The channels
+/// share chunks, because separate large chunks would waste memory. A card with 6 GiB and as much host memory needs less
 /// than 3 MiB.
 pub(crate) const OWN_BYTES: u64 = 64 << 20;
 
@@ -67,30 +67,30 @@ pub(crate) const OWN_BYTES: u64 = 64 << 20;
 pub struct Memory {
     vram: CardVram,
     iova: IovaSpace,
-    /// Address of the page that barriers write to.
+    /// I/O address of the page that barriers write.
     barrier: Iova,
     /// Card memory for the mediator's own channels.
     own: PagePool,
-    /// Channels that move memory. These channels exist if memory can move anywhere or if they zero memory.
+    /// Channels that move memory. They exist if memory can move, or if they zero memory.
     copier: Option<Copier>,
     /// Divides the memory among the VMs.
     divider: Divider,
     /// Generator of random moves.
     dice: Dice,
-    /// Number of guarantees for which memory is being freed. Evicted chunks do not return meanwhile.
+    /// Number of guarantees for which memory is being freed. In the meantime, evicted chunks do not return.
     promising: u32,
-    /// Memory that several address spaces share.
+    /// Memory shared by several address spaces.
     segments: Segments,
-    /// VMs that are moving to or from another card. Their memory does not move for any other reason.
+    /// VMs that are moving to or from another card. Their memory must not move for any other reason.
     travelling: BTreeSet<TenantId>,
-    /// Moves of the memory of each VM.
+    /// Moves of each VM's memory.
     moved: BTreeMap<TenantId, Moved>,
-    /// Places that the last committed relocation has vacated.
+    /// Locations vacated by the last committed relocation.
     left: Vec<Place>,
 }
 
 impl Memory {
-    /// Creates memory whose copier is not started yet ([`Self::start_copier`]).
+    /// Creates the memory. Its copier is started later ([`Self::start_copier`]).
     pub fn new(vram: CardVram, iova: IovaSpace, barrier: Iova, divider: Divider) -> Self {
         Self {
             vram,
@@ -108,12 +108,12 @@ impl Memory {
         }
     }
 
-    /// Returns guests' memory, on the card and in host memory.
+    /// Returns guest memory, on the card and in host memory.
     pub fn vram(&self) -> &CardVram {
         &self.vram
     }
 
-    /// Same as [`Self::vram`], mutable.
+    /// Like [`Self::vram`], but mutable.
     pub fn vram_mut(&mut self) -> &mut CardVram {
         &mut self.vram
     }
@@ -128,7 +128,7 @@ impl Memory {
         &self.iova
     }
 
-    /// Same as [`Self::iova`], mutable.
+    /// Like [`Self::iova`], but mutable.
     pub fn iova_mut(&mut self) -> &mut IovaSpace {
         &mut self.iova
     }
@@ -143,8 +143,7 @@ impl Memory {
         &self.own
     }
 
-    /// Binds the channels that move memory. The channels are needed if a VM's memory can move, or if they zero the
-    /// card's memory.
+    /// Binds the channels that move memory, if any VM's memory can move or if `zeroes` is true.
     ///
     /// # Errors
     /// Returns an error if the card has too little memory or too few channels, or does not respond.
@@ -161,7 +160,7 @@ impl Memory {
         self.copier.as_ref()
     }
 
-    /// Same as [`Self::copier`], mutable, together with the memory that it moves.
+    /// Returns the memory and the copier that moves it, both mutable.
     pub fn vram_and_copier(&mut self) -> (&mut CardVram, Option<&mut Copier>) {
         (&mut self.vram, self.copier.as_mut())
     }
@@ -171,7 +170,7 @@ impl Memory {
         &self.divider
     }
 
-    /// Starts (or, with `false`, stops) freeing memory for a guarantee.
+    /// Starts freeing memory for a guarantee, or stops if `begins` is false.
     pub fn promise(&mut self, begins: bool) {
         self.promising = if begins { self.promising.saturating_add(1) } else { self.promising.saturating_sub(1) };
     }
@@ -182,7 +181,7 @@ impl Memory {
         self.promising != 0
     }
 
-    /// Records whether a VM is moving to or from another card. During this time, its memory does not move for any other
+    /// Records whether a VM is moving to or from another card. In the meantime, its memory does not move for any other
     /// reason.
     pub fn set_migrating(&mut self, vm: TenantId, travels: bool) {
         if travels {
@@ -197,7 +196,8 @@ impl Memory {
         self.segments.bytes_and_count(vm).1 != 0
     }
 
-    /// Forgets a removed VM. Its moves are no longer reported, so memory that the card has not released stays in place.
+    /// Forgets a removed VM. Its moves are no longer reported, so memory that the card has not released stays where it
+    /// is.
     pub fn dismiss(&mut self, vm: TenantId) {
         self.iova.dismiss(vm);
         self.forget_segments(vm);
@@ -208,7 +208,7 @@ impl Memory {
         self.vram.records.forget(vm);
     }
 
-    /// Takes back a VM's memory, and drops the records about the VM.
+    /// Reclaims a VM's memory, and drops the records of the VM.
     ///
     /// # Errors
     /// Returns an error if the VM does not exist.

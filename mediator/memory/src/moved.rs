@@ -5,20 +5,20 @@ use std::collections::BTreeSet;
 use tenancy::Holds;
 use vram::{GuestVramAddr, Step, TenantId};
 
-/// Result of moving a VM's memory.
+/// Result of relocating a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Relocated {
     /// Number of chunks that moved.
     pub moved: u32,
     /// Number of chunks that did not move.
     pub stayed: u32,
-    /// Number of chunks that only changed accounts: they were added to the reserve or taken from it.
+    /// Number of chunks that only changed accounts, by entering or leaving the reserve.
     pub rebooked: u32,
     /// Number of bytes copied.
     pub bytes: u64,
     /// Time for which the VM's channels were stopped, in ns.
     pub suspended_ns: u64,
-    /// Duration of the copies in ns.
+    /// Duration of the copies, in ns.
     pub copied_ns: u64,
 }
 
@@ -30,15 +30,15 @@ impl Relocated {
     }
 }
 
-/// Ranges of guest VRAM that have moved.
+/// Guest VRAM ranges that have moved.
 pub type Ranges = Vec<(GuestVramAddr, u64)>;
 
-/// Moves of a VM's memory since it was added.
+/// Totals of the moves of a VM's memory since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Sum of all relocations.
     pub sum: Relocated,
-    /// Durations for which the VM's channels were stopped.
+    /// Distribution of the durations for which the VM's channels were stopped.
     pub suspensions: Histogram,
 }
 
@@ -54,11 +54,11 @@ impl Moved {
     }
 }
 
-/// A plan of the balancer.
+/// Plan of the balancer.
 pub struct Planned {
     /// The moves to make.
     pub plan: Plan,
-    /// VMs that wait for memory that the plan frees.
+    /// VMs waiting for memory that the plan frees.
     pub served: BTreeSet<TenantId>,
     /// VMs whose channels must stop or resume.
     pub holds: Holds,

@@ -1,8 +1,6 @@
-//! The mediator's own GPU address space. This address space maps all of the card's memory, and the host memory for
-//! guests' chunks.
+//! The mediator's own GPU address space, which maps all card memory and the host memory for guest chunks.
 //!
-//! Only the mediator's own channels use the space. The space maps everything with large pages, except the work areas of
-//! the channels.
+//! Only the mediator's own channels use it. It maps everything with large pages, except the channels' work areas.
 
 use super::vram::CardVram;
 use crate::ManagerError;
@@ -14,15 +12,15 @@ use nvspec::mmu::{
 use std::collections::BTreeMap;
 use vram::{HostAddr, PagePool, Place};
 
-/// Start of the card's memory in the space.
+/// Start of card memory in the space.
 const VRAM_VA: GpuVa = GpuVa(1 << 36);
-/// Start of the host slots in the space.
+/// Start of host slots in the space.
 const SLOTS_VA: GpuVa = GpuVa(1 << 38);
 /// Maximum total size of the slots in bytes.
 pub(crate) const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
-/// Maximum size of the card's memory in bytes.
+/// Maximum size of card memory in bytes.
 const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
-/// Size code of the table for work areas: an eighth of the full size, as in all spaces.
+/// Size code of the table for work areas: one eighth of the full size, as in all spaces.
 const WORK_SIZE_CODE: u8 = 3;
 
 /// Returns the address of a chunk in the space.
@@ -34,21 +32,21 @@ pub fn va(place: Place) -> GpuVa {
     }
 }
 
-/// The address space. The mediator's chunks contain its tables.
+/// The address space. Its tables are in the mediator's chunks.
 pub struct OwnSpace {
     directory: VramAddr,
-    /// Tables of large pages, by index of the directory entry.
+    /// Large-page tables, by index of the directory entry.
     tables: BTreeMap<u64, VramAddr>,
     work: VramAddr,
-    /// Set if entries have been written since the last flush of the card's TLBs.
+    /// Set if entries were written since the last flush of the card's TLBs.
     stale: bool,
 }
 
 impl OwnSpace {
-    /// Creates a space that maps all of the card's memory and the host slots.
+    /// Creates a space that maps all card memory and the host slots.
     ///
     /// # Errors
-    /// Returns an error if the card has no memory for the tables or does not respond.
+    /// Returns an error if the card has no memory for the tables or if it does not respond.
     pub fn new(vram: &mut CardVram, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let (bytes, slots) = (vram.memory.vram_bytes(), vram.pinned.range());
         for (what, bytes, most) in
@@ -74,8 +72,8 @@ impl OwnSpace {
         self.directory
     }
 
-    /// Maps a page of a channel's work area or images, given its index after [`HOST_VA_BASE`], its address, and its
-    /// access rights.
+    /// Maps a page of a channel's work area or images: its index after [`HOST_VA_BASE`], its address, and its access
+    /// rights.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -111,8 +109,8 @@ impl OwnSpace {
         Ok(())
     }
 
-    /// Maps whole large pages. The last page may extend beyond `bytes`: the card has no memory there, and no copy uses
-    /// that part.
+    /// Maps whole large pages. The last one may extend beyond `bytes`, where the card has no memory and no copy
+    /// accesses it.
     fn map(
         &mut self,
         vram: &mut CardVram,
@@ -157,7 +155,7 @@ impl OwnSpace {
     }
 }
 
-/// Converts an address to the form in an entry: a 28-bit number of a 4 KiB page, which covers the card's 40 bits.
+/// Converts an address to its form in an entry: a 28-bit number of a 4 KiB page, which covers the card's 40 bits.
 fn frame(address: u64) -> u32 {
     (address / SMALL_PAGE) as u32
 }

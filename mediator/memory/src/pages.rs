@@ -1,8 +1,8 @@
-//! Allocates host pages for a slot of the pinned pool: anonymous pages, or pages of a file that another process can
-//! take over.
-#![expect(unsafe_code, reason = "asks the kernel for the pages of a mapping")]
-// UNSAFETY: calls `madvise` on a complete mapping that this module created and that no other code uses yet. Both kinds
-// of advice preserve the contents.
+//! Allocates host pages for slots of the pinned pool: anonymous pages, or pages of a file that another process can take
+//! over.
+#![expect(unsafe_code, reason = "makes the kernel allocate the pages of a mapping")]
+// UNSAFETY: calls `madvise` on a whole mapping that this module created and no other code uses yet. Both kinds of
+// advice preserve the contents.
 
 use crate::ManagerError;
 use card::DmaMemory;
@@ -13,18 +13,18 @@ use std::sync::Arc;
 use std::thread;
 use vm_memory::{FileOffset, MmapRegion};
 
-/// Size in bytes of a huge page on x86-64.
+/// Size of a huge page on x86-64, in bytes.
 const HUGE: usize = 2 << 20;
 
-/// Maximum number of threads that allocate pages. The host's other processors stay available to VMs.
+/// Maximum number of threads that allocate pages. The other host CPUs stay available to VMs.
 const THREADS: usize = 4;
 
-/// Memory that must be allocated.
+/// Memory to allocate.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Number of bytes.
+    /// Size in bytes.
     pub bytes: usize,
-    /// The file that contains the memory, and the offset in the file; `None` for anonymous memory.
+    /// File that contains the memory, and the offset in it; `None` for anonymous memory.
     pub file: Option<(Arc<File>, u64)>,
 }
 
@@ -38,7 +38,7 @@ impl Wanted {
     }
 }
 
-/// Allocates all `wanted` memory in parallel.
+/// Allocates all of the `wanted` memory in parallel.
 pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerError>> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS).min(wanted.len());
     if threads < 2 {
@@ -51,7 +51,7 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
             (wanted, thread.ok())
         };
         let started: Vec<_> = wanted.chunks(wanted.len().div_ceil(threads)).map(start).collect();
-        // If a thread could not be started, this thread does its work.
+        // If a thread could not be started, do its work here.
         let ended = started
             .into_iter()
             .map(|(wanted, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(wanted)));
@@ -59,7 +59,8 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
     })
 }
 
-/// Returns `bytes` zeroed bytes whose pages the host has allocated. This takes time, so do not hold a lock.
+/// Returns `bytes` zeroed bytes whose pages the host has allocated. This takes long, so the caller should not hold a
+/// lock.
 ///
 /// # Errors
 /// Returns an error if the host has too little memory.
@@ -88,8 +89,8 @@ fn populated(region: MmapRegion) -> Result<DmaMemory, ManagerError> {
     let refused = |why: String| ManagerError::Pinned { bytes, why };
     let start = region.as_ptr().cast();
     if bytes >= HUGE {
-        // A kernel without huge pages uses small ones. SAFETY: the mapping has `bytes` bytes, starting at `start`, and
-        // outlives this function.
+        // A kernel without huge pages uses small ones. SAFETY: the mapping is `bytes` bytes long, starts at `start`,
+        // and outlives this function.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
     }
     // Kernels before Linux 5.14 allocate pages on first use. SAFETY: as above.

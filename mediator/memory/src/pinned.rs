@@ -1,10 +1,9 @@
-//! Host memory for chunks of guests' VRAM that do not fit on the card. This memory is mapped for the card while it is
-//! in use.
+//! Host memory for guest VRAM chunks that do not fit on the card. It is mapped for the card while in use.
 //!
 //! A slot has the size of a chunk and its own mapping. Its memory is allocated when the slot gets an owner, and freed
-//! when the slot loses the owner. The next owner therefore finds zeros, and the host regains the memory. The I/O
-//! addresses of all slots are contiguous and fixed. Some slots are zeroed and keep their memory, because allocating
-//! memory takes longer than copying a chunk.
+//! when it loses the owner, so the next owner finds zeros and the host regains the memory. The I/O addresses of all
+//! slots are contiguous and fixed. Some slots keep their memory, zeroed, because allocating memory takes longer than
+//! copying a chunk.
 
 mod borrowed;
 mod saved;
@@ -24,10 +23,10 @@ use std::sync::Arc;
 use vm_memory::Bytes;
 use vram::HostAddr;
 
-/// Maximum number of bytes that slots without an owner keep: as much as moves within a few milliseconds.
+/// Maximum number of bytes kept by slots without an owner: as much as moves within a few milliseconds.
 const KEPT_BYTES: u64 = 32 << 20;
 
-/// Seals that fix the length of the file, because an access beyond its end would kill the process.
+/// Seals that fix the file's length: an access beyond its end would kill the process.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// A pool of slots.
@@ -38,20 +37,20 @@ pub struct PinnedPool {
     slots: Vec<Option<DmaMemory>>,
     /// Slots without an owner that have zeroed memory.
     kept: BTreeSet<usize>,
-    /// The file that contains the memory of all slots, each at its offset, if another process can take the memory over.
+    /// File that contains the memory of all slots at their offsets, if another process can take over the memory.
     file: Option<Arc<File>>,
-    /// Slots that currently use another card's memory, and their own memory.
+    /// Slots that currently use another card's memory, each with its own memory.
     borrowed: BTreeMap<usize, DmaMemory>,
     /// Set once another process has taken over the memory and its mappings for the card.
     handed: bool,
 }
 
 impl PinnedPool {
-    /// Creates `slots` slots of `slot_bytes` bytes, without memory. With `shared`, their memory is in one file, so that
-    /// another process can take it over.
+    /// Creates `slots` slots of `slot_bytes` bytes, without memory. If `shared` is true, their memory comes from one
+    /// file, so that another process can take it over.
     ///
     /// # Errors
-    /// Returns an error if the card's I/O address space has no gap that is large enough, or the host cannot create the
+    /// Returns an error if the card's I/O address space has no sufficiently large gap, or if the host cannot create the
     /// file.
     pub fn new(
         card: Arc<dyn Card>,
@@ -69,7 +68,7 @@ impl PinnedPool {
         Ok(Self { card, base, slot_bytes, slots, kept, file, borrowed, handed: false })
     }
 
-    /// Returns the file that contains the memory of all slots, for another process; `None` if no file exists.
+    /// Returns the file with the memory of all slots, for another process; `None` if there is none.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {
         self.file.as_ref()
@@ -92,13 +91,13 @@ impl PinnedPool {
         (self.base, self.slots.len() as u64 * self.slot_bytes)
     }
 
-    /// Returns the card's address for an address in a slot.
+    /// Returns the I/O address of an address in a slot.
     #[must_use]
     pub fn iova(&self, address: HostAddr) -> Iova {
         self.base.offset(address.0)
     }
 
-    /// Returns the memory that the slot at `address` needs; `None` if the slot already has memory.
+    /// Returns the memory to allocate for the slot at `address`; `None` if it already has memory.
     #[must_use]
     pub fn lacks(&self, address: HostAddr) -> Option<Wanted> {
         let (index, _) = self.at(address);
@@ -107,10 +106,10 @@ impl PinnedPool {
     }
 
     /// Allocates zeroed memory for the slot at `address`, which must have an owner, and maps it for the card. Does
-    /// nothing if the slot has memory.
+    /// nothing if the slot already has memory.
     ///
     /// # Errors
-    /// Returns an error if the host has too little memory, or may not pin it.
+    /// Returns an error if the host has too little memory or does not permit pinning it.
     pub fn fill(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         if let Some(wanted) = self.lacks(address) {
             self.give(address, wanted.find()?)?;
@@ -120,7 +119,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Assigns memory from [`Wanted::find`] to the slot at `address`, which must have no memory.
+    /// Assigns memory from [`Wanted::find`] to the slot at `address`, which must not have memory.
     ///
     /// # Errors
     /// Returns an error if the host does not permit pinning the memory.
@@ -134,12 +133,11 @@ impl PinnedPool {
     }
 
     /// Releases the slot at `address` from its owner. Returns true if the slot keeps its memory, which must then be
-    /// zeroed. Otherwise the slot has freed its memory or had none. Memory that is borrowed from another card is
-    /// released unchanged.
+    /// zeroed; otherwise, it has freed its memory or had none. Memory borrowed from another card is released unchanged.
     ///
     /// # Errors
-    /// Returns an error if the card fails to remove the mapping. The slot then keeps its memory, which must not be used
-    /// again.
+    /// Returns an error if the card fails to remove the mapping. The slot then keeps its memory, which must never be
+    /// used again.
     pub fn leave(&mut self, address: HostAddr) -> Result<bool, ManagerError> {
         let (index, _) = self.at(address);
         let own = self.slots[index].is_some() && !self.borrowed.contains_key(&index);
@@ -167,7 +165,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Reads `data`, starting at `address`, within one slot. A slot without memory reads as zeros.
+    /// Reads `data` at `address`, within one slot. A slot without memory reads as zeros.
     pub fn read(&self, address: HostAddr, data: &mut [u8]) {
         let (index, offset) = self.at(address);
         let read = self.slots[index].as_ref().map(|memory| {
@@ -181,7 +179,7 @@ impl PinnedPool {
         }
     }
 
-    /// Writes `data`, starting at `address`, within one slot, which must have memory.
+    /// Writes `data` at `address`, within one slot that has memory.
     pub fn write(&self, address: HostAddr, data: &[u8]) {
         let (index, offset) = self.at(address);
         let written = self.slots[index].as_ref().ok_or("the slot has no memory".to_owned()).and_then(|memory| {
@@ -189,12 +187,12 @@ impl PinnedPool {
             slice.write_slice(data, 0).map_err(|error| error.to_string())
         });
         if let Err(error) = written {
-            tracing::error!(error, %address, "a write to host memory of a guest is lost");
+            tracing::error!(error, %address, "a write to a guest's host memory is lost");
         }
     }
 
-    /// Returns the memory of the slot that contains `address`, and the offset in this memory; `None` if the slot has no
-    /// memory. If the slot changes owners, this memory belongs to the new owner.
+    /// Returns the memory of the slot that contains `address`, and the offset in it; `None` if the slot has no memory.
+    /// If the slot changes owners, the new owner gets this memory.
     #[must_use]
     pub fn memory(&self, address: HostAddr) -> Option<(DmaMemory, usize)> {
         let (index, offset) = self.at(address);
@@ -206,7 +204,7 @@ impl PinnedPool {
     }
 }
 
-/// Creates an unnamed file with `bytes` bytes.
+/// Creates an unnamed file of `bytes` bytes.
 fn memory_file(bytes: u64) -> Result<File, ManagerError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let made = memfd_create("swapped-vram", flags).and_then(|file| {

@@ -1,31 +1,31 @@
-//! Requests by guests that were refused, counted for operators.
+//! Counts guest requests for memory that were denied, for operators.
 
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{Limit, TenantId};
 
-/// Number of chunks for which the first request of memory was refused, by VM and by limit.
+/// Number of chunks whose first memory request was denied, by VM and limit.
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
     counts: BTreeMap<TenantId, BTreeMap<&'static str, u64>>,
-    /// Chunks that still have no memory. These chunks are recorded because a VM that waits requests the same chunk
-    /// repeatedly. Their number cannot exceed the number of guests' chunks.
+    /// Chunks that still have no memory, recorded because a waiting VM requests the same chunk repeatedly. Their number
+    /// cannot exceed the number of guest chunks.
     open: BTreeSet<(TenantId, u64)>,
 }
 
 impl Refusals {
-    /// Records that a chunk got no memory. The chunk is given as its VM and its index in the VM's memory.
+    /// Records that a chunk, given as its VM and its index in the VM's memory, did not get memory.
     pub fn refused(&mut self, chunk: (TenantId, u64), limit: Limit) {
         if self.open.insert(chunk) {
             *self.counts.entry(chunk.0).or_default().entry(limit.name()).or_default() += 1;
         }
     }
 
-    /// Records that a chunk has memory.
+    /// Records that a chunk has got memory.
     pub fn placed(&mut self, chunk: (TenantId, u64)) {
         self.open.remove(&chunk);
     }
 
-    /// Drops the requests of a VM whose guest has restarted.
+    /// Drops the requests of a VM whose guest was restarted.
     pub fn restart(&mut self, vm: TenantId) {
         self.open.retain(|(of, _)| *of != vm);
     }
@@ -36,7 +36,7 @@ impl Refusals {
         self.counts.remove(&vm);
     }
 
-    /// Returns the number of refusals of a VM, by name of the limit.
+    /// Returns the number of a VM's denied requests, by name of the limit.
     #[must_use]
     pub fn counts_for(&self, vm: TenantId) -> BTreeMap<&'static str, u64> {
         self.counts.get(&vm).cloned().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Saved state of a card's memory, without the chunk table and the policies of its division.
+//! Saved state of a card's memory, except for the chunk table and the policies of its division.
 
 use super::balance::Divider;
 use super::iova::{Claims, IovaSpace, SavedIova};
@@ -17,10 +17,10 @@ use vram::{ChunkTable, Lookup, PagePool, Place, TenantId};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedMemory {
     iova: SavedIova,
-    /// I/O address of the page that barriers write to.
+    /// I/O address of the page that barriers write.
     barrier: u64,
     slots: SavedSlots,
-    /// Number of quanta that have started.
+    /// Number of quanta started.
     turns: u64,
 }
 
@@ -28,13 +28,13 @@ pub struct SavedMemory {
 pub struct Restored {
     /// I/O addresses.
     pub iova: IovaSpace,
-    /// Ranges that have not been claimed yet.
+    /// I/O address ranges that have not been claimed yet.
     pub claims: Claims,
-    /// I/O address of the page that barriers write to.
+    /// I/O address of the page that barriers write.
     pub barrier: Iova,
     /// Host memory.
     pub pinned: PinnedPool,
-    /// Number of quanta that have started.
+    /// Number of quanta started.
     pub turns: u64,
 }
 
@@ -45,16 +45,16 @@ impl Memory {
             vram,
             iova,
             barrier,
-            // Saved as a part of the card.
+            // Saved with the card.
             own: _,
             // The next process binds the channels again.
             copier: _,
-            // Most of this is saved with parts of the card, or comes from the settings.
+            // Most of this is saved with the card or comes from the settings.
             divider,
             dice: _,
             // No VM is being added.
             promising: _,
-            // Segments are a separate part of the saved state.
+            // Segments are saved separately.
             segments: _,
             // No VM is moving to another card.
             travelling: _,
@@ -63,25 +63,25 @@ impl Memory {
             left: _,
         } = self;
         let CardVram {
-            // The next process sets up the memory again.
+            // Set up again by the next process.
             memory: _,
             pinned,
-            // Saved as a part of the card.
+            // Saved with the card.
             chunks: _,
             // No chunk is being copied.
             copied: _,
-            // VMs that lack memory will request it again, because the next process reads their page tables again.
+            // VMs that lack memory will request it again once the next process rereads their page tables.
             unmet: _,
-            // The next process starts a new history of chunks.
+            // The next process starts a new chunk history.
             born: _,
             short: _,
             wants: _,
             watches: _,
             over_bus: _,
-            // Operators request a new record from the next process.
+            // Operators can request new records from the next process.
             records: _,
             touched: _,
-            // The next process zeroes these chunks again.
+            // Zeroed again by the next process.
             zeroing: _,
             refusals: _,
             wakeup: _,
@@ -91,7 +91,7 @@ impl Memory {
         SavedMemory { iova: iova.save(), barrier: barrier.0, slots: pinned.save(), turns: divider.residency().begun() }
     }
 
-    /// Returns the file with host memory for chunks, for another process.
+    /// Returns the file with the host memory for chunks, for another process.
     pub fn host_file(&self) -> Option<&Arc<File>> {
         self.vram.pinned.file()
     }
@@ -101,24 +101,24 @@ impl Memory {
         self.vram.pinned.is_shared()
     }
 
-    /// Frees the memory of the mediator's own channels, which must not be bound.
+    /// Frees the memory of the mediator's own channels, which must be unbound.
     pub fn give_back_own(&mut self) {
         let Self { vram, own, .. } = self;
         own.release_all(&mut vram.chunks);
     }
 
-    /// Restores the memory of a card from all of its parts.
+    /// Restores a card's memory from all of its parts.
     pub fn restored(vram: CardVram, iova: IovaSpace, barrier: Iova, own: PagePool, divider: Divider) -> Self {
         Self { own, ..Self::new(vram, iova, barrier, divider) }
     }
 }
 
 impl SavedMemory {
-    /// Restores the parts of the memory, and maps them for `card`, for which none of them may be mapped yet. Chunks
-    /// have `chunk_bytes` bytes.
+    /// Restores the parts of the memory, with chunks of `chunk_bytes` bytes, and maps them for `card`, where none of
+    /// them may be mapped yet.
     ///
     /// # Errors
-    /// Returns an error if the saved state is invalid, or the host cannot map it.
+    /// Returns an error if the saved state is invalid, or if the host cannot map it.
     pub fn restored(
         self,
         card: &Arc<dyn Card>,
@@ -139,7 +139,7 @@ impl SavedMemory {
     }
 }
 
-/// Checks that each chunk of a VM in host memory has a slot with memory.
+/// Checks that each VM chunk in host memory has a slot with memory.
 pub fn check_places(chunks: &ChunkTable, pinned: &PinnedPool) -> Result<(), Invalid> {
     let lacks = |vm: TenantId, index: u32| match chunks.lookup(vm, chunks.guest_address(index), 1) {
         Lookup::Placed(Place::Host(at)) => !pinned.has(at),
@@ -148,7 +148,7 @@ pub fn check_places(chunks: &ChunkTable, pinned: &PinnedPool) -> Result<(), Inva
     for (vm, account) in chunks.vms() {
         let without = (0..account.advertised).find(|index| lacks(vm, *index));
         Invalid::unless(without.is_none(), || {
-            format!("guest chunk {without:?} of VM {vm} is in host memory that does not exist")
+            format!("guest chunk {without:?} of VM {vm} is in nonexistent host memory")
         })?;
     }
     Ok(())

@@ -1,10 +1,10 @@
-//! Segments of card memory that several address spaces map, in one or in several VMs: shared device memory as in Gdev
+//! Card memory segments mapped by several address spaces, in one VM or several VMs: shared device memory as in Gdev
 //! (4.2), with the names of System V.
 //!
-//! A segment's memory belongs to the mediator. This memory comes from a pool of the VM that created the segment, so
-//! that an operator can limit it per VM. The memory is zeroed before it is first mapped, and stays on the card. The
-//! memory is freed when no address space has attached the segment and no key refers to it. This module controls access.
-//! `vgpu::pv` records which address spaces map a segment, and at which addresses.
+//! A segment's memory belongs to the mediator, and comes from a pool of the VM that created the segment, so that an
+//! operator can limit it per VM. The memory is zeroed before it is first mapped, and stays on the card. It is freed
+//! when no address space has attached the segment and no key refers to it. This module controls access; `vgpu::pv`
+//! records which address spaces map a segment, and at which addresses.
 
 mod saved;
 
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use vram::{PagePool, TenantId};
 
-/// Maximum number of segments that one VM has created and that still exist.
+/// Maximum number of existing segments created by one VM.
 const SEGMENTS_OF_A_VM: usize = 1024;
 
 /// A VM as a user of segments.
@@ -29,7 +29,7 @@ const SEGMENTS_OF_A_VM: usize = 1024;
 pub struct Party {
     /// ID of the VM.
     pub vm: TenantId,
-    /// The group within which the operator permits the VM to share segments.
+    /// Group within which the operator permits the VM to share segments.
     pub group: Option<Arc<str>>,
     /// Maximum card memory for segments that the VM creates, in bytes.
     pub limit: u64,
@@ -50,9 +50,9 @@ struct Segment {
     mode: u32,
     bytes: u64,
     at: VramAddr,
-    /// Number of zeroed bytes. The segment is not mapped before all bytes are zeroed.
+    /// Number of zeroed bytes. The segment cannot be mapped before all of its bytes are zeroed.
     zeroed: u64,
-    /// Number of address spaces of each VM that map the segment.
+    /// Number of address spaces that map the segment, by VM.
     attached: BTreeMap<TenantId, u32>,
     removed: bool,
 }
@@ -62,15 +62,15 @@ struct Segment {
 pub struct Wanted {
     /// Key of the segment; 0 for no key.
     pub key: u64,
-    /// Minimum size of the segment in bytes; its exact size if it is created.
+    /// Minimum size of an existing segment, or exact size of a new one, in bytes.
     pub bytes: u64,
-    /// Create the segment if it does not exist.
+    /// Set to create the segment if it does not exist.
     pub create: bool,
-    /// Fail if the segment exists.
+    /// Set to fail if the segment exists.
     pub exclusive: bool,
-    /// Search in the group's scope.
+    /// Set to search in the group's scope.
     pub abroad: bool,
-    /// Access rights of other VMs if the segment is created.
+    /// Access rights of other VMs to a newly created segment.
     pub mode: u32,
 }
 
@@ -100,7 +100,7 @@ impl Segments {
         self.segments.get_mut(&id).ok_or(Status::NoObject)
     }
 
-    /// Returns the total size of a VM's segments in bytes and their number.
+    /// Returns the total size of a VM's segments in bytes, and their number.
     #[must_use]
     pub(crate) fn bytes_and_count(&self, vm: TenantId) -> (u64, usize) {
         let own = || self.segments.values().filter(|segment| segment.owner == vm);
@@ -134,7 +134,7 @@ impl Memory {
     /// Finds or creates a segment and returns its ID.
     ///
     /// # Errors
-    /// See [`Status`] for all reasons.
+    /// Returns a [`Status`] if the request is denied or fails.
     pub fn share_get(&mut self, party: &Party, wanted: Wanted) -> Result<u32, Status> {
         let Wanted { key, bytes, create, exclusive, abroad, mode } = wanted;
         let scope = match abroad {
@@ -165,7 +165,7 @@ impl Memory {
         let at = match vram.take(pool, bytes) {
             Ok(at) => at,
             Err(error) => {
-                tracing::debug!(vm = %party.vm, bytes, %error, "a shared segment is not created");
+                tracing::debug!(vm = %party.vm, bytes, %error, "a shared segment could not be created");
                 if pool.used_bytes() == 0 {
                     segments.pools.remove(&party.vm);
                 }
@@ -188,11 +188,11 @@ impl Memory {
         Ok(id)
     }
 
-    /// Zeroes one part of a new segment, so that the card's lock is held for one part only. Returns true if parts may
-    /// be left.
+    /// Zeroes one part of a new segment, so that the card's lock is held for only one part at a time. Returns true if
+    /// parts may be left.
     ///
     /// # Errors
-    /// See [`Status`] for all reasons.
+    /// Returns a [`Status`] if the request is denied or fails.
     pub fn share_zero(&mut self, party: &Party, id: u32) -> Result<bool, Status> {
         self.segments.visible(party, id)?;
         let segment = self.segments.segments.get_mut(&id).ok_or(Status::NoObject)?;
@@ -202,11 +202,11 @@ impl Memory {
         Ok(segment.zeroed < segment.bytes)
     }
 
-    /// Adds an address space of `party` that maps the segment, which must be zeroed. Returns the address and the size
-    /// in bytes of the segment.
+    /// Adds an address space of `party` that maps the segment, which must be zeroed. Returns the segment's card address
+    /// and its size in bytes.
     ///
     /// # Errors
-    /// See [`Status`] for all reasons.
+    /// Returns a [`Status`] if the request is denied or fails.
     pub fn share_attach(&mut self, party: &Party, id: u32, write: bool) -> Result<(VramAddr, u64), Status> {
         let segment = self.segments.visible(party, id)?;
         let needed = if write { share::mode::READ | share::mode::WRITE } else { share::mode::READ };
@@ -238,7 +238,7 @@ impl Memory {
     /// Queries or changes a segment.
     ///
     /// # Errors
-    /// See [`Status`] for all reasons.
+    /// Returns a [`Status`] if the request is denied or fails.
     pub fn share_control(&mut self, party: &Party, id: u32, control: Control) -> Result<u64, Status> {
         let segments = &mut self.segments;
         let segment = segments.visible(party, id)?;
@@ -255,8 +255,8 @@ impl Memory {
         Ok(0)
     }
 
-    /// Removes the segments of a removed VM, so that no key refers to them. Segments that other VMs have attached stay
-    /// until these VMs detach them.
+    /// Removes a removed VM's segments, so that no key refers to them. Segments attached by other VMs stay until these
+    /// VMs detach them.
     pub fn forget_segments(&mut self, vm: TenantId) {
         let own: Vec<u32> = self.segments.segments.iter().filter(|(_, it)| it.owner == vm).map(|(id, _)| *id).collect();
         for id in own {

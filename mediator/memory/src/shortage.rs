@@ -1,26 +1,26 @@
-//! Messages for operators about memory limits that were reached.
+//! Messages to operators about exhausted memory limits.
 
 use vram::balance::PinError;
 use vram::{Error, Limit};
 
-/// A limit, with its key, its value, and a remedy. The context names the object: errors of the admin API begin with the
+/// A limit, with its key, its value, and a remedy. The context names the object: admin API errors start with the
 /// virtual machine or the card, and log events of a virtual machine's thread are in its span.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}; {what_to_do}")]
 pub struct Shortage {
-    /// The key, its value, and the permitted values.
+    /// Key, value, and permitted values.
     pub what: String,
     /// The remedy.
     pub what_to_do: String,
 }
 
 impl Shortage {
-    /// Creates a shortage from two texts.
+    /// Creates a shortage from its texts.
     pub fn new(what: impl Into<String>, what_to_do: impl Into<String>) -> Self {
         Self { what: what.into(), what_to_do: what_to_do.into() }
     }
 
-    /// Describes an error of a chunk table with chunks of `chunk_bytes` bytes.
+    /// Describes an error from a table of chunks of `chunk_bytes` bytes each.
     #[must_use]
     pub fn from_error(error: &Error, chunk_bytes: u64) -> Self {
         let mib = |chunks: u64| size(chunks.saturating_mul(chunk_bytes));
@@ -29,7 +29,7 @@ impl Shortage {
             Error::CardFull { wanted, free, to_scrub, promised } => {
                 let left = u64::from(free) + u64::from(to_scrub);
                 let what = format!(
-                    "{} of the card are wanted beside `reserve_mib`, expected at most {}: {} have no owner, of which {} are \
+                    "{} of the card are requested in addition to `reserve_mib`, expected at most {}: {} have no owner, of which {} are \
                      promised to VMs or kept for evictions",
                     mib(wanted),
                     mib(left.saturating_sub(promised.into())),
@@ -40,13 +40,13 @@ impl Shortage {
             }
             Error::Promise { wanted, now, left, .. } => {
                 let what = format!(
-                    "memory.guarantee_mib: {}, expected at most {}: the rest of the card is guaranteed to other VMs or the \
-                     mediator's, and {} could be promised as things lie",
+                    "memory.guarantee_mib: {}, expected at most {}: the rest of the card is guaranteed to other VMs or belongs to the \
+                     mediator, and {} could be guaranteed at present",
                     mib(wanted.into()),
                     mib(left.into()),
                     mib(now.into())
                 );
-                Self::new(what, "request less, or lower another VM's with `mediatorctl memory set-guarantee`")
+                Self::new(what, "request less, or lower another VM's guarantee with `mediatorctl memory set-guarantee`")
             }
             Error::Guarantee { guarantee, quota, .. } => {
                 let (guarantee, quota) = (mib(guarantee.into()), mib(quota.into()));
@@ -56,24 +56,24 @@ impl Shortage {
             }
             Error::Weight(_) => Self::new("memory.weight: 0, expected 1 to 10000", "correct `memory.weight`"),
             Error::ReserveFull(chunks) => Self::new(
-                format!("the card's `memory.reserve_mib`, which is {}, is used up", mib(chunks.into())),
-                "wait until it has drained, or raise it with `mediatorctl memory set CARD --reserve-mib`",
+                format!("the card's `memory.reserve_mib` of {} is exhausted", mib(chunks.into())),
+                "wait until it has been refilled, or raise it with `mediatorctl memory set CARD --reserve-mib`",
             ),
             Error::Empty => Self::new("vram_mib: 0 MiB, expected at least 16", "correct `vram_mib`"),
             Error::Advertised(bytes) => {
                 Self::new(format!("vram_mib: {}, expected at most 1048576 MiB", size(bytes)), "correct `vram_mib`")
             }
             Error::CardSize(bytes) => Self::new(
-                format!("vram_mib: {} of the card are no whole chunk, or too many", size(bytes)),
+                format!("vram_mib: {} of the card are not whole chunks, or exceed the limit", size(bytes)),
                 "correct the card's `vram_mib` or `chunk_kib`",
             ),
             Error::ChunkSize(bytes) => Self::new(
                 format!("chunk_kib: {}, expected a power of two from 128 to 65536", bytes >> 10),
                 "correct the card's `chunk_kib`",
             ),
-            // These are not limits: the state is temporary, or violates an assumption of the mediator.
+            // These errors are not limits: the state is temporary, or violates an assumption of the mediator.
             Error::NeedsScrub { .. } | Error::Moving { .. } | Error::Settled { .. } => {
-                Self::new(error.to_string(), "try it again")
+                Self::new(error.to_string(), "try again")
             }
             Error::Exists(_) | Error::NoSuchVm(_) | Error::OutOfRange { .. } | Error::NotPlaced { .. } => Self::new(
                 error.to_string(),
@@ -87,7 +87,7 @@ impl Shortage {
         match limit {
             Limit::Card { free, to_scrub, promised } => {
                 let what = format!(
-                    "its `memory.guarantee_mib` is used up, and no memory of the card is spare: {} have no owner, {} \
+                    "its `memory.guarantee_mib` is exhausted, and the card has no spare memory: {} have no owner, {} \
                      are reserved for others",
                     mib(free.saturating_add(to_scrub)),
                     mib(promised)
@@ -97,37 +97,38 @@ impl Shortage {
                 Self::new(what, what_to_do)
             }
             Limit::Quota(chunks) => Self::new(
-                format!("its `memory.quota_mib`, which is {}, is used up", mib(chunks)),
+                format!("its `memory.quota_mib` of {} is exhausted", mib(chunks)),
                 "raise it with `mediatorctl memory set-quota`, or let the VM swap (`mediatorctl memory set-policy`)",
             ),
             Limit::HostBudget(chunks) => Self::new(
-                format!("the card's `memory.host_mib`, which is {}, is used up", mib(chunks)),
-                "raise it in the configuration file and start the daemon again, or lower a VM's `memory.swap_cap_mib`",
+                format!("the card's `memory.host_mib` of {} is exhausted", mib(chunks)),
+                "raise it in the configuration file and restart the daemon, or lower a VM's `memory.swap_cap_mib`",
             ),
             Limit::SwapCap(chunks) => Self::new(
-                format!("its `memory.swap_cap_mib`, which is {}, is used up", mib(chunks)),
+                format!("its `memory.swap_cap_mib` of {} is exhausted", mib(chunks)),
                 "raise it with `mediatorctl memory set-swap-cap`, or its `memory.guarantee_mib`",
             ),
             Limit::Policy(policy) => Self::new(
-                format!("its `memory.on_full`, which is `{policy}`, excludes it from host memory"),
+                format!("its `memory.on_full = {policy}` excludes it from host memory"),
                 "choose `swap` with `mediatorctl memory set-policy`",
             ),
         }
     }
 
-    /// Describes a guarantee of bus addresses that cannot be given. `most` is the size of the largest free range.
+    /// Describes a guarantee of bus addresses that cannot be provided. `most` is the size of the largest free range in
+    /// bytes.
     #[must_use]
     pub fn of_ram(guarantee: u64, most: u64) -> Self {
         let what = format!(
-            "memory.ram.guarantee_mib: {}, expected at most {}: the rest of the card's bus addresses is guaranteed to other VMs, \
+            "memory.ram.guarantee_mib: {}, expected at most {}: the rest of the card's bus addresses is guaranteed to other VMs \
              or in use",
             size(guarantee),
             size(most)
         );
-        Self::new(what, "request less, or lower another VM's with `mediatorctl memory set-ram`")
+        Self::new(what, "request less, or lower another VM's guarantee with `mediatorctl memory set-ram`")
     }
 
-    /// Describes the reason why a range cannot be pinned.
+    /// Describes why a range cannot be pinned.
     #[must_use]
     pub fn of_pin(error: &PinError, chunk_bytes: u64) -> Self {
         match error {
@@ -137,13 +138,13 @@ impl Shortage {
                 let (pinned, guarantee) = (mib(*pinned), mib(*guarantee));
                 let what =
                     format!("{pinned} would be pinned, expected at most `memory.guarantee_mib`, which is {guarantee}");
-                Self::new(what, "raise it with `mediatorctl memory set-guarantee`, or unpin something")
+                Self::new(what, "raise it with `mediatorctl memory set-guarantee`, or unpin other memory")
             }
         }
     }
 }
 
-/// Returns a size in MiB, or in KiB if it is not a whole number of MiB.
+/// Formats a size in MiB, or in KiB if it is not a multiple of a MiB.
 fn size(bytes: u64) -> String {
     if bytes.is_multiple_of(1 << 20) { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
 }
@@ -156,7 +157,7 @@ mod tests {
     const CHUNK: u64 = 2 << 20;
     const VM: TenantId = TenantId(7);
 
-    /// Returns the number of the variant. Add a new variant here, and its message to the list below.
+    /// Returns the variant's number. For a new variant, also add its message to the list below.
     fn variant(error: &Error) -> usize {
         match error {
             Error::ChunkSize(_) => 0,
@@ -192,7 +193,7 @@ mod tests {
         let full = |limit, host| Error::Full { vm: VM, limit, host };
         let card = Limit::Card { free: 3, to_scrub: 1, promised: 2 };
         let swapping = full(card, Some(Limit::HostBudget(16)));
-        // Each entry contains the error, and the keys and the values that its message must contain.
+        // Each entry contains the error, and the keys and values that its message must contain.
         let limits: [(Error, &[&str], &[&str]); 17] = [
             (Error::ChunkSize(5 << 10), &["chunk_kib"], &["5,"]),
             (Error::CardSize(1 << 20), &["vram_mib", "chunk_kib"], &["1 MiB"]),
@@ -224,7 +225,7 @@ mod tests {
             (Error::Advertised(3 << 40), &["vram_mib"], &["3145728 MiB"]),
             (Error::ReserveFull(6), &["memory.reserve_mib"], &["12 MiB"]),
         ];
-        // Errors that are not limits need no message.
+        // Errors other than limits need no message.
         let (index, address) = (5, GuestVramAddr(0x40_0000));
         let others = [
             Error::NeedsScrub { tier: Tier::Card, short: 1 },
@@ -249,14 +250,14 @@ mod tests {
                     || advice.contains("_mib`"),
                 "{error:?}: {advice}"
             );
-            assert!(!text.contains("chunks"), "an operator counts MiB: {text}");
+            assert!(!text.contains("chunks"), "operators count in MiB: {text}");
         }
         for error in others {
             seen[variant(&error)] = true;
             let Shortage { what, what_to_do } = Shortage::from_error(&error, CHUNK);
             assert!(what == error.to_string() && !what_to_do.is_empty(), "{error:?}");
         }
-        assert_eq!(seen, [true; VARIANTS], "each variant is told");
+        assert_eq!(seen, [true; VARIANTS], "each variant must be tested");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Guests' memory, on the card or in host memory that the card can access.
+//! Guest memory, on the card or in host memory that the card can access.
 
 use super::accesses::Records;
 use super::pinned::PinnedPool;
@@ -24,7 +24,7 @@ impl Dirty {
         Self(vec![0; (bytes / SMALL_PAGE).div_ceil(64) as usize])
     }
 
-    /// Adds the pages that contain any of the `len` bytes that start at `offset` in the chunk.
+    /// Adds the pages that contain any of the `len` bytes at `offset` in the chunk.
     pub fn mark(&mut self, offset: u64, len: u64) {
         let last = offset + len.max(1) - 1;
         for page in offset / SMALL_PAGE..=last / SMALL_PAGE {
@@ -52,16 +52,16 @@ impl Dirty {
     }
 }
 
-/// Numbers of words, of up to 8 bytes each, that this processor has transferred through the card's BARs.
+/// Number of words, of up to 8 bytes each, that the CPU has transferred through the card's BARs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Words {
-    /// Number of words whose transfer the processor waits for.
+    /// Number of words read; the CPU waits for each of them.
     pub read: u64,
-    /// Number of words whose transfer the processor does not wait for.
+    /// Number of words written, without waiting.
     pub written: u64,
 }
 
-/// The card's VRAM: access to it, host memory for chunks that do not fit, and the owners of the chunks.
+/// The card's VRAM: access to it, host memory for chunks that do not fit, and the chunks' owners.
 pub struct CardVram {
     /// Access to VRAM.
     pub memory: CardMemory,
@@ -69,39 +69,39 @@ pub struct CardVram {
     pub pinned: PinnedPool,
     /// Owners of chunks.
     pub chunks: ChunkTable,
-    /// Chunks that are being copied, with the pages that have been written meanwhile.
+    /// Chunks being copied, with the pages written in the meantime.
     pub copied: BTreeMap<(TenantId, u64), Dirty>,
-    /// New chunks that got no memory on the card since the last notification of the balancer. These chunks are in host
-    /// memory or wait for memory.
+    /// New chunks that got no card memory since the balancer was last notified. They are in host memory or wait for
+    /// memory.
     pub(crate) unmet: BTreeSet<(TenantId, u64)>,
-    /// Chunks that got their first memory, on the card, since the last notification of the balancer. The value is their
-    /// number in order of arrival.
+    /// Chunks that got their first memory on the card since the balancer was last notified, each with its number in
+    /// order of arrival.
     pub(crate) born: BTreeMap<(TenantId, u64), u64>,
-    /// Set if the victim policy needs the memory that is used.
+    /// Set if the victim policy needs to know which memory is used.
     pub watches: bool,
-    /// Number of bytes in host memory that work has referred to since the last query; `None` if no policy uses the
+    /// Number of bytes in host memory to which work has referred since the last query; `None` if no policy uses this
     /// number.
     pub(crate) over_bus: Option<u64>,
-    /// Records of guests' accesses.
+    /// Records of guest accesses.
     pub(crate) records: Records,
-    /// Chunks that were used since the last notification of the balancer.
+    /// Chunks used since the balancer was last notified.
     pub touched: BTreeSet<(TenantId, u64)>,
-    /// Words of VRAM that this processor has transferred for each VM.
+    /// Words of VRAM that the CPU has transferred for each VM.
     pub(super) words: BTreeMap<TenantId, Words>,
     /// Chunks that are being zeroed.
     pub(super) zeroing: Zeroing,
-    /// Requests by guests that were refused.
+    /// Denied requests by guests.
     pub refusals: Refusals,
-    /// VMs that requested memory when none was available.
+    /// VMs that requested memory while none was available.
     pub short: BTreeSet<TenantId>,
-    /// Requests that wait for the mover.
+    /// Requests waiting for the mover.
     pub wants: Wants,
     /// Signalled when the card has no memory for a guest, and when memory has been freed.
     pub wakeup: Arc<Wakeup>,
 }
 
 impl CardVram {
-    /// Creates the memory. No copies are in progress.
+    /// Creates the memory, without any copies in progress.
     pub fn new(memory: CardMemory, pinned: PinnedPool, chunks: ChunkTable) -> Self {
         Self {
             memory,
@@ -145,10 +145,10 @@ impl CardVram {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if placed.new {
-                        // Mapping memory does not use it, but new memory is usually used soon after it is mapped.
+                        // Mapping is not a use, but new memory is usually used soon after it is mapped.
                         self.touch(vm, address);
                         if placed.place.card().is_some() {
-                            // A chunk that was freed and allocated again comes last in this order.
+                            // A chunk that was freed and reallocated comes last in this order.
                             let number = self.born.len() as u64;
                             self.born.insert(chunk, number);
                         }
@@ -167,7 +167,7 @@ impl CardVram {
                     self.ring_for_zeroed();
                     return Some(placed.place);
                 }
-                // The loop ends, because each pass scrubs one of the chunks that wait for it.
+                // The loop terminates, because each iteration scrubs one of the waiting chunks.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
                     if let vram::Error::Full { limit, host, .. } = error {
@@ -193,23 +193,24 @@ impl CardVram {
         self.refusals.forget(vm);
     }
 
-    /// Returns true if the VM has requested memory when none was available, since the last call of [`Self::was_short`].
+    /// Returns true if the VM has requested memory while none was available, since the last call of
+    /// [`Self::was_short`].
     pub fn is_short(&self, vm: TenantId) -> bool {
         self.short.contains(&vm)
     }
 
-    /// Same as [`Self::is_short`], and also clears the record.
+    /// Like [`Self::is_short`], but also clears the record.
     pub fn was_short(&mut self, vm: TenantId) -> bool {
         self.short.remove(&vm)
     }
 
     fn unplace(&mut self, vm: TenantId, address: GuestVramAddr) {
         if let Err(error) = self.chunks.unplace(vm, address) {
-            tracing::error!(%vm, %address, %error, "a chunk without memory keeps its place");
+            tracing::error!(%vm, %address, %error, "a chunk without memory cannot release its slot");
         }
     }
 
-    /// Returns the number of words of VRAM that this processor has transferred for a VM since the VM was added.
+    /// Returns the number of VRAM words that the CPU has transferred for a VM since it was added.
     pub fn words_of(&self, vm: TenantId) -> Words {
         self.words.get(&vm).copied().unwrap_or_default()
     }
@@ -222,7 +223,7 @@ impl CardVram {
         }
     }
 
-    /// Reads guest VRAM across chunks. Unused memory reads as zeros, and no memory is allocated for it.
+    /// Reads guest VRAM across chunks. Unused memory reads as zeros and is not allocated.
     pub fn guest_read(&mut self, vm: TenantId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
@@ -241,7 +242,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Writes guest VRAM across chunks. Writing zeros to unused memory allocates nothing.
+    /// Writes guest VRAM across chunks. Writing zeros to unused memory does not allocate it.
     pub fn guest_write(&mut self, vm: TenantId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
@@ -263,7 +264,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Zeroes `len` bytes in place, starting at `address`, within one chunk.
+    /// Zeroes `len` bytes in place at `address`, within one chunk.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -279,13 +280,13 @@ impl CardVram {
         }
     }
 
-    /// Returns true if the memory that work refers to must be recorded.
+    /// Returns true if the memory to which work refers must be recorded.
     #[must_use]
     pub fn watches(&self) -> bool {
         self.watches || self.over_bus.is_some() || self.records.any()
     }
 
-    /// Records that work refers to `bytes` bytes in the chunk that contains `address`.
+    /// Records that work refers to `bytes` bytes of the chunk at `address`.
     pub fn named(&mut self, vm: TenantId, address: GuestVramAddr, bytes: u64) {
         self.touch(vm, address);
         self.records.named(vm, address.0 / self.chunks.chunk_bytes());
@@ -294,14 +295,14 @@ impl CardVram {
         }
     }
 
-    /// Records that the chunk that contains `address` is used. The record has at most one entry per chunk of a guest.
+    /// Records that the chunk at `address` is used. The record has at most one entry per guest chunk.
     fn touch(&mut self, vm: TenantId, address: GuestVramAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
         }
     }
 
-    /// Marks pages that are written while they are being copied.
+    /// Marks pages written while they are being copied.
     fn written(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) {
         if self.copied.is_empty() {
             return;
@@ -340,11 +341,11 @@ impl CardVram {
         }
     }
 
-    /// Allocates card memory for a VM's page tables, in the same way as [`Self::alloc`]. If no memory is free, the VM
-    /// counts as short of memory, and the mover is notified.
+    /// Like [`Self::alloc`], but for a VM's page tables. If no memory is free, the VM counts as short of memory, and
+    /// the mover is notified.
     ///
     /// # Errors
-    /// Same as for [`Self::alloc`].
+    /// Returns an error for the same reasons as [`Self::alloc`].
     pub fn alloc_for(&mut self, vm: TenantId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let found = self.alloc(pool, bytes);
         match found {
@@ -353,7 +354,7 @@ impl CardVram {
                 self.pool_changed(vm, pool);
             }
             Err(ManagerError::Lacking) => {
-                // Enough chunks are free but they are not contiguous, so more must be freed.
+                // Enough chunks are free but not contiguous, so more must be freed.
                 let there = self.chunks.for_mediator();
                 let wanted = self.count(bytes);
                 self.wants.lack(vm, if there >= wanted { there.saturating_add(wanted) } else { wanted });
@@ -365,13 +366,13 @@ impl CardVram {
         found
     }
 
-    /// Updates the reservation of a VM after the pool of its page tables has grown or shrunk.
+    /// Updates a VM's reservation after its page table pool has grown or shrunk.
     pub fn pool_changed(&mut self, vm: TenantId, pool: &PagePool) {
         let (held, first) = (self.count(pool.held_bytes()), self.count(FIRST_BYTES));
         self.wants.hold(vm, held, first);
     }
 
-    /// Returns the number of chunks for `bytes` bytes.
+    /// Returns the number of chunks that hold `bytes` bytes.
     pub fn count(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(self.chunks.chunk_bytes())).unwrap_or(u32::MAX)
     }
@@ -379,8 +380,8 @@ impl CardVram {
     /// Allocates card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
     ///
     /// # Errors
-    /// [`ManagerError::Lacking`] if the card has no memory now; other errors if the pool may not grow, or the card does
-    /// not respond.
+    /// Returns [`ManagerError::Lacking`] if the card is currently out of memory, and other errors if the pool may not
+    /// grow or the card does not respond.
     pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let Block { address: VramAddr(address), zeroed } = self.take_block(pool, bytes)?;
         if !zeroed {
@@ -389,10 +390,10 @@ impl CardVram {
         Ok(VramAddr(address))
     }
 
-    /// Same as [`Self::alloc`], with arbitrary contents.
+    /// Like [`Self::alloc`], but with arbitrary contents.
     ///
     /// # Errors
-    /// Same as for [`Self::alloc`].
+    /// Returns an error for the same reasons as [`Self::alloc`].
     pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         Ok(VramAddr(self.take_block(pool, bytes)?.address.0))
     }
@@ -401,7 +402,7 @@ impl CardVram {
         let block = loop {
             match pool.alloc_block(&mut self.chunks, bytes) {
                 Ok(block) => break block,
-                // Scrubbing the waiting chunks would free enough memory.
+                // Scrubbing waiting chunks would free enough memory.
                 Err(_) if self.scrub_one()? => {}
                 Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
                     return Err(ManagerError::Lacking);
@@ -416,12 +417,12 @@ impl CardVram {
         Ok(block)
     }
 
-    /// Returns true if guests' chunks could move to host memory.
+    /// Returns true if guest chunks can move to host memory.
     pub(crate) fn has_host_memory(&self) -> bool {
         self.pinned.range().1 != 0
     }
 
-    /// Returns true if the mediator may soon lack memory for its own structures although guests' chunks could move.
+    /// Returns true if the mediator may soon lack memory for its own structures although guest chunks can move.
     pub(crate) fn is_tight(&self) -> bool {
         self.has_host_memory() && self.chunks.kept_for_mediator() < self.own_chunks()
     }
@@ -442,14 +443,14 @@ impl CardVram {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
 
-    /// Returns the numbers of scans that the mover has made for a VM.
+    /// Returns how often the mover has scanned for a VM.
     #[must_use]
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.wants.looks(vm)
     }
 
-    /// Returns true if the mover has scanned for a VM without success, since `since`, as often as `limit` permits. On a
-    /// card whose memory can move, the mover must have scanned at least once.
+    /// Returns true if, since `since`, the mover has scanned unsuccessfully for a VM as often as `limit` permits. On a
+    /// card whose memory can move, it must have scanned at least once.
     #[must_use]
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration) -> bool {
         self.wants.is_vain(vm, since, limit, self.has_host_memory())
@@ -458,5 +459,5 @@ impl CardVram {
 
 /// Logs a guest's access that failed on the card. The access is lost, but the card's state is consistent.
 fn failed(result: Result<(), ManagerError>) -> Option<()> {
-    result.inspect_err(|error| tracing::error!(%error, "the card failed during an access of a guest")).ok()
+    result.inspect_err(|error| tracing::error!(%error, "the card failed during a guest's access")).ok()
 }

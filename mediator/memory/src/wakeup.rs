@@ -3,7 +3,7 @@
 use locks::{Condvar, Mutex, rank};
 use std::time::Duration;
 
-/// A signal that any thread may send when memory should move. Sending it does not block.
+/// A signal that memory should move. Any thread may send it without blocking.
 #[derive(Debug, Default)]
 pub struct Wakeup {
     rung: Mutex<rank::Wakeup, bool>,
@@ -23,7 +23,7 @@ impl Wakeup {
         *self.rung.lock()
     }
 
-    /// Waits for the signal, for at most `limit` if it is set.
+    /// Waits for the signal, for at most `limit` if given.
     pub fn wait(&self, limit: Option<Duration>) {
         let mut rung = self.rung.lock();
         if !*rung {

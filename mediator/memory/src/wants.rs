@@ -1,23 +1,23 @@
-//! VMs that wait for card memory, the mediator's own needs, and the number of the mover's scans.
+//! VMs that wait for card memory, the mediator's own needs, and the number of scans by the mover.
 //!
-//! A wait has no time limit: its limit counts the scans in which the mover finds no memory to move for the VM. A busy
-//! host delays these scans, and therefore the end of the wait.
+//! Instead of a time limit, a wait has a limit on the scans in which the mover finds no memory to move for the VM. A
+//! busy host delays these scans, and with them the end of the wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::TenantId;
 
-/// Number of chunks to keep free for the mediator's own structures, in addition to the known needs of VMs. A guest's
-/// next channel or page table must not wait because other guests' memory fills the card.
+/// Number of chunks to keep free for the mediator's own structures, in addition to known needs of VMs: a guest's next
+/// channel or page table must not wait because other guests' memory fills the card.
 pub(crate) const RESERVED_CHUNKS: u32 = 2;
-/// Interval of the mover's scans while a VM waits. An earlier scan does not count.
+/// Interval between the mover's scans while a VM waits. Earlier scans do not count.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// Size of a VM's first page tables in bytes: two address spaces.
 pub const FIRST_BYTES: u64 = 1 << 20;
-/// Maximum number of chunks that the tables of one VM may wait for: the limit of a pool.
+/// Maximum number of chunks for which one VM's tables may wait: the limit of a pool.
 const MAX_TABLE_CHUNKS_PER_VM: u32 = 1 << 10;
 
-/// Numbers of the mover's scans for a VM that waits. These numbers only grow.
+/// Numbers of the mover's scans for a waiting VM. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looks {
     /// Number of scans that moved memory for the VM.
@@ -27,8 +27,8 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// Returns the number of unsuccessful scans that `limit` permits. If `moves` is true, memory on this card can move,
-    /// and the number is at least one.
+    /// Returns the number of unsuccessful scans that `limit` permits. It is at least one if `moves` is true, that is,
+    /// if memory on this card can move.
     fn max_unsuccessful(limit: Duration, moves: bool) -> u64 {
         let looks = limit.as_nanos().div_ceil(SCAN_INTERVAL.as_nanos());
         u64::try_from(looks).unwrap_or(u64::MAX).max(u64::from(moves))
@@ -38,16 +38,16 @@ impl Looks {
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     looks: Looks,
-    /// Time in ns at which an unsuccessful scan was last counted.
+    /// Time at which an unsuccessful scan was last counted, in ns.
     vain_ns: Option<u64>,
 }
 
-/// Waits and needs; see the description of the module.
+/// Waits and needs; see the module documentation.
 #[derive(Debug, Default)]
 pub struct Wants {
-    /// Number of chunks that are reserved for a VM's first page tables and are still unused.
+    /// Number of unused chunks reserved for a VM's first page tables.
     first: BTreeMap<TenantId, u32>,
-    /// Number of chunks that a VM's page tables wait for.
+    /// Number of chunks for which a VM's page tables wait.
     tables: BTreeMap<TenantId, u32>,
     /// VMs whose work waits.
     waiting: BTreeSet<TenantId>,
@@ -109,7 +109,7 @@ impl Wants {
         self.tables.keys().copied()
     }
 
-    /// Counts a scan at `now_ns` for a VM that waited during the whole scan. `useful` means that the scan moved memory
+    /// Counts a scan at `now_ns` for a VM that waited during the whole scan. `useful` is true if the scan moved memory
     /// for the VM.
     pub fn looked(&mut self, vm: TenantId, useful: bool, now_ns: u64) {
         let seen = self.seen.entry(vm).or_default();
@@ -122,12 +122,12 @@ impl Wants {
         }
     }
 
-    /// Returns the numbers of scans that the mover has made for a VM.
+    /// Returns how often the mover has scanned for a VM.
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }
 
-    /// Returns true if a wait that began at `since` has had as many unsuccessful scans as `limit` permits.
+    /// Returns true if a wait that began at `since` has seen as many unsuccessful scans as `limit` permits.
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration, moves: bool) -> bool {
         self.looks(vm).vain.saturating_sub(since.vain) >= Looks::max_unsuccessful(limit, moves)
     }
@@ -146,7 +146,7 @@ mod tests {
         let limit = Duration::from_millis(120);
         let since = wants.looks(VM);
         assert!(!wants.is_vain(VM, since, limit, true));
-        // A late scan counts once, and several scans in quick succession also count once.
+        // A late scan counts once, as do several scans in quick succession.
         for at in [1_000_000, 1_000_001, 1_000_049] {
             wants.looked(VM, false, at * MS);
         }

@@ -5,12 +5,12 @@ use vram::ScrubWork;
 /// Chunks that are being zeroed.
 #[derive(Debug, Default)]
 pub struct Zeroing {
-    /// The chunk that the CPU is zeroing, and the number of bytes done.
+    /// Chunk that the CPU is zeroing, and the number of bytes already zeroed.
     pub(crate) begun: Option<(ScrubWork, u64)>,
-    /// Chunks that the engines are zeroing.
+    /// Chunks being zeroed by the engines.
     pub(crate) engines: Vec<ScrubWork>,
     /// Chunks that the engines failed to zero.
     pub(crate) left: Vec<ScrubWork>,
-    /// Total number of chunks that the engines have zeroed.
+    /// Total number of chunks zeroed by the engines.
     pub(crate) by_engines: u64,
 }

@@ -1,5 +1,5 @@
-//! Counts of a virtual machine's device and of the connection to its VMM. Each unit has its own family, because samples
-//! of different units can be neither summed nor drawn together.
+//! Counts of a virtual machine's device and of its VMM connection. Each unit has its own metric family, because samples
+//! of different units can be neither summed nor plotted together.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::scheduler::Seconds;
 use super::{Metric, escaped};
 use api::Vm;
 
-/// Counts that can decrease.
+/// Names of counts that can decrease.
 const GAUGES: [&str; 9] = [
     "address_spaces",
     "aperture_pages",
@@ -36,7 +36,7 @@ fn unit(name: &str) -> Unit {
     }
 }
 
-/// The families of metrics.
+/// The metric families.
 pub(super) const VM: [Metric<Vm, String>; 10] = [
     ("gpu_mediator_vm_device_total", "counter", "Counters of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Number, false)
@@ -44,10 +44,10 @@ pub(super) const VM: [Metric<Vm, String>; 10] = [
     ("gpu_mediator_vm_device_bytes_total", "counter", "Byte counters of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Bytes, false)
     }),
-    ("gpu_mediator_vm_device_seconds_total", "counter", "Total times of a VM's device, by `count`", |vm| {
+    ("gpu_mediator_vm_device_seconds_total", "counter", "Time counters of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Seconds, false)
     }),
-    ("gpu_mediator_vm_device", "gauge", "Current numbers of a VM's device, by `count`", |vm| {
+    ("gpu_mediator_vm_device", "gauge", "Current values of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Number, true)
     }),
     ("gpu_mediator_vm_device_bytes", "gauge", "Current sizes of a VM's device, by `count`", |vm| {
@@ -65,10 +65,10 @@ pub(super) const VM: [Metric<Vm, String>; 10] = [
     (
         "gpu_mediator_vm_transport_seconds_total",
         "counter",
-        "Total times of the connection to a VM's VMM, by `count`",
+        "Time counters of the connection to a VM's VMM, by `count`",
         |vm| of(&vm.transport, Unit::Seconds, false),
     ),
-    ("gpu_mediator_vm_transport", "gauge", "Current numbers of the connection to a VM's VMM, by `count`", |vm| {
+    ("gpu_mediator_vm_transport", "gauge", "Current values of the connection to a VM's VMM, by `count`", |vm| {
         of(&vm.transport, Unit::Number, true)
     }),
     ("gpu_mediator_vm_transport_bytes", "gauge", "Current sizes of the connection to a VM's VMM, by `count`", |vm| {
@@ -76,7 +76,7 @@ pub(super) const VM: [Metric<Vm, String>; 10] = [
     }),
 ];
 
-/// Returns the samples of the counts of one unit.
+/// Returns the samples of all counts with this unit.
 fn of(counts: &BTreeMap<String, u64>, wanted: Unit, gauge: bool) -> Vec<(String, String)> {
     let counts = counts.iter().filter(|(name, _)| unit(name) == wanted && GAUGES.contains(&name.as_str()) == gauge);
     let shown = |value: u64| if wanted == Unit::Seconds { Seconds(value).to_string() } else { value.to_string() };

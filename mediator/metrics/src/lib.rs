@@ -1,8 +1,8 @@
-//! Metrics: the data of the admin API, and further counts, in Prometheus' text format.
+//! Metrics: the admin API's data and additional counts in Prometheus' text format.
 //!
-//! Parts: cards, virtual machines and the daemon itself (this file), `counts` (of devices and connections), `scheduler`
-//! and `memory` (how cards are shared), [`tenants`], `locks`, [`moves`] (virtual machines that move between cards,
-//! counted here).
+//! Modules: cards, virtual machines and the daemon itself (this file), `counts` (devices and connections), `scheduler`
+//! and `memory` (how cards are shared), [`tenants`], `locks`, [`moves`] (moves of virtual machines between cards, which
+//! are counted here).
 //!
 //! The crate does not serve requests or access cards.
 
@@ -19,10 +19,10 @@ mod page;
 mod scheduler;
 pub mod tenants;
 
-/// The format's media type.
+/// Media type of the format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A metric of one kind of object: its name, type, meaning, and a function that returns its samples as (further labels,
+/// A metric of one kind of object: name, type, meaning, and a function that returns its samples as (further labels,
 /// value).
 type Metric<T, V = u64> = (&'static str, &'static str, &'static str, fn(&T) -> Vec<(String, V)>);
 
@@ -34,9 +34,12 @@ const CARD: [Metric<Card>; 9] = [
     ("gpu_mediator_card_failed", "gauge", "1 for a card that is out of service with its VMs", |card| {
         one(card.error.is_some())
     }),
-    ("gpu_mediator_card_drained", "gauge", "1 for a card that accepts no further VMs and tenants", |card| {
-        one(card.drained)
-    }),
+    (
+        "gpu_mediator_card_drained",
+        "gauge",
+        "1 for a card that accepts no new VMs and tenants",
+        |card| one(card.drained),
+    ),
     ("gpu_mediator_card_vram_bytes", "gauge", "VRAM of a card, by `use`: `assigned`, `free`, `reserved`", |card| {
         let uses =
             [("assigned", card.vram_assigned_mib), ("free", card.vram_free_mib), ("reserved", card.vram_reserved_mib)];
@@ -46,7 +49,7 @@ const CARD: [Metric<Card>; 9] = [
         let users = [("vms", card.vram_placed_mib), ("mediator", card.vram_mediator_mib)];
         users.map(|(name, mib)| (format!("user=\"{name}\""), mib.saturating_mul(1 << 20))).into()
     }),
-    ("gpu_mediator_card_channels", "gauge", "Channels that VMs have on a card", |card| one(card.channels_used)),
+    ("gpu_mediator_card_channels", "gauge", "Channels of VMs on a card", |card| one(card.channels_used)),
     ("gpu_mediator_card_vms", "gauge", "VMs of a card", |card| one(card.vms.len() as u64)),
     ("gpu_mediator_card_strangers", "gauge", "Unmanaged processes on a CUDA card", |card| {
         one(card.strangers.len() as u64)
@@ -54,7 +57,7 @@ const CARD: [Metric<Card>; 9] = [
     (
         "gpu_mediator_card_unexplained_bytes",
         "gauge",
-        "Used memory of a CUDA card that can be charged to neither a process nor a tenant",
+        "Used memory of a CUDA card that cannot be attributed to any process or tenant",
         |card| one(card.unexplained_bytes),
     ),
     ("gpu_mediator_card_owner_restarts_total", "counter", "Restarts of a CUDA card's owner", |card| {
@@ -67,7 +70,7 @@ const VM: [Metric<Vm>; 13] = [
         let states = [VmState::Starting, VmState::Waiting, VmState::Connected, VmState::Stopping, VmState::Failed];
         states.map(|state| (format!("state=\"{}\"", state.name()), u64::from(state == vm.state))).into()
     }),
-    ("gpu_mediator_vm_passthrough", "gauge", "1 for a VM that has its card by passthrough", |vm| {
+    ("gpu_mediator_vm_passthrough", "gauge", "1 for a VM with a passed-through card", |vm| {
         one(vm.mode == VmMode::Passthrough)
     }),
     ("gpu_mediator_vm_vram_bytes", "gauge", "VRAM that a VM's guest sees", |vm| {
@@ -75,13 +78,13 @@ const VM: [Metric<Vm>; 13] = [
     }),
     ("gpu_mediator_vm_channels", "gauge", "Channels that a VM has on its card", |vm| one(vm.channels_used)),
     ("gpu_mediator_vm_channels_limit", "gauge", "Maximum number of channels of a VM", |vm| one(vm.channels_limit)),
-    ("gpu_mediator_vm_memory_not_shared", "gauge", "1 if a VMM does not share the memory of its guest", |vm| {
+    ("gpu_mediator_vm_memory_not_shared", "gauge", "1 if a VMM does not share guest memory", |vm| {
         one(vm.memory_not_shared)
     }),
     (
         "gpu_mediator_vm_memory_withdrawn",
         "gauge",
-        "1 if a VMM has withdrawn guest memory while the card could reach it",
+        "1 if a VMM has withdrawn guest memory while the card could access it",
         |vm| one(vm.memory_withdrawn),
     ),
     (
@@ -100,7 +103,7 @@ const VM: [Metric<Vm>; 13] = [
         "RAM of a VM that the daemon or the card touched first, charged to the daemon's control group",
         |vm| one(vm.ram.touched_bytes),
     ),
-    ("gpu_mediator_vm_denied_total", "counter", "Accesses of a guest that were denied, by `reason`", |vm| {
+    ("gpu_mediator_vm_denied_total", "counter", "Denied accesses of a guest, by `reason`", |vm| {
         let mut reasons = std::collections::BTreeMap::<&str, u64>::new();
         for denied in &vm.denied {
             let sum = reasons.entry(&denied.reason).or_default();
@@ -108,23 +111,19 @@ const VM: [Metric<Vm>; 13] = [
         }
         reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
     }),
-    // Guests choose the names and numbers of their programs, so these would cause an unbounded number of series.
-    (
-        "gpu_mediator_vm_cuda_programs",
-        "gauge",
-        "Programs of a guest that use CUDA, by `state`: `served`, `lost`",
-        |vm| {
-            if vm.mode != VmMode::Cuda {
-                return Vec::new();
-            }
-            let count = |lost| vm.programs.iter().filter(|program| program.lost == lost).count() as u64;
-            vec![("state=\"served\"".to_owned(), count(false)), ("state=\"lost\"".to_owned(), count(true))]
-        },
-    ),
+    // Guests choose the names and process IDs of their programs, so using these as labels would cause an unbounded
+    // number of series.
+    ("gpu_mediator_vm_cuda_programs", "gauge", "Guest programs that use CUDA, by `state`: `served`, `lost`", |vm| {
+        if vm.mode != VmMode::Cuda {
+            return Vec::new();
+        }
+        let count = |lost| vm.programs.iter().filter(|program| program.lost == lost).count() as u64;
+        vec![("state=\"served\"".to_owned(), count(false)), ("state=\"lost\"".to_owned(), count(true))]
+    }),
     (
         "gpu_mediator_vm_cuda_window_bytes",
         "gauge",
-        "Bytes of the window that a guest's programs use, for VMs whose programs use CUDA",
+        "Size of the window in use by guest programs, for VMs whose programs use CUDA",
         |vm| {
             let used = vm.programs.iter().fold(0u64, |sum, program| sum.saturating_add(program.window_bytes));
             if vm.mode == VmMode::Cuda { one(used) } else { Vec::new() }
@@ -133,13 +132,12 @@ const VM: [Metric<Vm>; 13] = [
     (
         "gpu_mediator_vm_labels",
         "gauge",
-        "1 for a VM with labels, each of which is a label `label_KEY` of the sample",
+        "1 for a VM with labels, each of which becomes a label `label_KEY` of the sample",
         |vm| described(&vm.labels).into_iter().map(|labels| (labels, 1)).collect(),
     ),
 ];
 
-/// Returns the labels of a virtual machine or tenant as labels of a sample, with their own prefix; `None` without
-/// labels.
+/// Returns the labels of a virtual machine or tenant as sample labels with their own prefix; `None` if there are none.
 fn described(labels: &Labels) -> Option<String> {
     let pairs: Vec<_> = labels.iter().map(|(key, value)| format!("label_{key}=\"{}\"", escaped(value))).collect();
     (!pairs.is_empty()).then(|| pairs.join(","))
@@ -159,18 +157,18 @@ pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: 
     text
 }
 
-/// Returns the metrics of the daemon itself; `suppressed` is the number of suppressed log events.
+/// Returns the metrics of the daemon itself. `suppressed` is the number of suppressed log events.
 #[must_use]
 pub fn daemon(info: &api::DaemonInfo, suppressed: u64) -> String {
     let mut text = String::new();
     let name = "gpu_mediator_log_events_suppressed_total";
-    let _ = writeln!(text, "# HELP {name} Log events that were suppressed by their rate limit");
+    let _ = writeln!(text, "# HELP {name} Log events suppressed by their rate limit");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", suppressed);
     let name = "gpu_mediator_upgrades_total";
     let _ = writeln!(text, "# HELP {name} Earlier daemons that served the same VMs, each replaced by an upgrade");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", info.upgrades);
     let name = "gpu_mediator_upgrade_failures_total";
-    let _ = writeln!(text, "# HELP {name} Upgrades of this daemon that failed, after which it continued");
+    let _ = writeln!(text, "# HELP {name} Failed upgrades of this daemon, after which it continued");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", info.upgrade_failures);
     let name = "gpu_mediator_upgrade_pause_seconds";
     let _ = writeln!(

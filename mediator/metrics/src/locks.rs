@@ -1,16 +1,16 @@
-//! Metrics of the hold times of locks that VMs share.
+//! Metrics of hold times of locks shared by VMs.
 
 use super::scheduler::{Seconds, head};
 use ::locks::{Holds, Measured, holds};
 use std::fmt::Write;
 
-/// Bounds of the histogram's buckets, in ns.
+/// Upper bounds of the histogram's buckets, in ns.
 const BOUNDS: [u64; 9] = [1_000, 10_000, 50_000, 100_000, 500_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000];
 
-/// Appends all metrics of locks.
+/// Appends all lock metrics.
 pub(super) fn samples(text: &mut String) {
     let all: Vec<(&str, Holds)> = Measured::ALL.into_iter().map(|kind| (kind.name(), holds(kind))).collect();
-    let help = "Time for which the locks of all VMs and of all cards were held, by `lock`: `vm`, `card`; up to an eighth shorter holds may count as longer";
+    let help = "Time for which the locks of all VMs and of all cards were held, by `lock`: `vm`, `card`; holds may be counted as up to one eighth longer";
     let name = head(text, "lock_hold_seconds", "histogram", help);
     for (lock, holds) in &all {
         for bound in BOUNDS {

@@ -1,4 +1,4 @@
-//! Metrics of cards' memory and its use: sizes in bytes, times in seconds.
+//! Metrics of cards' memory and its usage. Sizes are in bytes, and times in seconds.
 
 use std::fmt::Write;
 
@@ -16,28 +16,28 @@ const CARD: [OfCard; 14] = [
     ("card_memory_spare_bytes", "gauge", "Memory of a card that is neither used nor guaranteed", |card| {
         one(card.spare_bytes)
     }),
-    ("card_memory_unscrubbed_bytes", "gauge", "Memory of a card without an owner that is not yet zeroed", |card| {
+    ("card_memory_unscrubbed_bytes", "gauge", "Unowned memory of a card that is not zeroed yet", |card| {
         one(card.to_scrub_bytes)
     }),
     (
         "card_memory_quarantined_bytes",
         "gauge",
-        "Memory of a card and the host that is out of use until the card is reset, because the card may still reach it",
+        "Memory of a card and the host that is unusable until the card is reset, because the card may still access it",
         |card| one(card.quarantined_bytes),
     ),
-    ("card_memory_scrubbed_bytes_total", "counter", "Memory of a card that was zeroed between two owners", |card| {
+    ("card_memory_scrubbed_bytes_total", "counter", "Memory of a card that was zeroed between owners", |card| {
         one(card.scrubbed_bytes)
     }),
-    ("card_memory_reserve_bytes", "gauge", "Memory of a card that is reserved for evictions", |card| {
+    ("card_memory_reserve_bytes", "gauge", "Memory of a card reserved for evictions", |card| {
         one(card.settings.reserve_mib << 20)
     }),
-    ("card_memory_reserve_used_bytes", "gauge", "Memory of a card's reserve that holds evicted chunks", |card| {
+    ("card_memory_reserve_used_bytes", "gauge", "Part of a card's reserve that holds evicted chunks", |card| {
         one(card.reserve_used_bytes)
     }),
     (
         "card_memory_moved_bytes_total",
         "counter",
-        "Memory of all VMs of a card that was moved, removed VMs included, by `to`: `host`, `card`",
+        "Moved memory of all VMs of a card, including removed VMs, by `to`: `host`, `card`",
         |card| to(card.moved_out_bytes, card.moved_in_bytes),
     ),
     (
@@ -46,11 +46,9 @@ const CARD: [OfCard; 14] = [
         "Measured rate of copies between a card and the host; 0 before the first copy",
         |card| one(card.copy_bytes_per_second),
     ),
-    ("card_memory_chunk_bytes", "gauge", "Unit of ownership and placement of a card's memory", |card| {
-        one(card.chunk_bytes)
-    }),
-    ("card_turns_total", "counter", "Quanta that VMs had of a card's memory", |card| one(card.turns)),
-    ("card_turn_members", "gauge", "VMs that currently alternate by quanta", |card| {
+    ("card_memory_chunk_bytes", "gauge", "Chunk size of a card's memory", |card| one(card.chunk_bytes)),
+    ("card_turns_total", "counter", "Quanta that VMs had on a card's memory", |card| one(card.turns)),
+    ("card_turn_members", "gauge", "VMs that currently alternate in quanta", |card| {
         one(card.turn.as_ref().map_or(0, |turn| turn.members.len() as u64))
     }),
     ("host_memory_budget_bytes", "gauge", "Maximum pinned host memory of a card", |card| one(card.host_budget_bytes)),
@@ -80,22 +78,22 @@ const VM: [OfVm; 11] = [
             ]
         },
     ),
-    ("vm_memory_visible_bytes", "gauge", "Memory that a VM's CPU reaches unseen by the mediator", |vm| {
+    ("vm_memory_visible_bytes", "gauge", "Memory that a VM's CPU accesses without notifying the mediator", |vm| {
         one(vm.cpu_visible_bytes)
     }),
-    ("vm_memory_guarantee_bytes", "gauge", "Memory on the card that a VM is guaranteed", |vm| one(vm.guarantee_bytes)),
+    ("vm_memory_guarantee_bytes", "gauge", "Guaranteed memory of a VM on the card", |vm| one(vm.guarantee_bytes)),
     ("vm_memory_quota_bytes", "gauge", "Maximum memory of a VM on the card", |vm| one(vm.quota_bytes)),
-    ("vm_memory_entitled_bytes", "gauge", "Memory on the card that a VM is entitled to now", |vm| {
+    ("vm_memory_entitled_bytes", "gauge", "Memory on the card to which a VM is currently entitled", |vm| {
         one(vm.entitled_bytes)
     }),
-    ("vm_memory_pinned_bytes", "gauge", "Memory of a VM that stays on the card", |vm| one(vm.pinned_bytes)),
+    ("vm_memory_pinned_bytes", "gauge", "Memory of a VM that is pinned to the card", |vm| one(vm.pinned_bytes)),
     ("vm_memory_born_in_host_bytes_total", "counter", "Memory of a VM that was first placed in host memory", |vm| {
         one(vm.born_in_host_bytes)
     }),
     (
         "vm_memory_moved_bytes_total",
         "counter",
-        "Memory of a VM that was moved, by `to`: `host` (evicted), `card` (returned)",
+        "Moved memory of a VM, by `to`: `host` (evicted), `card` (returned)",
         |vm| to(vm.moved_out_bytes, vm.moved_in_bytes),
     ),
     ("vm_memory_waits_total", "counter", "Submissions of a VM that waited for memory under `queue`", |vm| {
@@ -131,7 +129,7 @@ fn to(host: u64, card: u64) -> Samples {
     vec![(",to=\"host\"", host), (",to=\"card\"", card)]
 }
 
-/// Appends all metrics of cards' memory.
+/// Appends all metrics of card memory.
 pub(super) fn samples(text: &mut String, cards: &[CardMemory]) {
     for (name, kind, help, values) in CARD {
         let name = head(text, name, kind, help);
@@ -152,12 +150,12 @@ pub(super) fn samples(text: &mut String, cards: &[CardMemory]) {
             }
         }
     }
-    let help = "Time that a tenant has waited for memory: for its quanta, and for chunks once the wait is over";
+    let help = "Time that a tenant has waited for memory: for quanta, and for chunks (completed waits only)";
     let name = head(text, "vm_memory_waited_seconds_total", "counter", help);
     for (card, vm) in vms() {
         let _ = writeln!(text, "{name}{{{}}} {}", labels(card, vm), Seconds(vm.memory_waited_ns));
     }
-    let help = "Time for which a VM's work was suspended, for each relocation, in buckets from 10 us to 30 s; up to an eighth shorter ones may count as longer";
+    let help = "Time for which a VM's work was suspended per relocation, in buckets from 10 us to 30 s; times may be counted as up to one eighth longer";
     let name = head(text, "vm_suspended_seconds", "histogram", help);
     for (card, vm) in vms() {
         histogram(text, &name, &labels(card, vm), &vm.suspensions);

@@ -7,22 +7,22 @@ use ::locks::{Mutex, rank};
 
 use super::escaped;
 
-/// Number of moves since the daemon started.
+/// Move counts since the daemon started.
 #[derive(Default)]
 pub struct Moves(Mutex<rank::Moves, Counts>);
 
 #[derive(Clone, Debug, Default)]
 struct Counts {
-    /// Number of virtual machines that have moved, by their old and new cards.
+    /// Number of virtual machines moved, by old and new card.
     made: BTreeMap<(String, String), u64>,
-    /// Number of moves that were started and have failed.
+    /// Number of moves that were started and failed.
     failed: u64,
-    /// Pause of the last virtual machine that moved, in ms.
+    /// Pause of the last moved virtual machine, in ms.
     last_pause_ms: Option<u64>,
 }
 
 impl Moves {
-    /// Counts the move of a virtual machine.
+    /// Counts a virtual machine's move.
     pub fn record(&self, moved: &api::Moved) {
         let mut counts = self.0.lock();
         let made = counts.made.entry((moved.from.clone(), moved.to.clone())).or_default();
@@ -80,7 +80,7 @@ mod tests {
             total_ms: 90,
         };
         let moves = Moves::default();
-        assert!(!moves.text().lines().any(|line| line.starts_with("gpu_mediator_move_pause")), "there was none yet");
+        assert!(!moves.text().lines().any(|line| line.starts_with("gpu_mediator_move_pause")), "there was no move yet");
         moves.record(&moved("a", 12));
         moves.record(&moved("b", 1007));
         moves.failed();

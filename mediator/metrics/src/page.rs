@@ -1,16 +1,15 @@
-//! The tables of metrics in `docs/reference/mediatorctl.md`, generated from the metrics' own descriptions.
+//! Generates the metric tables in `docs/reference/mediatorctl.md` from the metrics' own descriptions.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-/// Path of the page.
+/// Path of the generated page.
 const PAGE: &str = "docs/reference/mediatorctl.md";
-/// Common prefix of the names of all metrics.
+/// Common prefix of all metric names.
 const PREFIX: &str = "gpu_mediator_";
-/// Kinds of metrics: the heading, and the prefixes of the names after the common prefix. The last kind includes all
-/// other metrics.
+/// Kinds of metrics: heading, and name prefixes after the common prefix. The last kind includes all remaining metrics.
 const KINDS: [(&str, &[&str]); 4] = [
     ("Of a card, by `card`:", &["card_", "host_memory_"]),
     ("Of a VM, by `vm` and `card`:", &["vm_"]),
@@ -18,7 +17,7 @@ const KINDS: [(&str, &[&str]); 4] = [
     ("Of the daemon, with no labels other than those in the table:", &[""]),
 ];
 
-/// Returns one table for each kind of metric in `text`.
+/// Renders one table per kind of metric in `text`.
 fn tables(text: &str) -> String {
     let mut tables = KINDS.map(|(heading, _)| (heading, String::new()));
     for line in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
@@ -35,7 +34,7 @@ fn tables(text: &str) -> String {
     page
 }
 
-/// Returns the families outside the sections on memory and the scheduler, without their samples.
+/// Returns the families outside the memory and scheduler sections, without samples.
 fn families() -> String {
     let info = api::DaemonInfo {
         version: String::new(),
@@ -55,7 +54,7 @@ fn families() -> String {
     text + &super::daemon(&info, 0)
 }
 
-/// Returns the families in the sections on memory and the scheduler, without their samples.
+/// Returns the families in the memory and scheduler sections, without samples.
 fn families_of_sections() -> [String; 2] {
     let (mut memory, mut scheduler) = (String::new(), String::new());
     super::memory::samples(&mut memory, &[]);
@@ -63,7 +62,7 @@ fn families_of_sections() -> [String; 2] {
     [memory, scheduler]
 }
 
-/// Returns the metrics that a Prometheus or Grafana file names.
+/// Returns the metrics named in a Prometheus or Grafana file.
 fn named(file: &str) -> BTreeSet<&str> {
     let begins = file.match_indices(PREFIX).map(|(at, _)| &file[at..]);
     let end = |text: &str| text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());

@@ -1,11 +1,11 @@
-//! Metrics of how cards' time is shared, by card, virtual machine and engine. Times are in seconds.
+//! Metrics of time sharing, by card, virtual machine and engine. Times are in seconds.
 
 use std::fmt::{self, Display, Write};
 
 use super::escaped;
 use api::{CardScheduler, Durations, VmEngine, VmShare};
 
-/// A number of nanoseconds, which is written as seconds without loss of precision.
+/// A number of nanoseconds, formatted as seconds without loss of precision.
 pub(super) struct Seconds(pub(super) u64);
 
 impl Display for Seconds {
@@ -19,7 +19,7 @@ impl Display for Seconds {
     }
 }
 
-/// A counter of a virtual machine's use of an engine: name, meaning, and its value.
+/// A counter of a virtual machine's usage of an engine: name, meaning, and value.
 type EngineCounter = (&'static str, &'static str, fn(&VmEngine) -> String);
 
 const ENGINE: [EngineCounter; 6] = [
@@ -30,7 +30,7 @@ const ENGINE: [EngineCounter; 6] = [
     ("vm_submissions_started_total", "Submissions of a VM that were started, by `engine`", |engine| {
         engine.started.to_string()
     }),
-    ("vm_submissions_completed_total", "Submissions of a VM that ended, by `engine`", |engine| {
+    ("vm_submissions_completed_total", "Submissions of a VM that completed, by `engine`", |engine| {
         engine.completed.to_string()
     }),
     (
@@ -40,12 +40,12 @@ const ENGINE: [EngineCounter; 6] = [
     ),
     (
         "vm_kills_total",
-        "Submissions of a VM that exceeded their time limit, and whose channel was killed, by `engine`",
+        "Submissions of a VM whose channel was killed because they exceeded their time limit, by `engine`",
         |engine| engine.killed.to_string(),
     ),
 ];
 
-/// A gauge of a virtual machine: name, meaning, and its value.
+/// A gauge of a virtual machine: name, meaning, and value.
 type ShareGauge = (&'static str, &'static str, fn(&VmShare) -> String);
 
 const SHARE: [ShareGauge; 6] = [
@@ -65,16 +65,16 @@ const SHARE: [ShareGauge; 6] = [
     }),
 ];
 
-/// Prefix of the name of each metric in this module.
+/// Prefix of all metric names in this module.
 const PREFIX: &str = "gpu_mediator";
 
-/// Appends all metrics of cards' schedulers.
+/// Appends all scheduler metrics of the cards.
 pub(super) fn samples(text: &mut String, cards: &[CardScheduler]) {
     let busy = head(
         text,
         "card_engine_busy_seconds_total",
         "counter",
-        "Time for which an engine of a card was busy for VMs, by `engine`; removed VMs included",
+        "Time for which an engine of a card was busy for VMs, including removed ones, by `engine`",
     );
     for card in cards {
         for (engine, used) in &card.engines {
@@ -94,12 +94,12 @@ pub(super) fn samples(text: &mut String, cards: &[CardScheduler]) {
             let _ = writeln!(text, "{name}{{{}}} {}", labels(card, vm), value(vm));
         }
     }
-    let help = "Time for which submissions of a VM waited for their start, by `engine`, in buckets from 10 us to 30 s; up to an eighth shorter ones may count as longer";
+    let help = "Time for which submissions of a VM waited to start, by `engine`, in buckets from 10 us to 30 s; times may be counted as up to one eighth longer";
     let name = head(text, "vm_wait_seconds", "histogram", help);
     each_engine(cards, |labels, engine| histogram(text, &name, labels, &engine.wait));
 }
 
-/// Writes the description of a metric. Returns the metric's name.
+/// Writes a metric's description. Returns the metric's name.
 pub(super) fn head(text: &mut String, name: &str, kind: &str, help: &str) -> String {
     let name = format!("{PREFIX}_{name}");
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -118,7 +118,7 @@ fn each_engine(cards: &[CardScheduler], mut each: impl FnMut(&str, &VmEngine)) {
     }
 }
 
-/// Appends the samples of a histogram for one set of labels.
+/// Appends a histogram's samples for one set of labels.
 pub(super) fn histogram(text: &mut String, name: &str, labels: &str, durations: &Durations) {
     for bucket in &durations.buckets {
         let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{}\"}} {}", Seconds(bucket.at_most_ns), bucket.count);

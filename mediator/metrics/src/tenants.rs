@@ -1,4 +1,4 @@
-//! Metrics of tenants of CUDA cards. Sizes are in bytes, times in seconds, and parts of a whole are ratios.
+//! Metrics of CUDA cards' tenants. Sizes are in bytes, times in seconds, and fractions are ratios.
 
 use super::scheduler::Seconds;
 use super::{Metric, described, escaped, samples};
@@ -65,7 +65,7 @@ const TENANT: [Metric<Tenant, String>; 17] = [
     (
         "gpu_mediator_tenant_kill_failures_total",
         "counter",
-        "Programs of a tenant that were given up and could not be killed: they run without connection, slices and memory",
+        "Programs of a tenant that could not be killed, and run without a connection, slices and memory",
         |tenant| one(tenant.kill_failures),
     ),
     (
@@ -77,7 +77,7 @@ const TENANT: [Metric<Tenant, String>; 17] = [
     (
         "gpu_mediator_tenant_unaccounted_bytes",
         "gauge",
-        "Memory of the card outside a tenant's account, by `part`: `processes` (used outside their accounts), `kept` (freed, but still in use), `over_quota` (part of both that exceeds the tenant's quota)",
+        "Memory of the card outside a tenant's account, by `part`: `processes` (used outside their accounts), `kept` (freed, but still in use), `over_quota` (the part of both that exceeds the tenant's quota)",
         |tenant| {
             let processes = tenant.unaccounted.iter().fold(0u64, |sum, one| sum.saturating_add(one.bytes));
             let parts =
@@ -85,13 +85,16 @@ const TENANT: [Metric<Tenant, String>; 17] = [
             parts.map(|(part, bytes)| (format!("part=\"{part}\""), bytes.to_string())).into()
         },
     ),
-    ("gpu_mediator_tenant_quarantined", "gauge", "1 while a tenant gets no slice until it is released", |tenant| {
-        one(u8::from(tenant.quarantined))
-    }),
+    (
+        "gpu_mediator_tenant_quarantined",
+        "gauge",
+        "1 while a tenant is quarantined, and gets no slices until it is released",
+        |tenant| one(u8::from(tenant.quarantined)),
+    ),
     (
         "gpu_mediator_tenant_gang_turns_total",
         "counter",
-        "Turns of a tenant with several cards, by `of` (the card) and `outcome`: `begun`, or `cancelled` because its other cards were not free in time",
+        "Turns of a tenant with several cards, by `of` (the card) and `outcome`: `begun`, or `cancelled` because its other cards were not available in time",
         |tenant| {
             let counts = |state: &TenantCard| {
                 let sample = |(outcome, count): (&str, u64)| {
@@ -105,7 +108,7 @@ const TENANT: [Metric<Tenant, String>; 17] = [
     (
         "gpu_mediator_tenant_gang_loss_seconds_total",
         "counter",
-        "Time charged to a tenant with several cards in which a card had no work of it, by `of` (the card) and `reason`: `gather` (waited for its other cards), `rest` (its programs had no work on the card)",
+        "Time charged to a tenant with several cards in which a card had none of its work, by `of` (the card) and `reason`: `gather` (waited for its other cards), `rest` (its programs had no work on the card)",
         |tenant| {
             let times = |state: &TenantCard| {
                 let sample = |(reason, ns): (&str, u64)| {
@@ -119,7 +122,7 @@ const TENANT: [Metric<Tenant, String>; 17] = [
     (
         "gpu_mediator_tenant_labels",
         "gauge",
-        "1 for a tenant with labels, each of which is a label `label_KEY` of the sample",
+        "1 for a tenant with labels, each of which becomes a label `label_KEY` of the sample",
         |tenant| described(&tenant.labels).into_iter().map(|labels| (labels, "1".to_owned())).collect(),
     ),
 ];

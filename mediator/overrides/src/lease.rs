@@ -1,4 +1,5 @@
-//! Values of a tenant's keys that apply until a process ends, and the file that stores them for the next daemon.
+//! Leases: values of a tenant's keys that apply until a process exits, and the file that stores them for the next
+//! daemon.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,11 +14,11 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A process whose end the kernel reports.
+/// A process whose exit the kernel reports.
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
-    /// Number that is unique to each process if the kernel supports it (Linux 6.9); otherwise, it is the same for all
+    /// Number that is unique to each process if the kernel supports it (Linux 6.9), and otherwise the same for all
     /// processes.
     number: u64,
     handle: OwnedFd,
@@ -27,7 +28,7 @@ impl Process {
     /// Opens a process by its ID.
     ///
     /// # Errors
-    /// Returns an error if no process has this ID, or no descriptors are available.
+    /// Returns an error if no process has this ID, or if no file descriptors are available.
     pub fn open(pid: i32) -> io::Result<Self> {
         let known = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
         let handle = pidfd_open(known, PidfdFlags::empty())?;
@@ -48,7 +49,7 @@ struct Values {
     leased: Value,
 }
 
-/// The keys that a lease sets, by path.
+/// Keys set by a lease, by path.
 type Keys = BTreeMap<String, Values>;
 
 /// A lease.
@@ -58,7 +59,7 @@ pub struct Lease {
     keys: Keys,
 }
 
-/// A lease in the file.
+/// Stored form of a lease.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SavedLease {
     pid: i32,
@@ -67,27 +68,27 @@ pub struct SavedLease {
 }
 
 impl Lease {
-    /// Creates the lease of a process that changes a tenant.
+    /// Creates a lease for a process that changes a tenant.
     ///
     /// # Errors
-    /// Returns an error if a value cannot be written as JSON.
+    /// Returns an error if a value cannot be represented as JSON.
     pub fn new(process: Process, before: &TenantSpec, leased: &TenantSpec) -> Result<Self, String> {
         let differences = patch::differences(&table(before)?, &table(leased)?);
         let keys = differences.into_iter().map(|one| (one.key, Values { before: one.from, leased: one.to })).collect();
         Ok(Self { process, keys })
     }
 
-    /// Returns the process.
+    /// Returns the process ID.
     pub fn pid(&self) -> i32 {
         self.process.pid
     }
 
-    /// Returns true if the process has ended.
+    /// Returns true if the process has exited.
     pub fn has_ended(&self) -> bool {
         self.process.has_ended()
     }
 
-    /// Returns the values to restore: those of the keys that still have the leased value.
+    /// Returns the values to restore: those of the keys that still have their leased values.
     pub fn values_before(&self, now: &TenantSpec) -> BTreeMap<String, Value> {
         let now = table(now).unwrap_or_default();
         let leased = self.keys.iter().filter(|(key, values)| patch::value(&now, key) == values.leased);
@@ -99,14 +100,14 @@ impl Lease {
         patch::with(now, &self.values_before(now)).unwrap_or_else(|_| now.clone())
     }
 
-    /// Returns the lease in the form in which it is stored.
+    /// Returns the lease in its stored form.
     pub fn saved(&self) -> SavedLease {
         SavedLease { pid: self.process.pid, number: self.process.number, keys: self.keys.clone() }
     }
 }
 
 impl SavedLease {
-    /// Returns the lease, and the tenant with the leased values, if the process still runs.
+    /// Returns the lease and the tenant with the leased values, if the process is still running.
     pub fn resumed(self, tenant: &TenantSpec) -> Option<(Lease, TenantSpec)> {
         let Self { pid, number, keys } = self;
         let process = Process::open(pid).ok().filter(|found| found.number == number && !found.has_ended())?;
@@ -116,10 +117,10 @@ impl SavedLease {
     }
 }
 
-/// Reads the leases in a file, by tenant; none if the file does not exist.
+/// Reads the leases in a file, by tenant. A missing file contains none.
 ///
 /// # Errors
-/// Returns an error if the file is not a file of leases.
+/// Returns an error if the file is not a valid lease file.
 pub fn read(path: &Path) -> io::Result<BTreeMap<String, SavedLease>> {
     match fs::read(path) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),
@@ -131,7 +132,7 @@ pub fn read(path: &Path) -> io::Result<BTreeMap<String, SavedLease>> {
 /// Replaces the file.
 ///
 /// # Errors
-/// Returns an error if the file cannot be written; the earlier file then remains.
+/// Returns an error if the file cannot be written. The earlier file is kept then.
 pub fn write(path: &Path, leases: &BTreeMap<String, SavedLease>) -> io::Result<()> {
     let new = path.with_extension("json.new");
     fs::write(&new, serde_json::to_vec(leases)?)?;

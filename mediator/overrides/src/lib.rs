@@ -1,15 +1,14 @@
-//! Settings that were changed while the daemon ran, and that still apply after a restart.
+//! Settings changed at run time that still apply after a restart.
 //!
-//! Parts: the differences between the configuration file and the current settings (this file), `store` (the file that
-//! stores them; after a kill at any time, either the old or the new file exists), `override_store` (both, for the
-//! daemon), `revision` (numbers of states), [`lease`] (values that end with a process).
+//! Modules: the differences between the configuration file and the current settings (this file), `store` (the file that
+//! stores them atomically), `override_store` (combines both for the daemon), `revision` (revisions of states),
+//! [`lease`] (values that apply until a process exits).
 //!
-//! Only differences are stored, each with the value that the file had at that time. When the daemon starts, a
-//! difference applies if the file still contains that value. If the operator has edited the value since then, the file
-//! takes precedence and the difference is dropped.
+//! Only differences are stored, each with the value that the file had at that time. At startup, a difference applies if
+//! the file still contains that value. If the operator has edited it since then, the file takes precedence and the
+//! difference is dropped.
 //!
-//! The crate does not change settings, and does not depend on the reasons for changes; the daemon passes the current
-//! settings.
+//! The crate does not change settings, and does not depend on why they change; the daemon passes the current settings.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +31,7 @@ pub use override_store::{OverrideStore, StateError};
 pub use revision::Revision;
 pub use store::{FILE, StoreError};
 
-/// Version of the file's format. Other versions are refused.
+/// Version of the file format. Other versions are rejected.
 const VERSION: u32 = 1;
 
 /// The differences from the configuration file.
@@ -40,35 +39,35 @@ const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
     version: u32,
-    /// Virtual machines that are not in the file.
+    /// Virtual machines that are missing from the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vms_added: Vec<VmSpec>,
-    /// Virtual machines that were removed from the file's list, with their settings from the file.
+    /// Virtual machines in the file that were removed, with their settings from the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vms_removed: Vec<VmSpec>,
-    /// Keys of the file's virtual machines that have other values, by name and path.
+    /// Changed keys of the file's virtual machines, by name and path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     vms_changed: BTreeMap<String, Changes>,
-    /// The following three fields have the same meaning for tenants.
+    /// Like the three fields above, but for tenants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tenants_added: Vec<TenantSpec>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tenants_removed: Vec<TenantSpec>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     tenants_changed: BTreeMap<String, Changes>,
-    /// Keys of cards that have other values.
+    /// Changed keys of cards, by card name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     cards_changed: BTreeMap<String, Changes>,
 }
 
-/// Keys that have other values, by path.
+/// Changed keys, by path.
 type Changes = BTreeMap<String, Change>;
 
 /// Change of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
-    /// The file's value; null if the file has no value.
+    /// Value in the file; null if there is none.
     file: Value,
     /// The current value.
     now: Value,
@@ -89,43 +88,43 @@ impl Default for State {
     }
 }
 
-/// Settings of a card that can be changed while the daemon runs.
+/// Card settings that can be changed at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
     /// Settings of the card's scheduler.
     pub scheduler: sched::Config,
     /// Settings of the card's memory.
     pub memory: CardMemory,
-    /// True if the card takes no new virtual machines or tenants.
+    /// True if the card rejects new virtual machines and tenants.
     pub drained: bool,
 }
 
 impl Tuning {
-    /// Returns the settings of a configuration.
+    /// Returns the settings in a card's configuration.
     pub fn from_spec(card: &CardSpec) -> Self {
         Self { scheduler: card.scheduler, memory: card.memory, drained: card.drained }
     }
 
-    /// Returns the card's configuration with these settings.
+    /// Returns the card's configuration with these settings applied.
     pub fn on(&self, card: &CardSpec) -> CardSpec {
         let Self { scheduler, memory, drained } = *self;
         CardSpec { scheduler, memory, drained, ..card.clone() }
     }
 }
 
-/// All current settings that can change while the daemon runs.
+/// All current settings that can be changed at run time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     /// The virtual machines by name.
     pub vms: BTreeMap<String, VmSpec>,
-    /// Settings of the cards, by their names.
+    /// Settings of the cards, by name.
     pub tunings: BTreeMap<String, Tuning>,
     /// The tenants by name.
     pub tenants: BTreeMap<String, TenantSpec>,
 }
 
 impl Live {
-    /// Returns the settings of a configuration.
+    /// Returns the settings in a configuration.
     pub fn from_config(config: &Config) -> Self {
         Self {
             vms: config.vms.iter().map(|vm| (vm.name.clone(), vm.clone())).collect(),
@@ -139,7 +138,7 @@ impl State {
     /// Returns the differences between the configuration file and the current settings.
     ///
     /// # Errors
-    /// Returns an error if a value cannot be written as JSON.
+    /// Returns an error if a value cannot be represented as JSON.
     pub fn between(file: &Config, now: &Live) -> Result<Self, String> {
         let mut state = Self::default();
         let vms =
@@ -176,7 +175,7 @@ impl State {
     }
 }
 
-/// An object that can be added and removed while the daemon runs.
+/// An object that can be added and removed at run time.
 trait Named: Clone + PartialEq + Serialize + DeserializeOwned {
     /// Kind of the object, for messages.
     const KIND: &'static str;
@@ -200,7 +199,7 @@ impl Named for TenantSpec {
     }
 }
 
-/// The differences of one kind of object.
+/// The differences for one kind of object.
 struct Parts<List, Table> {
     added: List,
     removed: List,
@@ -223,7 +222,7 @@ impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
 }
 
 impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
-    /// Returns the file's objects with the differences that still apply. Adds messages about the other differences to
+    /// Returns the file's objects with the differences that still apply. Appends messages about the others to
     /// `forgotten`.
     fn put_on(&self, file: &[T], forgotten: &mut Vec<String>) -> Result<Vec<T>, String> {
         let kind = T::KIND;
@@ -269,7 +268,7 @@ fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &
     Ok(())
 }
 
-/// Returns a table of the file with the changes whose old value is still in the file.
+/// Returns a table of the file with those changes whose old value is still in the file.
 fn changed<T: Serialize + serde::de::DeserializeOwned>(
     what: &str,
     said: &T,

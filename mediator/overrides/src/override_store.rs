@@ -1,4 +1,4 @@
-//! The stored state of a running daemon. The state is read when the daemon starts, and written after each change.
+//! Stored state of a running daemon, read at startup and written after each change.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use config::check::{self, Key};
 
 /// Reason why the daemon cannot start with the stored state.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum StateError {
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -26,36 +26,36 @@ pub enum StateError {
     Misfit { path: PathBuf, mistakes: Vec<String> },
 }
 
-/// Advice for a file that cannot be used.
+/// Advice for an unusable file.
 const ADVICE: &str = "replace it with a good copy, or start once with --ignore-state, which renames it";
 
-/// The store of changes, if the configuration names a folder for it.
+/// Store for changes, if the configuration sets a folder for it.
 #[derive(Debug, Default)]
 pub struct OverrideStore {
-    /// The configuration file as it was at the daemon's start.
+    /// The configuration file as of the daemon's startup.
     file: Config,
     store: Option<Store>,
-    /// Content of the file, so that only changed content is written; `None` if unknown.
+    /// Last written content, so that only changes are written; `None` if unknown.
     written: Option<State>,
 }
 
 impl OverrideStore {
-    /// Reads the stored changes from the folder that the configuration names. Returns the configuration with the
-    /// changes. With `ignore`, the file with the stored changes is renamed and not used.
+    /// Reads the stored changes from the configured folder. Returns the configuration with the changes applied. If
+    /// `ignore` is true, the file with the stored changes is renamed and not used.
     ///
     /// # Errors
-    /// Returns an error if the stored changes cannot be read, are damaged, or do not match the configuration. The
-    /// function never guesses values.
+    /// Returns an error if the stored changes cannot be read, are corrupt, or conflict with the configuration. Never
+    /// guesses values.
     pub fn open(file: Config, ignore: bool) -> Result<(Config, Self), StateError> {
         let Some(folder) = &file.daemon.state_dir else {
             tracing::info!(
-                "no `state_dir` is configured: changes of VMs and limits at run time are lost when the daemon ends"
+                "no `state_dir` is configured: changes of VMs and limits at run time are lost when the daemon exits"
             );
             return Ok((file.clone(), Self { file, store: None, written: None }));
         };
         let store = Store::open(folder)?;
         if ignore && let Some(path) = store.set_aside()? {
-            tracing::warn!(path = %path.display(), "the state file is renamed, as requested");
+            tracing::warn!(path = %path.display(), "renamed the state file, as requested");
         }
         let written = match store.read()? {
             None => State::default(),
@@ -63,24 +63,24 @@ impl OverrideStore {
         };
         let config = applied(&written, &file, &store.path())?;
         let mut override_store = Self { file, store: Some(store), written: Some(written) };
-        // Changes that no longer apply must not reappear when the file is edited again.
+        // Changes that no longer apply must not reappear after another edit of the file.
         override_store.keep(&Live::from_config(&config))?;
         Ok((config, override_store))
     }
 
-    /// Takes over the store of another daemon, which reported `state` as its content. `lock` is the lock of the
-    /// daemon's folder. Returns the configuration with the changes.
+    /// Takes over the store of another daemon, which reported `state` as its content. `lock` is that daemon's lock on
+    /// its folder. Returns the configuration with the changes applied.
     ///
     /// # Errors
-    /// Returns an error if the stored changes do not match the configuration.
+    /// Returns an error if the stored changes conflict with the configuration.
     pub fn handed(file: Config, state: &str, lock: Option<File>) -> Result<(Config, Self), StateError> {
         let folder = file.daemon.state_dir.clone();
-        let place = folder.clone().unwrap_or_else(|| PathBuf::from("what was changed at run time"));
+        let place = folder.clone().unwrap_or_else(|| PathBuf::from("the changes made at run time"));
         let written = parsed(state.as_bytes(), &place)?;
         let store = match (&folder, lock) {
             (None, _) => None,
             (Some(folder), Some(lock)) if Store::is_lock_of(&lock, folder) => Some(Store::with_lock(folder, lock)),
-            // The other daemon had no folder, or a different folder.
+            // The other daemon had no folder, or a different one.
             (Some(folder), _) => Some(Store::open(folder)?),
         };
         let config = applied(&written, &file, &place)?;
@@ -88,22 +88,22 @@ impl OverrideStore {
         Ok((config, Self { file, store, written: None }))
     }
 
-    /// Returns the lock of the folder, if it exists.
+    /// Returns the folder's lock, if there is one.
     pub fn lock(&self) -> Option<&File> {
         self.store.as_ref().map(Store::lock)
     }
 
-    /// Returns the differences from the configuration file, in the form in which they are stored.
+    /// Returns the differences from the configuration file in their stored form.
     ///
     /// # Errors
-    /// Returns an error if a value cannot be written as JSON.
+    /// Returns an error if a value cannot be represented as JSON.
     pub fn state(&self, now: &Live) -> Result<String, StateError> {
-        let unusable = |what| StateError::Unusable { path: PathBuf::from("what was changed at run time"), what };
+        let unusable = |what| StateError::Unusable { path: PathBuf::from("the changes made at run time"), what };
         let state = State::between(&self.file, now).map_err(unusable)?;
         serde_json::to_string(&state).map_err(|error| unusable(error.to_string()))
     }
 
-    /// Writes the current settings, unless they are already written.
+    /// Writes the current settings unless they are already stored.
     ///
     /// # Errors
     /// Returns an error if the settings cannot be written. The next change retries the write.
@@ -122,12 +122,12 @@ impl OverrideStore {
     }
 }
 
-/// Returns the configuration file with the changes of a state, which was read from `path`.
+/// Applies the changes in a state, which was read from `path`, to the configuration file.
 fn applied(state: &State, file: &Config, path: &Path) -> Result<Config, StateError> {
     let unusable = |what| StateError::Unusable { path: path.to_owned(), what };
     let (config, forgotten) = state.applied(file).map_err(unusable)?;
     for what in &forgotten {
-        tracing::warn!("no longer saved: {what}");
+        tracing::warn!("dropped a stored change: {what}");
     }
     let mistakes = check::config(&config);
     if mistakes.is_empty() {
@@ -137,9 +137,9 @@ fn applied(state: &State, file: &Config, path: &Path) -> Result<Config, StateErr
     Err(StateError::Misfit { path: path.to_owned(), mistakes: named.collect() })
 }
 
-/// Parses the state in a file.
+/// Parses a state file.
 pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
-    // A state of another version may have other keys, so the version is reported instead of the keys.
+    // A state of another version may have different keys, so report its version instead of the keys.
     #[derive(serde::Deserialize)]
     struct Versioned {
         version: u32,
@@ -152,13 +152,13 @@ pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
     };
     let Versioned { version } = serde_json::from_slice(text).map_err(damaged)?;
     if version != VERSION {
-        let what = format!("it has version {version}, this daemon reads version {VERSION}");
+        let what = format!("it has version {version}, but this daemon reads version {VERSION}");
         return Err(StateError::Unusable { path: path.to_owned(), what });
     }
     serde_json::from_slice(text).map_err(damaged)
 }
 
-/// Formats an error with the name of its object, because the error has no position in a file.
+/// Formats an error with the name of its object, because it has no position in a file.
 fn named(config: &Config, key: &Key, what: &str) -> String {
     let name = match (key.table, key.index) {
         ("vm", Some(index)) => config.vms.get(index).map(|vm| format!("VM `{}`", vm.name)),

@@ -1,14 +1,14 @@
-//! Revisions, which let an operator detect concurrent changes by other operators.
+//! Revisions, which let operators detect concurrent changes by others.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A number that is unique among all states of all runs of the daemon.
+/// Number that is unique among all states of all daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revision {
-    /// Start of the daemon, in ns since 1970.
+    /// Startup time of the daemon, in ns since 1970.
     run: u128,
-    /// Number of changes since the start.
+    /// Number of changes since startup.
     changes: u64,
 }
 

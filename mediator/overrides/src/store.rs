@@ -1,7 +1,7 @@
 //! The file that stores the state.
 //!
-//! A new file is written next to the old file, synced, and renamed over the old file. Then the folder is synced. After
-//! a kill at any step, the complete old or new file exists, and possibly an unused new file next to it.
+//! A new file is written next to the old file, synced, and renamed over it; then the folder is synced. After a kill at
+//! any step, the complete old or new file exists, possibly with an unused new file next to it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -12,20 +12,20 @@ use rustix::fs::{FlockOperation, flock};
 
 /// Name of the file.
 pub const FILE: &str = "state.json";
-/// Name of the new file while it is written.
+/// Name of the new file while it is being written.
 const NEW: &str = "state.json.new";
-/// Name that a state file gets if it is ignored.
+/// New name of an ignored state file.
 const ASIDE: &str = "state.json.ignored";
-/// Name of the file with which a daemon locks the folder.
+/// Name of the file by which a daemon locks the folder.
 const LOCK: &str = "lock";
-/// Maximum size in bytes of a file that is read. The state of the maximum number of virtual machines is smaller.
+/// Maximum size of a file to read, in bytes. The state with the maximum number of virtual machines is smaller.
 const MAX_BYTES: u64 = 4 << 20;
 
 /// Reason why a state cannot be stored or read.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum StoreError {
-    #[error("the state folder {} is in use by another daemon; give each its own `state_dir`", .0.display())]
+    #[error("the state folder {} is in use by another daemon; give each daemon its own `state_dir`", .0.display())]
     InUse(PathBuf),
     #[error("cannot {what} {}", path.display())]
     System {
@@ -38,7 +38,7 @@ pub enum StoreError {
     TooLong { path: PathBuf, bytes: u64 },
 }
 
-/// A step of writing. Tests stop at a step to simulate a kill.
+/// A step of a write, at which tests stop to simulate a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Stops before the new file is created.
@@ -57,16 +57,16 @@ pub(super) enum Step {
     Done,
 }
 
-/// The folder of one daemon's state.
+/// Folder with one daemon's state.
 #[derive(Debug)]
 pub(super) struct Store {
     folder: PathBuf,
-    /// Lock of the folder, which is held while this file is open.
+    /// Lock on the folder, held while this file is open.
     lock: File,
 }
 
 impl Store {
-    /// Opens a folder, and creates it if it is missing.
+    /// Opens a folder, creating it if necessary.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
         fs::create_dir_all(folder).map_err(system("create the state folder", folder))?;
         let path = folder.join(LOCK);
@@ -90,7 +90,7 @@ impl Store {
         found.unwrap_or(false)
     }
 
-    /// Returns the lock for another process. The folder is locked while one of the two processes has this file open.
+    /// Returns the lock for another process. The folder stays locked while either process has this file open.
     pub fn lock(&self) -> &File {
         &self.lock
     }
@@ -100,7 +100,7 @@ impl Store {
         self.folder.join(FILE)
     }
 
-    /// Returns the last written content; `None` if nothing was written.
+    /// Returns the last written content; `None` if there is none.
     pub fn read(&self) -> Result<Option<Vec<u8>>, StoreError> {
         let path = self.path();
         let bytes = match fs::metadata(&path) {
@@ -114,7 +114,7 @@ impl Store {
         fs::read(&path).map(Some).map_err(system("read", &path))
     }
 
-    /// Renames the file, if it exists. Returns the file's new path.
+    /// Renames the file if it exists, and returns its new path.
     pub fn set_aside(&self) -> Result<Option<PathBuf>, StoreError> {
         let (path, aside) = (self.path(), self.folder.join(ASIDE));
         match fs::rename(&path, &aside) {
@@ -129,7 +129,7 @@ impl Store {
         self.write_by_steps(text, &mut |_| Ok(()))
     }
 
-    /// Same as [`Self::write`], but stops immediately if `before` fails for a step.
+    /// Like [`Self::write`], but stops immediately if `before` fails for a step.
     pub(super) fn write_by_steps(
         &self,
         text: &[u8],
@@ -160,7 +160,7 @@ impl Store {
     }
 }
 
-/// Returns options for files that only the daemon may access.
+/// Returns options for creating files that only the daemon can access.
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);

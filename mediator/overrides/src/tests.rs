@@ -1,4 +1,4 @@
-//! Tests the stored state: edits of the configuration file, a kill at each step, and damage.
+//! Tests the stored state: edits of the configuration file, a kill at each step, and corruption.
 
 use std::io;
 use std::path::Path;
@@ -30,7 +30,7 @@ fn file(text: &str) -> Config {
 
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
 
-/// Returns the settings of `file` after a change at run time.
+/// Returns the settings in `file` after a change at run time.
 fn live(file: &Config, change: impl FnOnce(&mut Live)) -> Live {
     let mut live = Live::from_config(file);
     change(&mut live);
@@ -43,7 +43,7 @@ fn weight_of(config: &Config, name: &str) -> Option<u32> {
 
 #[test]
 fn differences_applied_to_file_restore_live_state() {
-    // Use only a few different names, so that many names are in both lists.
+    // Use only a few different names, so that many are in both lists.
     let vms = || {
         let one = (1..50u32, proptest::option::of(0..9u64), any::<bool>());
         btree_map(0..6u8, one, 0..6).prop_map(|vms| {
@@ -110,17 +110,17 @@ fn edited_file_value_wins_over_kept_override() {
     let (config, forgotten) = state.applied(&old).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new"), forgotten.len()), (Some(300), Some(5), 0));
 
-    // One key was edited, so its value in the file takes precedence; the other key keeps its change.
+    // One key was edited, so the file takes precedence for it; the other key keeps its change.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 50 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), config.vms[0].time.cap_permille), (Some(50), 700));
     assert_eq!(
         forgotten,
         ["time.weight of VM `web` was changed from 100 to 300, but the configuration file now has 50"]
     );
-    // The file was edited to the changed value, so no message is necessary.
+    // The file was edited to the changed value, so no message is needed.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 300 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), forgotten.len()), (Some(300), 0));
-    // The file now contains the new VM, and no longer contains the old VM.
+    // The file now contains the new VM, and no longer the old one.
     let (config, forgotten) = state.applied(&file(&WEB.replace("web", "new"))).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new")), (None, Some(100)));
     assert_eq!(forgotten.len(), 2, "{forgotten:?}");
@@ -167,7 +167,7 @@ fn kill_during_state_write_leaves_old_or_new_state() {
     }
 }
 
-/// Returns a configuration whose state folder is `folder`, which contains the state `text`.
+/// Returns a configuration with the state folder `folder`, which contains the state `text`.
 fn kept(folder: &TempDir, text: &[u8]) -> Config {
     let mut config = file(WEB);
     config.daemon.state_dir = Some(folder.path().to_owned());
@@ -202,7 +202,7 @@ fn damaged_state_is_reported_with_position_and_can_be_ignored() {
     let path = folder.path().join("state.json").display().to_string();
     for (bad, good, expected) in [
         ("\"weight\": \"much\"", "\"weight\": 5", "invalid type: string \"much\", expected u32"),
-        ("\"version\": 2", "\"version\": 1", "it has version 2, this daemon reads version 1"),
+        ("\"version\": 2", "\"version\": 1", "it has version 2, but this daemon reads version 1"),
         ("\"vms_addde\"", "\"vms_added\"", "unknown field `vms_addde`"),
     ] {
         let error = refused(kept(&folder, text.replacen(good, bad, 1).as_bytes()));
@@ -256,7 +256,7 @@ fn overridden_change_is_dropped_permanently() {
     let mut edited = config.clone();
     edited.vms[0].time.weight = 50;
     assert_eq!(weight_of(&OverrideStore::open(edited, false).unwrap().0, "web"), Some(50));
-    // The file has its old value again, but the dropped difference does not reappear.
+    // The file has its old value again, but the dropped difference must not reappear.
     assert_eq!(weight_of(&OverrideStore::open(config, false).unwrap().0, "web"), Some(100));
 }
 
@@ -282,7 +282,7 @@ fn drain_mark_and_moved_vm_are_kept_across_restart() {
     let (config, forgotten) = state.applied(&old).unwrap();
     let marks: Vec<_> = config.cards.iter().map(|card| card.drained).collect();
     assert_eq!((marks, &*config.vms[0].card, forgotten.len()), (vec![true, false], "card1", 0));
-    // The file now contains the mark itself, so that an undrained card is a difference from the file.
+    // The file itself now contains the mark, so an undrained card differs from the file.
     let edited = two("drained = true\n");
     let (config, forgotten) = state.applied(&edited).unwrap();
     assert_eq!((config.cards[0].drained, forgotten.len()), (true, 0));

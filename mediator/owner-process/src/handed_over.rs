@@ -1,4 +1,4 @@
-//! An owner that the next daemon of an upgrade takes over. The programs of the owner are not affected.
+//! An owner taken over by the next daemon in an upgrade. The owner's programs are not affected.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Process, Supervisor};
 
-/// The saved form of an owner, as JSON. Its pipes, and the descriptor that reports its end, are handed over separately.
+/// Saved form of an owner, as JSON. Its pipes, and the descriptor that reports its exit, are handed over separately.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedOwner {
     settings: Settings,
     tenants: BTreeMap<String, Tenant>,
 }
 
-/// An owner with its descriptors. An owner that is being restarted has no descriptors.
+/// An owner with its descriptors. An owner that is being restarted has none.
 #[derive(Debug)]
 pub struct HandedOver {
     /// The owner's saved form.
@@ -33,8 +33,8 @@ pub struct HandingOver {
 }
 
 impl HandingOver {
-    /// Creates a request, the receiver of the owner, and the sender of the outcome. The outcome is true if another
-    /// daemon has the owner. Without an outcome, the owner stays in this daemon.
+    /// Creates a request, the receiver for the owner, and the sender for the outcome, which is true if another daemon
+    /// has taken the owner. Without an outcome, the owner stays with this daemon.
     #[must_use]
     pub fn new() -> (Self, Receiver<Result<HandedOver, String>>, Sender<bool>) {
         let ((reply, given), (outcome, verdict)) = (channel(), channel());
@@ -43,12 +43,12 @@ impl HandingOver {
 }
 
 impl SavedOwner {
-    /// Checks that an owner with these settings can continue with the given settings.
+    /// Checks that an owner started with these settings can continue under the given ones.
     ///
     /// # Errors
-    /// Returns an error if a setting differs that cannot change while an owner runs.
+    /// Returns an error if a setting differs that cannot be changed while an owner runs.
     pub fn check(&self, settings: &Settings) -> Result<(), String> {
-        // An owner of an earlier version serves without MPS and links until it is started again.
+        // An owner of an earlier version serves without MPS and links until it is restarted.
         let mps = self.settings.mps.as_ref().and(settings.mps.clone());
         let gangs = self.settings.gangs.as_ref().and(settings.gangs.clone());
         let same = Settings { rules: self.settings.rules.clone(), mps, gangs, ..settings.clone() } == self.settings;
@@ -61,14 +61,14 @@ impl SavedOwner {
         self.tenants.keys().map(String::as_str)
     }
 
-    /// Returns a request that sends the card's rules, if the owner needs such a request.
+    /// Returns a request to send the card's rules, if the owner needs one.
     #[must_use]
     pub fn tuning(&self, rules: Rules) -> Option<Request> {
         (rules != self.settings.rules).then(|| Request::Tune(Box::new(rules)))
     }
 
-    /// Returns a request that sends a tenant's settings, if the owner needs such a request. The record of a tenant is
-    /// removed, because the tenant may be removed and added again later.
+    /// Returns a request to send a tenant's settings, if the owner needs one. Removes the tenant's record, because the
+    /// tenant may be removed and added again later.
     #[must_use]
     pub fn request(&mut self, tenant: Tenant) -> Option<Request> {
         match self.tenants.remove(&tenant.name) {
@@ -80,7 +80,7 @@ impl SavedOwner {
 }
 
 impl Supervisor {
-    /// Takes over the owner of another daemon. No message is sent to the owner before [`Self::run`].
+    /// Takes over another daemon's owner. No message is sent to the owner before [`Self::run`].
     ///
     /// # Errors
     /// Returns an error if the descriptors do not belong to an owner.
@@ -89,13 +89,13 @@ impl Supervisor {
         (self.settings.rules, self.tenants) = (settings.rules, tenants);
         self.lacks_gangs = settings.gangs.is_none();
         if !descriptors.is_empty() {
-            let descriptors = descriptors.try_into().map_err(|_| "an owner has three descriptors".to_owned())?;
+            let descriptors = descriptors.try_into().map_err(|_| "an owner must have three descriptors".to_owned())?;
             self.process = Some(Process::adopted(descriptors));
         }
         Ok(())
     }
 
-    /// Hands the owner over. Returns true if another daemon has taken the owner over.
+    /// Hands over the owner. Returns true if another daemon has taken it.
     pub(super) fn hand_over(&mut self, HandingOver { reply, verdict }: HandingOver) -> bool {
         let descriptors = self.process.as_ref().map_or_else(|| Ok(Vec::new()), Process::descriptors);
         let saved = SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone() };
@@ -108,8 +108,7 @@ impl Supervisor {
         true
     }
 
-    /// Leaves the owner to another daemon. The owner's input stays open in the other daemon, so the owner is not
-    /// affected.
+    /// Leaves the owner to another daemon. The owner's input stays open there, so the owner is not affected.
     pub fn leave(&mut self) {
         (self.process, self.dying) = (None, None);
     }

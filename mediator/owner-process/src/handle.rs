@@ -15,29 +15,29 @@ use super::{ENDS, POLL_INTERVAL, PROGRAM, beside};
 
 /// Maximum size of a response in bytes. The largest response is a recording of the scheduler.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
-/// Number of bytes that are read at a time.
+/// Number of bytes to read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// Number of bytes that are written at a time. A writable pipe accepts this number at once (`PIPE_BUF` in pipe(7)).
+/// Number of bytes to write at a time. A writable pipe accepts this number at once (`PIPE_BUF` in pipe(7)).
 const WRITE_BYTES: usize = 4 << 10;
 
-/// A process, from this daemon or from an earlier one.
+/// A process started by this daemon or by an earlier one.
 pub(super) struct Handle {
-    /// `None` if an earlier daemon has started the process, so that its status is unknown.
+    /// `None` if an earlier daemon started the process. Its exit status is then unknown.
     child: Option<Child>,
-    /// A descriptor that becomes readable when the process has ended.
+    /// Process file descriptor, which becomes readable when the process has exited.
     pidfd: OwnedFd,
 }
 
 impl Handle {
-    /// Returns a description of the process's end, if it has ended.
+    /// Returns a description of the process's exit, if it has exited.
     pub(super) fn end(&mut self) -> Option<String> {
         match &mut self.child {
             Some(child) => child.try_wait().ok().flatten().map(|status| status.to_string()),
-            None => is_ready(&self.pidfd, PollFlags::IN, Duration::ZERO).then(|| "its process has ended".to_owned()),
+            None => is_ready(&self.pidfd, PollFlags::IN, Duration::ZERO).then(|| "its process has exited".to_owned()),
         }
     }
 
-    /// Returns the exit status, if it is known.
+    /// Returns the exit status, if known.
     fn code(&mut self) -> Option<i32> {
         self.child.as_mut()?.try_wait().ok().flatten()?.code()
     }
@@ -49,12 +49,12 @@ impl Handle {
     }
 
     fn kill(&self) {
-        // The process may have ended already.
+        // The process may already have exited.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 }
 
-/// Waits until a descriptor is ready or closed, for at most `limit`.
+/// Waits until a file descriptor is ready or closed, for at most `limit`.
 fn is_ready(fd: &OwnedFd, event: PollFlags, limit: Duration) -> bool {
     let limit = Timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -64,7 +64,7 @@ fn is_ready(fd: &OwnedFd, event: PollFlags, limit: Duration) -> bool {
     poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
 }
 
-/// A running owner process that responds.
+/// A running and responsive owner process.
 pub(super) struct Process {
     pub(super) handle: Handle,
     input: OwnedFd,
@@ -90,8 +90,7 @@ impl Process {
         Ok(Self::from_parts(Handle { child: Some(child), pidfd }, input.into(), output.into()))
     }
 
-    /// Takes over a process that another daemon has started: its input, its output, and the descriptor that reports its
-    /// end.
+    /// Takes over a process that another daemon started, given its input, its output, and its process file descriptor.
     pub(super) fn adopted([input, output, pidfd]: [OwnedFd; 3]) -> Self {
         Self::from_parts(Handle { child: None, pidfd }, input, output)
     }
@@ -100,34 +99,34 @@ impl Process {
         Self { handle, input, output, received: Vec::new(), since: Instant::now() }
     }
 
-    /// Duplicates the descriptors for another daemon. No response is outstanding between two requests.
+    /// Duplicates the descriptors for another daemon. Between requests, no response is outstanding.
     pub(super) fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
         [&self.input, &self.output, &self.handle.pidfd].into_iter().map(OwnedFd::try_clone).collect()
     }
 
-    /// Sends a line, and waits for the response. After an error, the process must not be used again, because it may
-    /// have received a part of the line.
+    /// Sends a line and waits for the response. After an error, the process must not be used again, because it may have
+    /// received part of the line.
     pub(super) fn exchange(
         &mut self,
         line: &impl serde::Serialize,
         limit: Duration,
         stop: &AtomicBool,
     ) -> Result<Answer, String> {
-        let ended = |error: Errno| format!("{PROGRAM} has ended: {error}");
+        let ended = |error: Errno| format!("{PROGRAM} has exited: {error}");
         let mut text = serde_json::to_vec(line).map_err(|error| error.to_string())?;
         text.push(b'\n');
         let asked = Instant::now();
         let check = |failure: &str| {
             if stop.load(Ordering::Relaxed) {
-                return Err("the daemon ends".to_owned());
+                return Err("the daemon is exiting".to_owned());
             }
             if asked.elapsed() >= limit {
-                return Err(format!("{PROGRAM} did not {failure} within {} s and is killed", limit.as_secs()));
+                return Err(format!("{PROGRAM} did not {failure} within {} s and was killed", limit.as_secs()));
             }
             Ok(())
         };
         for part in text.chunks(WRITE_BYTES) {
-            // A stopped process does not read, so its pipe fills up.
+            // A stopped process does not read its input, so its pipe fills up.
             while !is_ready(&self.input, PollFlags::OUT, POLL_INTERVAL.min(limit)) {
                 check("read its request")?;
             }
@@ -141,10 +140,10 @@ impl Process {
             check("answer")?;
         }
         let line = std::mem::take(&mut self.received);
-        serde_json::from_slice(&line).map_err(|error| format!("{PROGRAM} is of another version: {error}"))
+        serde_json::from_slice(&line).map_err(|error| format!("{PROGRAM} has a different version: {error}"))
     }
 
-    /// Receives a part of a response. Returns true if the response is complete.
+    /// Receives part of a response. Returns true if the response is complete.
     fn receive(&mut self) -> Result<bool, String> {
         let before = self.received.len();
         self.received.resize(before + READ_BYTES, 0);
@@ -152,26 +151,26 @@ impl Process {
         let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.output, &mut *place)).unwrap_or(0);
         self.received.truncate(before + read);
         if read == 0 {
-            return Err(format!("{PROGRAM} has ended"));
+            return Err(format!("{PROGRAM} has exited"));
         }
         if self.received.len() > MAX_ANSWER_BYTES {
-            return Err(format!("{PROGRAM} sends an unterminated response"));
+            return Err(format!("{PROGRAM} sent an unterminated response"));
         }
         Ok(self.received.last() == Some(&b'\n'))
     }
 
-    /// Returns true if the process has ended because its card was lost.
+    /// Returns true if the process exited because it lost its card.
     pub(super) fn has_lost_card(&mut self) -> bool {
-        // The process closes its output shortly before it ends.
+        // The process closes its output shortly before it exits.
         is_ready(&self.handle.pidfd, PollFlags::IN, ENDS) && self.handle.code() == Some(cuda_control::CARD_LOST)
     }
 
-    /// Closes the input of the process, so that it ends.
+    /// Closes the process's input, so that it exits.
     pub(super) fn close(self) -> Handle {
         self.handle
     }
 
-    /// Kills the process. The process may take a while to end.
+    /// Kills the process, which may take a while to exit.
     pub(super) fn kill(self) -> Handle {
         self.handle.kill();
         self.handle
@@ -183,7 +182,7 @@ mod tests {
     use super::*;
     use rustix::process::kill_process;
 
-    /// Starts a program that replaces an owner.
+    /// Starts a program in place of an owner.
     fn started(program: &str, arguments: &[&str]) -> Process {
         let mut command = std::process::Command::new(program);
         let mut child =
@@ -199,25 +198,25 @@ mod tests {
 
     fn end(process: Process) {
         let mut handle = process.kill();
-        handle.child.as_mut().expect("it was started here").wait().expect("it ends");
+        handle.child.as_mut().expect("the process was started here").wait().expect("it ends");
     }
 
     #[test]
     fn stopped_process_is_given_up_while_its_pipe_is_full() {
         let mut process = started("sleep", &["1000"]);
         kill_process(pid(process.handle.child.as_ref().expect("started")), Signal::STOP).expect("it runs");
-        // The request exceeds the capacity of a pipe, so even the write waits.
+        // The request exceeds the pipe capacity, so even the write blocks.
         let request = "x".repeat(1 << 20);
         let failed = process.exchange(&request, Duration::from_millis(50), &AtomicBool::new(false));
-        assert_eq!(failed, Err(format!("{PROGRAM} did not read its request within 0 s and is killed")));
+        assert_eq!(failed, Err(format!("{PROGRAM} did not read its request within 0 s and was killed")));
         let stopped = process.exchange(&request, Duration::from_secs(600), &AtomicBool::new(true));
-        assert_eq!(stopped, Err("the daemon ends".to_owned()), "the end of the daemon does not wait for it");
+        assert_eq!(stopped, Err("the daemon is exiting".to_owned()), "an exiting daemon does not wait for the process");
         end(process);
     }
 
     #[test]
     fn request_larger_than_a_pipe_is_sent_whole() {
-        // The program reads a whole line before it responds, as an owner does.
+        // Like an owner, the program reads a whole line before it responds.
         let mut process = started("sed", &["-u", "p;d"]);
         let request = Answer::Record("x".repeat(200 << 10));
         let answer = process.exchange(&request, Duration::from_secs(600), &AtomicBool::new(false));

@@ -4,9 +4,9 @@ use api::EventKind;
 use cuda_control::{Action, GivenUp, Incident};
 use events::{Log, NewEvent};
 
-/// Advice for a program that could not be killed.
-const KILL_FAILED: &str = "a program was given up but could not be killed: it continues without turns and memory; end \
-    it by hand, and make sure that the unit grants CAP_KILL";
+/// Advice about a program that could not be killed.
+const KILL_FAILED: &str = "a program could not be killed: it continues without turns and memory; kill \
+    it manually, and make sure that the unit grants CAP_KILL";
 
 /// Reports the actions.
 pub(super) fn report(card: &str, incidents: Vec<Incident>, events: &Log) {
@@ -25,15 +25,15 @@ pub(super) fn report(card: &str, incidents: Vec<Incident>, events: &Log) {
     }
 }
 
-/// Returns the kind of an action's event, and its text.
+/// Returns the event kind and the text for an action.
 fn described(tenant: &str, action: &Action) -> (EventKind, String) {
     match action {
         Action::Killed(program) => (EventKind::Killed, format!("a program was killed: {}", named(program))),
         Action::KillFailed(program) => (EventKind::KillFailed, format!("{KILL_FAILED}: {}", named(program))),
         Action::Suspended(program) => (EventKind::Suspended, format!("a program was suspended: {}", named(program))),
-        Action::Struck(strikes) => (EventKind::Overran, format!("a turn ran beyond its limit, strike {strikes}")),
+        Action::Struck(strikes) => (EventKind::Overran, format!("a turn exceeded its time limit, strike {strikes}")),
         Action::Quarantined => {
-            let release = format!("`mediatorctl sched release {tenant}` releases it");
+            let release = format!("run `mediatorctl sched release {tenant}` to release it");
             (EventKind::Quarantined, format!("quarantined: none of its work is started; {release}"))
         }
         Action::ServerEnded { why, programs } => {
@@ -43,7 +43,7 @@ fn described(tenant: &str, action: &Action) -> (EventKind, String) {
             (EventKind::MpsLost, text)
         }
         Action::ServerStarted => {
-            (EventKind::MpsStarted, format!("share group `{tenant}`: the MPS control daemon was started again"))
+            (EventKind::MpsStarted, format!("share group `{tenant}`: the MPS control daemon was restarted"))
         }
         Action::Forgotten(number) => {
             (EventKind::Suppressed, format!("{number} earlier actions on tenants are not listed"))

@@ -1,12 +1,12 @@
-//! The process of a CUDA card's owner: starts it, communicates with it, and restarts it when it ends.
+//! The process of a CUDA card's owner: starts it, communicates with it, and restarts it when it exits.
 //!
 //! [`Supervisor`] runs on a thread of its caller and receives [`Command`]s. `incidents` reports the owner's actions on
 //! tenants in the log and as events.
 //!
-//! Parts: `handle` (the process and its pipes), and `handed_over` (an upgrade in which the next daemon takes the
-//! process over).
+//! Modules: `handle` (the process and its pipes), and `handed_over` (upgrades in which the next daemon takes over the
+//! process).
 //!
-//! The crate does not decide which tenants exist, and does not keep their settings across a restart of the daemon.
+//! The crate does not decide which tenants exist, and does not keep their settings across daemon restarts.
 
 mod handed_over;
 mod handle;
@@ -29,58 +29,56 @@ use handle::{Handle, Process};
 use listening::folders;
 
 /// Time limit for an owner's response.
-// TIMEOUT: a working owner responds immediately; an owner that does not respond is stuck in the driver.
+// TIMEOUT: a working owner responds immediately; an unresponsive one is stuck in the driver.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time limit for evicting other tenants' memory to provide a guarantee.
-// TIMEOUT: programs quiesce within 2 s each, and 60 GiB can move in this time.
+/// Time limit for providing a guarantee by evicting other tenants' memory.
+// TIMEOUT: programs quiesce within 2 s each, and 60 GiB can be moved in this time.
 pub const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
-/// Time between two requests for a guarantee that needs evictions.
+/// Interval between attempts to provide a guarantee that needs evictions.
 pub const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// Name of the owner's program.
+/// Name of the owner program.
 const PROGRAM: &str = "cuda-owner";
-/// Folder in which the package installs the program.
+/// Folder where the package installs the program.
 const INSTALLED: &str = "/usr/lib/gpu-mediator";
-/// Interval at which the process is checked and asked for its description of the card. This also detects a hung
-/// process.
+/// Interval at which the process is checked and asked to describe the card. This also detects a hung process.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Delay before an owner that has ended is restarted. The delay doubles each time that the owner ends immediately, up
-/// to [`DELAY_MOST`].
+/// Delay before an exited owner is restarted. It doubles each time the owner exits immediately, up to [`DELAY_MOST`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
-/// Maximum of the delay before a restart.
+/// Maximum delay before a restart.
 const DELAY_MOST: Duration = Duration::from_secs(30);
-/// Uptime after which the end of an owner no longer counts as an immediate end.
+/// Uptime after which an exit no longer counts as immediate.
 const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
 /// Time limit for the driver to open the card.
 // TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
 const OPEN: Duration = Duration::from_secs(60);
-/// Time limit for a killed process to end if the daemon also ends.
-// TIMEOUT: a process that is stuck in the driver ends when the driver returns, and the daemon does not wait for that.
+/// Time limit for a killed process to exit when the daemon exits too.
+// TIMEOUT: a process stuck in the driver exits only when the driver returns, and the daemon does not wait for that.
 const KILLED: Duration = Duration::from_secs(2);
-/// Time limit for an owner to end its MPS servers and itself, when the daemon ends.
-// TIMEOUT: servers without clients end within a fraction of a second.
+/// Time limit for an owner to stop its MPS servers and exit when the daemon exits.
+// TIMEOUT: servers without clients exit within a fraction of a second.
 const CLOSED: Duration = Duration::from_secs(2);
 
-/// Time limit for a process to end after its output has ended.
-// TIMEOUT: a killed or exited process is gone within a few milliseconds.
+/// Time limit for a process to exit after it has closed its output.
+// TIMEOUT: a killed or exiting process is gone within a few milliseconds.
 const ENDS: Duration = Duration::from_millis(100);
 /// Reason why a card has no owner after a reset.
 const CARD_LOST: &str =
-    "the card was reset or has failed: programs that used it have lost their memory and must be started again";
+    "the card was reset or has failed: programs that used it have lost their memory and must be restarted";
 
 /// A command to the thread of a [`Supervisor`].
 pub enum Command {
-    /// Sends a request to the owner. The error is the reason why no owner runs.
+    /// Sends a request to the owner. The error is the reason why no owner is running.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
     /// Hands the owner over to another daemon. Nothing is sent to the owner until the handover has succeeded or failed.
     HandOver(HandingOver),
-    /// Ends the owner.
+    /// Stops the owner.
     Stop,
 }
 
-/// The driver's identifiers of a card.
+/// Identifiers of a card according to the driver.
 #[derive(Clone, Debug)]
 pub struct CardIdentity {
-    /// Name of the card's model.
+    /// Model name of the card.
     pub model: String,
     /// UUID of the card in NVML's form.
     pub uuid: String,
@@ -90,26 +88,26 @@ pub struct CardIdentity {
 pub struct Supervisor {
     card: String,
     settings: Settings,
-    /// Configured tenants, which are sent to each new process.
+    /// Configured tenants, sent to each new process.
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
-    /// True if the process is of an earlier version, which serves no tenants with several cards.
+    /// True if the process is an earlier version, which does not support tenants with several cards.
     lacks_gangs: bool,
-    /// A killed process. The next one starts after it has ended.
+    /// A killed process. The next one is started after it has exited.
     dying: Option<Handle>,
-    /// Number of consecutive times that the process ended shortly after its start.
+    /// Number of consecutive times that the process exited shortly after its start.
     failures: u32,
     retry: Instant,
     looked: Instant,
     status_cell: Arc<StatusCell>,
-    /// Set when callers no longer need a response.
+    /// Set when callers no longer need responses.
     stop: Arc<AtomicBool>,
     events: Arc<Log>,
 }
 
 impl Supervisor {
-    /// Creates the supervisor of a card, without a process. Events are added to the log `events`. When `stop` is set,
-    /// callers no longer need a response.
+    /// Creates the supervisor of a card, without a process. Adds events to the log `events`. Once `stop` is set,
+    /// callers no longer need responses.
     pub fn new(
         card: &str,
         settings: Settings,
@@ -133,10 +131,10 @@ impl Supervisor {
         }
     }
 
-    /// Starts a process and sends it the configured tenants. Returns the identity of the card.
+    /// Starts a process and sends it the configured tenants. Returns the card's identity.
     ///
     /// # Errors
-    /// Returns an error if the owner does not start, or the driver does not open the card.
+    /// Returns an error if the owner does not start, or if the driver does not open the card.
     pub fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
@@ -154,11 +152,11 @@ impl Supervisor {
         let identity = match process.exchange(&self.settings, OPEN, &self.stop)? {
             Answer::Ready { name, uuid, .. } => CardIdentity { model: name, uuid },
             Answer::Failed(what) => return Err(what),
-            other => return Err(format!("{PROGRAM} responds {other:?}: it has another version")),
+            other => return Err(format!("{PROGRAM} responded {other:?}: it has a different version")),
         };
         let socket_dir = self.settings.journal.parent().unwrap_or(Path::new("/"));
         for tenant in self.tenants.values() {
-            // The folder may have been removed since the previous owner started.
+            // The folder may have been removed since the previous owner was started.
             if let Err(error) = folders::make(&tenant.name, &tenant.socket, socket_dir) {
                 tracing::error!(card = self.card, tenant = tenant.name, %error, "a tenant has no folder for its socket");
             }
@@ -168,7 +166,7 @@ impl Supervisor {
                 if !matches!(answer, Answer::Moving(_)) || begin.elapsed() >= GUARANTEE_TIMEOUT {
                     break answer;
                 }
-                // Programs of earlier tenants have reconnected, and use memory that is guaranteed to this tenant.
+                // Reconnected programs of earlier tenants are using memory that is guaranteed to this tenant.
                 std::thread::sleep(GUARANTEE_RETRY_INTERVAL);
             };
             if let Answer::Failed(what) | Answer::Moving(what) = answer {
@@ -184,7 +182,7 @@ impl Supervisor {
             match commands.recv_timeout(POLL_INTERVAL) {
                 Ok(Command::Ask(request, reply)) => {
                     let answer = self.ask(&request);
-                    // The response to a change guarantees that readers see the change.
+                    // Readers must see a change once its response has been sent.
                     self.describe();
                     // The caller may have stopped waiting.
                     let _ = reply.send(answer);
@@ -203,7 +201,7 @@ impl Supervisor {
 
     fn ask(&mut self, request: &Request) -> Result<Answer, String> {
         if self.lacks_gangs && matches!(request, Request::Add(tenant) if tenant.gang.is_some()) {
-            let why = "the owner of its card was started by an earlier version and serves no tenants with several cards: \
+            let why = "the owner of its card was started by an earlier version and does not support tenants with several cards: \
                        restart the daemon without an upgrade";
             return Ok(Answer::Failed(why.to_owned()));
         }
@@ -221,7 +219,7 @@ impl Supervisor {
         Ok(answer)
     }
 
-    /// Sends a request to the process. A process that does not respond is not used again.
+    /// Sends a request to the process. An unresponsive process is not used again.
     fn exchange(&mut self, request: &Request) -> Result<Answer, String> {
         let process = self.process.as_mut().ok_or("it will be restarted shortly")?;
         self.status_cell.asks();
@@ -233,7 +231,7 @@ impl Supervisor {
         answer
     }
 
-    /// Requests a description of the card from the process, for all readers.
+    /// Requests a description of the card, for all readers, from the process.
     fn describe(&mut self) {
         self.looked = Instant::now();
         if self.process.is_none() {
@@ -244,12 +242,12 @@ impl Supervisor {
                 incidents::report(&self.card, std::mem::take(&mut card.incidents), &self.events);
                 self.status_cell.described(*card);
             }
-            Ok(other) => self.end(&format!("{PROGRAM} responds {other:?}: it has another version")),
+            Ok(other) => self.end(&format!("{PROGRAM} responded {other:?}: it has a different version")),
             Err(_) => {}
         }
     }
 
-    /// Starts another process if none is running and the delay has passed.
+    /// Starts a new process if none is running and the delay has passed.
     fn look(&mut self) {
         if let Some(process) = &mut self.process
             && let Some(status) = process.handle.end()
@@ -269,15 +267,15 @@ impl Supervisor {
         match self.start() {
             Ok(_) => {
                 self.status_cell.restarted();
-                tracing::warn!(card = self.card, "the owner of the CUDA card was started again");
-                let what = "the owner of the card was started again";
+                tracing::warn!(card = self.card, "the owner of the CUDA card was restarted");
+                let what = "the owner of the card was restarted";
                 self.events.add(NewEvent::card(EventKind::OwnerStarted, &self.card, what));
             }
             Err(error) => self.failed(&error),
         }
     }
 
-    /// Gives up the process. The owner's programs keep their memory and connect to the next owner.
+    /// Abandons the process. The owner's programs keep their memory and connect to the next owner.
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
@@ -293,14 +291,14 @@ impl Supervisor {
         let delay = (MIN_RESTART_DELAY * 2u32.saturating_pow(self.failures.min(16))).min(DELAY_MOST);
         self.failures += 1;
         self.retry = Instant::now() + delay;
-        tracing::error!(card = self.card, why, again_in = ?delay, "the owner of the CUDA card ended");
-        let what = format!("the owner of the card has ended, and will be restarted in {delay:?}: {why}");
+        tracing::error!(card = self.card, why, again_in = ?delay, "the owner of the CUDA card exited");
+        let what = format!("the owner of the card has exited, and will be restarted in {delay:?}: {why}");
         self.events.add(NewEvent::card(EventKind::OwnerLost, &self.card, what));
     }
 }
 
 impl Supervisor {
-    /// Returns true if the owner may have MPS servers, which it ends itself if they have no clients.
+    /// Returns true if the owner may have MPS servers, which it stops itself if they have no clients.
     fn has_groups(&self) -> bool {
         self.tenants.values().any(|tenant| tenant.share_group.is_some())
     }
@@ -326,8 +324,8 @@ impl Drop for Supervisor {
     }
 }
 
-/// Returns a file next to the daemon's program, if it exists; otherwise, returns `installed` in the folder of the
-/// package.
+/// Returns the path of a file next to the daemon's program if it exists, and otherwise of `installed` in the package's
+/// folder.
 #[must_use]
 pub fn beside(name: &str, installed: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default().with_file_name(name);

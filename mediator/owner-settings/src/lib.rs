@@ -1,7 +1,7 @@
-//! The configuration of a CUDA card and of its tenants in the form of the card's owner: [`settings`] at its start,
-//! [`rules`] that change while it runs, and each [`tenant`].
+//! Converts the configuration of a CUDA card and its tenants to the owner's form: [`settings`] at startup, [`rules`]
+//! that can change while it runs, and each [`tenant`].
 //!
-//! The crate does not send requests to an owner, and keeps no state.
+//! The crate does not send requests to owners, and keeps no state.
 
 #![forbid(unsafe_code)]
 
@@ -20,7 +20,7 @@ const MS: u64 = 1_000_000;
 /// Default length of a quantum, as a multiple of the duration of the copies at its start (decision 120).
 const QUANTUM_FACTOR: u32 = 80;
 
-/// Returns the number of a card for the owners of other cards.
+/// Returns the number that identifies a card among the owners of cards.
 fn card_number(card: &str) -> CardId {
     CardId(gang_number(card))
 }
@@ -30,8 +30,7 @@ fn owner_socket(card: &str, folder: &Path) -> PathBuf {
     folder.join(config::cuda::owner_socket(card))
 }
 
-/// Returns the settings with which a card's owner starts. The owner writes the list of programs that it serves to
-/// `folder`.
+/// Returns the startup settings of a card's owner. The owner writes the list of programs that it serves to `folder`.
 #[must_use]
 pub fn settings(spec: &CardSpec, folder: &Path) -> Settings {
     let cuda = spec.cuda();
@@ -68,7 +67,7 @@ pub fn settings(spec: &CardSpec, folder: &Path) -> Settings {
     }
 }
 
-/// Returns the rules for sharing a card, in the owner's format.
+/// Returns the rules for sharing a card, in the owner's form.
 #[must_use]
 pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     let Tuning { scheduler, memory, .. } = *tuning;

@@ -1,16 +1,16 @@
-//! The page that shows cards, tenants and VMs in a browser, and the TCP socket on which it is served.
+//! The page that shows cards, tenants and VMs in a browser, and the TCP socket that serves it.
 //!
-//! The page is one file, `page.html`. The page reads the admin API with GET requests, changes nothing, and sends no
-//! requests to other hosts. Names that tenants choose are shown as text, never as HTML.
+//! The page is a single file, `page.html`. It reads the admin API with GET requests, changes nothing, and sends no
+//! requests to other hosts. Names chosen by tenants are shown as text, never as HTML.
 //!
-//! A browser connects to a loopback address without a password, so the crate limits the websites that can access the
-//! daemon through the browser:
+//! Browsers connect to a loopback address without a password, so the crate limits which websites can access the daemon
+//! through the browser:
 //!
 //! - A website may resolve its own name to a loopback address and then read the responses ("DNS rebinding"). Requests
-//!   whose `Host` is neither an IP address nor `localhost` are refused.
+//!   whose `Host` is neither an IP address nor `localhost` are therefore rejected.
 //! - Other websites cannot embed or read the page: the headers forbid frames, other sources, and cross-origin use.
 //!
-//! The crate does not depend on the API's requests; the daemon passes its router.
+//! The crate does not depend on the API; the daemon passes its router.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -25,12 +25,12 @@ use base64::Engine;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use sha2::{Digest, Sha256};
 
-/// Contents of the page.
+/// HTML source of the page.
 const PAGE: &str = include_str!("page.html");
-/// Maximum number of connections that wait to be accepted.
+/// Maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 64;
 
-/// Adds the page at `/` to a router of read-only requests, and adds the headers that keep the page safe.
+/// Adds the page at `/` to a router of read-only requests, together with headers that keep the page safe.
 pub fn with_page(api: Router) -> Router {
     let policy = policy();
     let page = get(move || async move { ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE)) });
@@ -43,7 +43,7 @@ pub fn with_page(api: Router) -> Router {
     }))
 }
 
-/// Rejects requests whose `Host` is a name other than `localhost`; see the crate's description.
+/// Rejects requests whose `Host` is a name other than `localhost`; see the crate documentation.
 pub fn guard(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
@@ -60,8 +60,8 @@ const HEADERS: [(HeaderName, &str); 5] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// Returns the page's content security policy: it may run its own script, use its own style, and send requests to its
-/// own server.
+/// Returns the page's content security policy: the page may run its own script, use its own style, and send requests to
+/// its own server.
 fn policy() -> String {
     let hash = |tag: &str| {
         let text = PAGE.split(&format!("<{tag}>")).nth(1).and_then(|rest| rest.split(&format!("</{tag}>")).next());
@@ -93,11 +93,11 @@ fn refused(host: Option<&str>) -> Response {
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-/// Listens on a loopback address. A daemon that is being upgraded can listen before its predecessor has closed the same
-/// address.
+/// Listens on a loopback address. A daemon that takes over in an upgrade can listen before its predecessor has closed
+/// the same address.
 ///
 /// # Errors
-/// Returns an error if the system rejects the address, for example because another program uses it.
+/// Returns an error if the system rejects the address, for example because another program is using it.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -130,7 +130,7 @@ mod tests {
         for tag in ["<script>", "<style>"] {
             assert_eq!(PAGE.matches(tag).count(), 1, "{tag}");
         }
-        // The namespace of SVG is a name, not an address that a browser requests.
+        // The SVG namespace is a name, not an address that browsers request.
         let text = PAGE.replace("http://www.w3.org/2000/svg", "");
         for foreign in [
             "http:",

@@ -1,12 +1,12 @@
-//! A virtual machine that is connected directly to a card, without mediation. Passthrough is the baseline for every
-//! overhead figure, and helps to distinguish a fault of the card from a fault of the mediator.
+//! Connects a virtual machine directly to a card, without mediation. Passthrough is the baseline of all overhead
+//! figures, and helps to distinguish card faults from mediator faults.
 //!
 //! Accesses to BAR0 become 32-bit register accesses; smaller ones are merged. BAR1 and BAR3 are the card's apertures,
-//! and the expansion ROM contains the image in PROM. Guest memory is mapped at its guest-physical address while the
-//! guest has bus mastering enabled. A thread relays the card's interrupt in the mode that the guest has selected.
+//! and the expansion ROM contains the PROM image. Guest memory is mapped at its guest-physical addresses while the
+//! guest has bus mastering enabled. A thread relays the card's interrupt in the mode selected by the guest.
 //!
-//! The crate does not check accesses: the guest can access the card as a driver on bare metal can. The guest has
-//! exclusive use of the card, which is reset between clients.
+//! The crate does not check accesses: the guest has the same access to the card as a driver on bare metal. It uses the
+//! card exclusively, and the card is reset between clients.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Ack, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
-/// Mode in which the card's interrupt is delivered to the client.
+/// How the card's interrupt is delivered to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Line {
@@ -32,7 +32,7 @@ enum Line {
     Msi = 2,
 }
 
-/// State that the device's thread, the relay and the admin API share.
+/// State shared by the device's thread, the relay and the admin API.
 #[derive(Debug)]
 pub struct PassthroughVm {
     interrupts: Arc<Interrupts>,
@@ -51,13 +51,13 @@ pub struct PassthroughVm {
     vram_mib: u64,
 }
 
-/// The card's interrupt pin, as the relay sees it.
+/// The card's interrupt pin, as seen by the relay.
 #[derive(Debug, Default)]
 struct Pin {
-    /// Level of the pin. The client's level changes under the same lock, so that both are always equal.
+    /// Level of the pin. The client's level changes under the same lock, so both are always equal.
     level: locks::Mutex<locks::rank::Level, bool>,
-    /// A copy of `level` that register accesses read without taking the lock. The copy is set before the client can
-    /// notice the interrupt.
+    /// Copy of `level` that register accesses read without taking the lock. It is set before the client can notice the
+    /// interrupt.
     hint: AtomicBool,
 }
 
@@ -123,19 +123,19 @@ impl PassthroughVm {
     }
 }
 
-/// Minimum size in bytes of an expansion ROM's BAR.
+/// Minimum size of an expansion ROM BAR, in bytes.
 const LEAST_ROM: usize = 2048;
 
-/// A card as the device of a virtual machine.
+/// A card as a virtual machine's device.
 pub struct PassthroughDevice {
     card: Arc<dyn Card>,
     link: Link,
     pci: PciConfig,
-    /// The expansion ROM, padded to the size of its BAR; empty if the card has none.
+    /// Expansion ROM, padded to the size of its BAR; empty if the card has none.
     rom: Vec<u8>,
     shared: Arc<PassthroughVm>,
-    /// Regions that the client lends, by guest-physical address. These regions are mapped for the card while the guest
-    /// has bus mastering enabled.
+    /// Regions lent by the client, by guest-physical address. They are mapped for the card while the guest has bus
+    /// mastering enabled.
     regions: BTreeMap<u64, Lending>,
     event: EventFd,
     stop: Arc<AtomicBool>,
@@ -150,11 +150,11 @@ struct Lending {
 }
 
 impl PassthroughDevice {
-    /// Connects `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` through `link`. Resets the
-    /// card. With `flr`, the function supports function-level resets.
+    /// Resets `card`, which has `vram_mib` MiB of VRAM, and connects it to the virtual machine `name` through `link`.
+    /// If `flr` is true, the function supports function-level resets.
     ///
     /// # Errors
-    /// Returns an error if no descriptors or threads are available, or PCI does not permit the card's BARs.
+    /// Returns an error if no file descriptors or threads are available, or if PCI does not permit the card's BARs.
     pub fn build(
         card: Arc<dyn Card>,
         vram_mib: u64,
@@ -247,11 +247,11 @@ impl PassthroughDevice {
         Ok(())
     }
 
-    /// Allows the card to signal again if its pin is still asserted. Must be called after accesses that may have
-    /// deasserted the pin.
+    /// Lets the card signal again if its pin is still asserted. Must be called after accesses that may have deasserted
+    /// the pin.
     ///
-    /// While the client masks the pin, another signal costs nothing. When the client unmasks the pin, the level
-    /// determines whether it is signalled.
+    /// While the client masks the pin, another signal costs nothing. When it unmasks the pin, the level determines
+    /// whether the interrupt is signalled.
     fn look_at_pin(&self) {
         if self.shared.pin.lower(&self.shared.interrupts) {
             self.card.unmask_intx();
@@ -294,7 +294,7 @@ impl PassthroughDevice {
         };
         match self.event.try_clone() {
             Ok(event) => self.card.set_interrupt(mode, Some(event)),
-            Err(error) => tracing::error!(%error, "the card has no interrupt: no file descriptor left"),
+            Err(error) => tracing::error!(%error, "the card has no interrupt: no file descriptors are left"),
         }
     }
 
@@ -343,7 +343,7 @@ impl Lending {
             }
             Err(error) => {
                 shared.out_of_reach.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(%error, "the card cannot access a part of guest memory");
+                tracing::warn!(%error, "the card cannot access part of guest memory");
             }
         }
     }
@@ -424,8 +424,7 @@ impl Device for PassthroughDevice {
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
-        // Without a file, the card cannot access the memory, so such accesses fault like accesses beyond the end of
-        // memory.
+        // The card cannot access memory without a file, so such accesses fault like accesses beyond the end of memory.
         let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
         let memory = memory_of(mapping, region.writable).map_err(|error| MapError(error.to_string()))?;
         let mut lending = Lending { size: region.size, memory, mapped: false };
@@ -457,15 +456,15 @@ impl Drop for PassthroughDevice {
         self.clean();
         self.quiet_interrupts();
         self.stop.store(true, Ordering::Release);
-        // The write can fail only if the counter is full. In this case, the relay also wakes up.
+        // The write can fail only if the counter is full, and the relay wakes up in that case too.
         let _ = self.event.write(1);
         if self.relay.lock().take().is_some_and(|relay| relay.join().is_err()) {
-            tracing::error!("the thread that relays the card's interrupts had panicked");
+            tracing::error!("the thread that relays the card's interrupts panicked");
         }
     }
 }
 
-/// The thread that waits for the card's interrupt.
+/// State of the thread that waits for the card's interrupt.
 struct Relay {
     event: EventFd,
     shared: Arc<PassthroughVm>,
@@ -498,12 +497,12 @@ impl Relay {
     }
 }
 
-/// Returns the position, within the register at `register`, of the byte at which an access at `offset` starts.
+/// Returns the position of the byte at which an access at `offset` starts, within the register at `register`.
 fn place(offset: u32, register: u32) -> usize {
     offset.saturating_sub(register).min(3) as usize
 }
 
-/// Splits the bytes of an access at `offset` at the boundaries of registers.
+/// Splits the bytes of an access at `offset` at register boundaries.
 fn pieces(offset: u32, data: &[u8]) -> impl Iterator<Item = &[u8]> {
     let head = (4 - (offset & 3) as usize).min(data.len());
     let (head, tail) = data.split_at(head);

@@ -1,4 +1,4 @@
-//! Tests the connection between a vfio-user client and a card, with a card that records all accesses.
+//! Tests the connection between a vfio-user client and a card that records all accesses.
 
 use super::*;
 use card::{DmaError, Identity};
@@ -15,11 +15,11 @@ const BAR1: u32 = 1;
 const CONFIG: u32 = 7;
 /// Offset of the command register in configuration space.
 const COMMAND: u64 = 4;
-/// Bits of the command register for memory and bus mastering.
+/// Command register bits for memory space and bus mastering.
 const MASTER: u8 = 6;
-/// Bits of the command register for memory and bus mastering, and the bit that disables INTx.
+/// Command register bits for memory space and bus mastering, and the bit that disables INTx.
 const NO_INTX: u16 = 0x406;
-/// Offset of MSI's control word.
+/// Offset of the MSI control word.
 const MSI_CONTROL: u64 = 0x6a;
 /// Offset of the power management control word.
 const POWER_CONTROL: u64 = 0x64;
@@ -27,13 +27,13 @@ const POWER_CONTROL: u64 = 0x64;
 const ROM_BAR: u64 = 0x30;
 /// Offset of the PCI Express device control word.
 const DEVICE_CONTROL: u64 = 0x80;
-/// Bit in device control that resets the function.
+/// Device control bit that resets the function.
 const INITIATE_RESET: u16 = 1 << 15;
 const ROM: u32 = 6;
-/// Interrupt types of the protocol.
+/// Interrupt types in the protocol.
 const INTX: u32 = 0;
 const MSI: u32 = 1;
-/// Reading this register lowers the interrupt pin of the recording card.
+/// Register whose reads lower the interrupt pin of the recording card.
 const ACKNOWLEDGE: u32 = 0x100;
 /// End of the address space of the recording card.
 const ADDRESS_LIMIT: u64 = 1 << 40;
@@ -47,7 +47,7 @@ struct State {
     pin: bool,
     masked: bool,
     resets: u32,
-    /// Contents of PROM, which survive a reset.
+    /// PROM contents, which survive a reset.
     rom: Vec<u8>,
     aperture: Vec<(Aperture, u64, Vec<u8>)>,
 }
@@ -74,7 +74,7 @@ impl Recording {
 
     fn message(&self) {
         let state = self.0.lock();
-        let (mode, event) = state.event.as_ref().expect("interrupts are on");
+        let (mode, event) = state.event.as_ref().expect("interrupts are enabled");
         assert_eq!(*mode, InterruptMode::Msi);
         event.write(1).unwrap();
     }
@@ -180,7 +180,7 @@ impl Wired {
         Self::with(Vec::new(), false)
     }
 
-    /// Creates a card with an image in PROM and, with `flr`, support for function-level resets.
+    /// Creates a card with an image in PROM, and with support for function-level resets if `flr` is true.
     fn with(rom: Vec<u8>, flr: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let card = Arc::new(Recording(Mutex::new(State { rom, ..State::default() })));
@@ -196,7 +196,7 @@ impl Wired {
     }
 
     fn client(&self) -> Client {
-        // The server may not have noticed yet that the last client has left.
+        // The server may not have noticed yet that the last client has disconnected.
         let client = (0..10_000)
             .find_map(|_| {
                 let client = Client::connect(&self.folder.path().join("s")).ok();
@@ -205,7 +205,7 @@ impl Wired {
                     None
                 })
             })
-            .expect("a server that takes a client");
+            .expect("the server accepts a client");
         client.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
         client
     }
@@ -221,7 +221,7 @@ impl Drop for Wired {
         let ended = self.thread.take().map_or(Ok(()), JoinHandle::join);
         if !std::thread::panicking() {
             ended.unwrap();
-            assert_eq!((self.card.mapped(), self.card.mode()), (vec![], None), "the card is left clean");
+            assert_eq!((self.card.mapped(), self.card.mode()), (vec![], None), "the card is clean afterwards");
         }
     }
 }
@@ -329,7 +329,7 @@ fn pin_interrupt_repeats_after_unmask_only_while_asserted() {
     wired.card.set_pin(true);
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // The handler accesses the card, does not lower the pin, and ends. The interrupt must then be delivered again.
+    // The handler accesses the card but returns without lowering the pin. The interrupt must then be delivered again.
     client.read32(BAR0, 0x200).unwrap();
     client.unmask_intx().unwrap();
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
@@ -381,7 +381,7 @@ fn reset_and_disconnect_leave_a_clean_card() {
 
 #[test]
 fn expansion_rom_matches_prom_and_is_read_only() {
-    // The image has 1 KiB, but a BAR has at least 2 KiB.
+    // The image is 1 KiB long, but a BAR has at least 2 KiB.
     let mut image: Vec<u8> = (0..1024_u32).map(|at| (at * 7) as u8).collect();
     image[..3].copy_from_slice(&[0x55, 0xaa, 2]);
     let wired = Wired::with(image.clone(), false);
@@ -413,7 +413,7 @@ fn function_is_reset_by_itself_only_where_it_can_be() {
         client.write(CONFIG, DEVICE_CONTROL, &INITIATE_RESET.to_le_bytes()).unwrap();
         assert_eq!(wired.card.0.lock().resets - before, u32::from(flr));
         assert_eq!((wired.register(0x10), wired.card.mapped().len()), if flr { (0, 0) } else { (5, 1) });
-        // A driver restores the configuration space that it has saved, and continues.
+        // A driver restores the configuration space that it saved, and continues.
         client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
         assert_eq!(wired.card.mapped(), [(0, 0x1000)]);
     }

@@ -1,9 +1,10 @@
-//! A record of a card's scheduler as a trace for Perfetto, for `mediatorctl sched record --format perfetto`.
+//! Converts a recording of a card's scheduler to a trace for Perfetto, for `mediatorctl sched record --format
+//! perfetto`.
 //!
-//! The format is the JSON of chrome://tracing, which Perfetto also reads. Each tenant is a process. A VM's submission
-//! is a row with its phases (queued, runs, waits). A tenant of a CUDA card has one row with its turns, waits and
-//! overruns. Moves of memory have their own rows, and kills and quarantines are marks. The card is also a process: its
-//! row contains the gaps in which no work ran. Times are in microseconds since the start of the record.
+//! The format is the JSON of chrome://tracing, which Perfetto can read too. Each tenant is a process. Each submission
+//! of a VM is a row with its phases (queued, runs, waits). A tenant of a CUDA card has one row with its turns, waits
+//! and overruns. Memory moves have their own rows, and kills and quarantines are marks. The card is also a process,
+//! with a row for the gaps in which no work ran. Times are in microseconds since the start of the recording.
 //!
 //! Source: "Trace Event Format", Google, sections on complete, async and instant events and on metadata.
 
@@ -15,14 +16,14 @@ use sched::trace::{Entry, MemoryMove, Trace};
 use sched::{Channel, Decision, Engine, Event, Nanos, TenantId, Ticket};
 use serde_json::{Value, json};
 
-/// Process of the card.
+/// Process ID of the card in the trace.
 const CARD: u64 = 1;
-/// Process of the first tenant.
+/// Process ID of the first tenant in the trace.
 const FIRST_TENANT: u64 = 2;
 /// Row of a tenant's turns and marks, and of the card's gaps.
 const TURNS: u64 = 1;
 
-/// A submission that has not ended in the record so far.
+/// A submission that has not ended so far in the recording.
 struct Open {
     vm: TenantId,
     channel: Channel,
@@ -31,7 +32,7 @@ struct Open {
     since: Nanos,
 }
 
-/// A phase of a tenant of a CUDA card.
+/// A phase of a CUDA card's tenant.
 struct Phase {
     name: &'static str,
     from: Nanos,
@@ -44,13 +45,13 @@ struct Timeline<'a> {
     open: BTreeMap<Ticket, Open>,
     events: Vec<Value>,
     seen: BTreeSet<TenantId>,
-    /// Phases of tenants of a CUDA card, in order.
+    /// Phases of a CUDA card's tenants, in order.
     phases: BTreeMap<TenantId, Vec<Phase>>,
     /// Intervals in which work ran on the card.
     busy: Vec<(Nanos, Nanos)>,
 }
 
-/// Converts a record.
+/// Converts a recording.
 #[must_use]
 pub fn convert(trace: &Trace, card: &str) -> Value {
     let mut timeline = Timeline {
@@ -64,7 +65,7 @@ pub fn convert(trace: &Trace, card: &str) -> Value {
     for entry in &trace.entries {
         timeline.add(entry);
     }
-    // Submissions without an end are extended to the end of the record.
+    // Extend submissions without an end to the end of the recording.
     let left: Vec<Ticket> = timeline.open.keys().copied().collect();
     for ticket in left {
         timeline.close(ticket, trace.end());
@@ -75,7 +76,7 @@ pub fn convert(trace: &Trace, card: &str) -> Value {
     }
     timeline.gaps();
     let mut events = timeline.names(card);
-    // A stable order by time, because some readers do not sort.
+    // Sort by time (stably), because some readers do not sort.
     timeline.events.sort_by(|one, other| time(one).total_cmp(&time(other)));
     events.append(&mut timeline.events);
     json!({ "displayTimeUnit": "ms", "otherData": { "card": card }, "traceEvents": events })
@@ -123,7 +124,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Returns the displayed name of a phase. A turn with the whole card has different names.
+    /// Returns a phase's display name. Turns with the whole card have different names.
     fn name(&self, phase: &'static str) -> &'static str {
         match phase {
             "queued" if self.trace.turns => "waits",
@@ -133,7 +134,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Begins a phase of a submission. Submissions that started before the record are unknown and omitted.
+    /// Begins a submission's phase. Submissions that started before the recording are unknown and omitted.
     fn enter(&mut self, ticket: Ticket, phase: &'static str, at: Nanos) {
         self.show(ticket, at);
         if let Some(open) = self.open.get_mut(&ticket) {
@@ -147,10 +148,10 @@ impl Timeline<'_> {
         self.open.remove(&ticket);
     }
 
-    /// Adds the current phase of a submission, which ends at `at`.
+    /// Adds a submission's current phase, which ends at `at`.
     fn show(&mut self, ticket: Ticket, at: Nanos) {
         let Some(&Open { vm, engine, phase, since, .. }) = self.open.get(&ticket) else { return };
-        // The card's time of an end may precede the mediator's time of the start, because the clocks differ slightly.
+        // The card's end time may precede the mediator's start time, because the clocks differ slightly.
         let until = at.max(since);
         if phase == self.name("runs") || phase == "overruns" {
             self.busy.push((since, until));
@@ -161,7 +162,7 @@ impl Timeline<'_> {
         self.pair(engine.name(), phase, (ticket.0, vm), (since, until), None);
     }
 
-    /// Adds a phase of a tenant of a CUDA card. Slices of one turn are combined into one phase.
+    /// Adds a phase of a CUDA card's tenant. Slices of the same turn are combined into one phase.
     fn phase(&mut self, tenant: TenantId, Phase { name, from, until }: Phase) {
         let phases = self.phases.entry(tenant).or_default();
         match phases.last_mut() {
@@ -171,7 +172,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Adds an interval that may overlap other intervals of its process.
+    /// Adds an interval that may overlap others of its process.
     fn pair(
         &mut self,
         category: &str,
@@ -198,10 +199,10 @@ impl Timeline<'_> {
         self.events.push(json!({ "ph": "X", "name": name, "pid": pid, "tid": TURNS, "ts": ts, "dur": end - ts }));
     }
 
-    /// Adds the phases of tenants of a CUDA card.
+    /// Adds the phases of a CUDA card's tenants.
     fn turns(&mut self) {
         for (tenant, mut phases) in std::mem::take(&mut self.phases) {
-            // Submissions are closed in the order of their ends.
+            // Submissions were added in the order of their ends.
             phases.sort_by_key(|phase| (phase.from, phase.until));
             for Phase { name, from, until } in phases {
                 self.complete(process(tenant), name, from, until);

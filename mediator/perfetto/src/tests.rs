@@ -1,4 +1,4 @@
-//! Traces of records through real schedulers, checked against the trace event format.
+//! Tests traces of recordings from real schedulers against the trace event format.
 
 use super::*;
 use sched::trace::Recorder;
@@ -7,11 +7,11 @@ use sched::{Config, Scheduler, VgpuParams};
 
 const VM: TenantId = TenantId(3);
 
-/// Checks each rule of the trace event format that concerns these events, and returns the events by kind.
+/// Checks each rule of the trace event format that applies to these events, and returns the events by kind.
 fn checked(trace: &Value) -> BTreeMap<String, Vec<Value>> {
     let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     let mut named: BTreeSet<(String, u64)> = BTreeSet::new();
-    // Parse the text, because readers get the text.
+    // Parse the output, because viewers read it as text.
     let trace: Value = serde_json::from_str(&trace.to_string()).unwrap();
     assert_eq!(trace["displayTimeUnit"], "ms");
     let mut last = 0.0;
@@ -28,7 +28,7 @@ fn checked(trace: &Value) -> BTreeMap<String, Vec<Value>> {
             continue;
         }
         for name in ["process_name", "thread_name"] {
-            assert!(named.contains(&(name.to_owned(), pid)), "a process without {name}: {event}");
+            assert!(named.contains(&(name.to_owned(), pid)), "process without {name}: {event}");
         }
         let ts = event["ts"].as_f64().unwrap();
         assert!(ts.is_finite() && ts >= last, "{event}");
@@ -37,7 +37,7 @@ fn checked(trace: &Value) -> BTreeMap<String, Vec<Value>> {
             "X" => {
                 let dur = event["dur"].as_f64().unwrap();
                 assert!(dur.is_finite() && dur > 0.0, "{event}");
-                // Intervals of a row do not overlap.
+                // Intervals in a row must not overlap.
                 let end = rows.entry((pid, tid)).or_default();
                 assert!(ts >= *end - 1e-6, "overlaps: {event}");
                 *end = ts + dur;
@@ -59,7 +59,7 @@ fn checked(trace: &Value) -> BTreeMap<String, Vec<Value>> {
     kinds
 }
 
-/// Records events of one virtual machine through a real scheduler.
+/// Records one virtual machine's events through a real scheduler.
 fn record(events: &[(u64, Event)]) -> Trace {
     let mut running = Scheduler::new(Config::default(), Nanos(1_000)).unwrap();
     let mut recorder = Recorder::new(Vec::new(), &running, Nanos(1_000), &[(VM, "web".to_owned())].into()).unwrap();
@@ -72,7 +72,7 @@ fn record(events: &[(u64, Event)]) -> Trace {
     Trace::read(&*recorder.finish().unwrap()).unwrap()
 }
 
-/// Returns the phases as name, ticket, begin and end.
+/// Returns the phases as tuples of name, ticket, begin and end.
 fn phases(trace: &Value) -> Vec<(String, u64, f64, f64)> {
     let mut kinds = checked(trace);
     let (begins, mut ends) = (kinds.remove("b").unwrap_or_default(), kinds.remove("e").unwrap_or_default());
@@ -85,7 +85,7 @@ fn phases(trace: &Value) -> Vec<(String, u64, f64, f64)> {
     pairs.collect()
 }
 
-/// Returns the intervals of a process as name, begin and end.
+/// Returns a process's intervals as tuples of name, begin and end.
 fn intervals(trace: &Value, pid: u64) -> Vec<(String, f64, f64)> {
     let all = checked(trace).remove("X").unwrap_or_default();
     let of_process = all.into_iter().filter(|event| event["pid"] == pid);
@@ -123,7 +123,7 @@ fn phases_of_submissions_follow_each_other_without_gaps() {
     let names = checked(&shown).remove("M").unwrap();
     let names: Vec<&str> = names.iter().map(|event| event["args"]["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["card card0", "gaps", "web", "work"]);
-    // No work ran while the submission waited, and between the two submissions.
+    // No work ran while the submission waited, or between the two submissions.
     let gaps = [(0.0, 1.0), (4.0, 5.0), (7.5, 8.5)].map(|(from, to)| ("gap".to_owned(), from, to));
     assert_eq!(intervals(&shown, CARD), gaps);
 }
@@ -149,7 +149,7 @@ fn overlapping_memory_moves_are_rows_of_their_tenant() {
     trace.moves = vec![moved(0, 4_000, false), moved(3_000, 5_000, true)];
     let shown = convert(&trace, "card0");
     let moves: Vec<_> = phases(&shown).into_iter().filter(|(name, ..)| name.starts_with("to ")).collect();
-    // A move that began before the record is truncated.
+    // A move that began before the recording is truncated.
     let expected = [("to host memory", 0, 0.0, 3.0), ("to the card", 1, 2.0, 4.0)];
     assert_eq!(moves, expected.map(|(name, number, from, to)| (name.to_owned(), number, from, to)));
     let begins = checked(&shown).remove("b").unwrap();
@@ -170,12 +170,12 @@ fn turns_waits_and_overruns_of_cuda_tenants_are_rows() {
     let at = |ms: u64| Nanos(ms * MS);
     turns.wants(one, at(10));
     turns.wants(two, at(12));
-    // The first tenant does not give its turn back.
+    // The first tenant does not give up its turn.
     let mut now = 10;
     while !turns.has_turn(two) {
         now += 1;
         turns.tick(at(now));
-        assert!(now < 1000, "no turn for the second");
+        assert!(now < 1000, "no turn for the second tenant");
     }
     turns.ended(two, at(now + 5), false, at(now + 5));
     turns.ended(one, at(now + 9), false, at(now + 9));

@@ -1,7 +1,7 @@
-//! Cards of the configuration: software cards in this process, and functions behind VFIO. No other crate of the
-//! mediator depends on the kind of card.
+//! Configured cards: software cards in this process, and PCI functions behind VFIO. No other crate of the mediator
+//! depends on the kind of card.
 //!
-//! [`Physical`] is a card. [`GoingCard`] is a card that is handed over to another daemon: it is first halted
+//! [`Physical`] is a card. [`GoingCard`] is a card to be handed over to another daemon: it is first halted
 //! ([`HaltedCard`]) and then serialized ([`WrittenCard`]).
 //!
 //! The crate does not share a card among VMs (`card-manager` does), and does not handle CUDA cards.
@@ -18,13 +18,13 @@ use vfio_card::VfioCard;
 
 use config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay};
 
-/// Owner of a card's own part in the file for another daemon.
+/// Owner number of a card's own part in the file for another daemon.
 const PART: u32 = 0;
 
-/// Interval between attempts to halt a card while an engine is busy.
+/// Interval between attempts to halt a card with a busy engine.
 const HALT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Reason why a card cannot be opened or handed over, with the remedy.
+/// Reason why a card cannot be opened or handed over, with a remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unusable(String);
@@ -39,15 +39,15 @@ impl Unusable {
 pub enum Physical {
     /// A software card in this process.
     Software(Arc<SimGpu>),
-    /// A function behind VFIO.
+    /// A PCI function behind VFIO.
     Vfio(Arc<dyn Card>),
 }
 
 impl Physical {
-    /// Opens the card that a configuration describes.
+    /// Opens the configured card.
     ///
     /// # Errors
-    /// Returns an error if the card cannot be opened. The error contains the remedy.
+    /// Returns an error with a remedy if the card cannot be opened.
     pub fn open(spec: &CardSpec) -> Result<Self, Unusable> {
         match spec.kind {
             CardKind::Simgpu => {
@@ -55,17 +55,17 @@ impl Physical {
                 Ok(Self::Software(Arc::new(made)))
             }
             CardKind::Vfio => Ok(Self::Vfio(card_behind_vfio(spec)?)),
-            CardKind::Cuda => Err(Unusable::new("it has an owner of its own, and no card here")),
+            CardKind::Cuda => Err(Unusable::new("it has its own owner process, and cannot be opened here")),
         }
     }
 
-    /// Returns a card that has arrived from another daemon.
+    /// Returns a card received from another daemon.
     #[must_use]
     pub fn come(card: &GoingCard) -> Self {
         Self::Software(Arc::clone(&card.0))
     }
 
-    /// Returns the card in the form of the interface that all higher layers use.
+    /// Returns the card as the interface used by all higher layers.
     #[must_use]
     pub fn card(&self) -> Arc<dyn Card> {
         match self {
@@ -74,14 +74,14 @@ impl Physical {
         }
     }
 
-    /// Returns true if the card's memory belongs to this process. The CPU can then access the memory as fast as the
-    /// engines can, and another daemon can map it.
+    /// Returns true if the card's memory belongs to this process. The CPU can then access it as fast as the engines
+    /// can, and another daemon can map it.
     #[must_use]
     pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))
     }
 
-    /// Returns the card in a form that can be handed over to another daemon.
+    /// Returns the card in a form for handing it over to another daemon.
     ///
     /// # Errors
     /// Returns an error if the card cannot be handed over.
@@ -96,26 +96,26 @@ impl Physical {
 /// A card that another daemon can take over.
 pub struct GoingCard(Arc<SimGpu>);
 
-/// A card that can be halted. The card resumes when the value is dropped.
+/// A card that can be halted, and that resumes when this value is dropped.
 pub struct HaltedCard<'a>(&'a SimGpu);
 
 /// A serialized card.
 pub struct WrittenCard(SavedCard);
 
 impl GoingCard {
-    /// Returns the part that this crate reads and writes.
+    /// Returns the saved-state part of this crate.
     #[must_use]
     pub fn known() -> Known {
         Known::for_part::<SavedCard>()
     }
 
-    /// Rebuilds the card that another daemon has serialized to `file`. The card is halted until [`Self::go_on`].
+    /// Rebuilds the card that another daemon has serialized to `file`. The card stays halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// Returns an error if the part does not match the configuration, or is not valid.
+    /// Returns an error if the part contradicts the configuration or is invalid.
     pub fn come(spec: &CardSpec, file: &mut SavedState<'_>, vram: File) -> Result<Self, Unusable> {
         if spec.kind != CardKind::Simgpu {
-            return Err(Unusable::new(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
+            return Err(Unusable::new(format!("it is now of kind = \"{}\"; restore `simgpu`", spec.kind)));
         }
         let vram = Vram::of_file(vram, spec.vram_mib << 20).map_err(Unusable::new)?;
         let state = file.take(PART).map_err(Unusable::new)?;
@@ -123,7 +123,7 @@ impl GoingCard {
         Ok(Self(Arc::new(card)))
     }
 
-    /// Ends the halt.
+    /// Resumes the card.
     pub fn go_on(&self) {
         self.0.go_on();
     }
@@ -134,7 +134,7 @@ impl GoingCard {
         HaltedCard(&self.0)
     }
 
-    /// Returns the file of the card's memory.
+    /// Returns the file that contains the card's memory.
     #[must_use]
     pub fn vram_file(&self) -> Option<&File> {
         self.0.vram_file()
@@ -142,8 +142,8 @@ impl GoingCard {
 }
 
 impl HaltedCard<'_> {
-    /// Removes all channels from the card's engines, waiting until `until` at the latest, and serializes the card
-    /// without its memory.
+    /// Removes all channels from the card's engines, waiting until `until` at the latest, and serializes the card,
+    /// except for its memory.
     ///
     /// # Errors
     /// Returns an error if the card does not become quiescent.
@@ -154,10 +154,10 @@ impl HaltedCard<'_> {
             }
             std::thread::sleep(HALT_RETRY_INTERVAL);
         }
-        self.0.save().map(WrittenCard).ok_or_else(|| Unusable::new("the software card does not rest"))
+        self.0.save().map(WrittenCard).ok_or_else(|| Unusable::new("the software card does not become idle"))
     }
 
-    /// Leaves the card halted in this process, because it continues in another daemon.
+    /// Leaves the card halted in this process, because another daemon resumes it.
     pub fn leave(self) {
         std::mem::forget(self);
     }
@@ -173,15 +173,15 @@ impl WrittenCard {
     /// Adds the card's own part to the file for another daemon.
     ///
     /// # Errors
-    /// [`WriteError`] if the part cannot be written.
+    /// Returns a [`WriteError`] if the part cannot be written.
     pub fn put(&self, file: &mut Writer) -> Result<(), WriteError> {
         file.put(PART, &self.0)
     }
 }
 
-/// Returns the card behind VFIO that a configuration describes.
+/// Returns the configured card behind VFIO.
 fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
-    let address = spec.address.ok_or_else(|| Unusable::new("the configuration names no address"))?;
+    let address = spec.address.ok_or_else(|| Unusable::new("the configuration does not contain an address"))?;
     let reset = match spec.reset {
         ResetWay::Auto => vfio_card::Reset::Auto,
         ResetWay::Bus => vfio_card::Reset::Bus,
@@ -192,8 +192,7 @@ fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
     Ok(Arc::new(card))
 }
 
-/// Returns the configuration of the software card that `spec` describes. The card's memory is a memfd, which another
-/// daemon can take over.
+/// Returns the software card's configuration. The card's memory is a memfd, which another daemon can take over.
 fn software_config(spec: &CardSpec) -> Result<simgpu::Config, Unusable> {
     let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
     Ok(simgpu::Config {

@@ -1,8 +1,8 @@
-//! Chooses virtual machines to move automatically from full cards to empty ones, and decides when to move them.
+//! Decides which virtual machines to move automatically from busy cards to idle ones, and when.
 //!
-//! [`Rebalancer`] decides from the given loads and time, and chooses at most one virtual machine per round.
+//! [`Rebalancer`] selects at most one virtual machine per round, from the given loads and time.
 //!
-//! The crate does not read the load of cards, and does not move anything; the daemon does both.
+//! The crate neither measures the load of cards nor moves virtual machines; the daemon does both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,33 +10,33 @@ use std::time::Duration;
 use config::RebalanceSpec;
 use sched::Engine;
 
-/// A whole card, in thousandths.
+/// Load of a fully used card, in permille.
 const WHOLE_CARD_PERMILLE: u64 = 1000;
-/// Minimum amount, in thousandths of a card, by which a move must reduce the difference, because loads fluctuate.
+/// Minimum reduction of the load difference by a move, in permille of a card. Required because loads fluctuate.
 const MIN_GAIN_PERMILLE: u64 = 50;
-/// Number by which the memory to copy is divided to obtain the cost of a move. A move must reduce the difference by its
-/// cost plus the margin.
+/// Divisor that converts the memory to copy to the cost of a move. A move must reduce the difference by its cost plus
+/// the margin.
 const COST: u64 = 10;
 
-/// Used fraction of each engine's time, in thousandths.
+/// Utilization of each engine, in permille.
 pub type Busy = [u32; Engine::COUNT];
 
-/// A card that virtual machines share.
+/// Load of a shared card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardLoad {
     /// Name of the card.
     pub name: String,
-    /// Memory of the card for virtual machines, in MiB.
+    /// Size of the card memory for virtual machines, in MiB.
     pub shared_mib: u64,
-    /// Part of this memory in use, in MiB.
+    /// Size of the used part of this memory, in MiB.
     pub placed_mib: u64,
-    /// Part of the last window for which each engine was busy.
+    /// Utilization of each engine in the last window.
     pub busy: Busy,
 }
 
 impl CardLoad {
-    /// Returns the load of the card in thousandths: the used part of its memory, or of its busiest engine's time if
-    /// that is higher.
+    /// Returns the load of the card in permille: its memory utilization or the utilization of its busiest engine,
+    /// whichever is higher.
     fn load(&self) -> u64 {
         let memory = self.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / self.shared_mib.max(1);
         let busy = self.busy.iter().copied().max().unwrap_or(0);
@@ -56,39 +56,39 @@ impl CardLoad {
     }
 }
 
-/// A virtual machine's share of its card's load.
+/// Load that a virtual machine places on its card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmLoad {
     /// Name of the virtual machine.
     pub name: String,
-    /// Current card of the virtual machine.
+    /// Name of the virtual machine's card.
     pub card: String,
-    /// Card memory that the virtual machine uses, in MiB.
+    /// Size of the card memory that the virtual machine uses, in MiB.
     pub placed_mib: u64,
-    /// Part of the last window for which each engine was busy for the virtual machine.
+    /// Utilization of each engine by the virtual machine in the last window.
     pub busy: Busy,
-    /// Cards to which the virtual machine can move.
+    /// Names of the cards to which the virtual machine can move.
     pub fits: Vec<String>,
 }
 
-/// A worthwhile move.
+/// Recommended move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// The virtual machine.
+    /// Name of the virtual machine.
     pub vm: String,
-    /// The card to which the virtual machine moves.
+    /// Name of the target card.
     pub to: String,
-    /// Reason for the move, as text.
+    /// Human-readable reason for the move.
     pub why: String,
 }
 
-/// State of the decision between rounds.
+/// State kept between rounds.
 #[derive(Debug)]
 pub struct Rebalancer {
     spec: RebalanceSpec,
-    /// Number of consecutive rounds in which the cards differed too much.
+    /// Number of consecutive rounds in which the load difference was too high.
     rounds: u32,
-    /// Time at which each virtual machine was last moved, or a move was last attempted.
+    /// Time of the last move or attempted move of each virtual machine.
     moved: BTreeMap<String, Duration>,
 }
 
@@ -99,11 +99,11 @@ impl Rebalancer {
         Self { spec, rounds: 0, moved: BTreeMap::new() }
     }
 
-    /// Examines the loads once, and returns the move that is due, if any.
+    /// Evaluates the loads once. Returns the move that is due, if any.
     pub fn round(&mut self, now: Duration, cards: &[CardLoad], vms: &[VmLoad]) -> Option<Advice> {
         let rest = Duration::from_secs(self.spec.rest_s);
         self.moved.retain(|_, then| now.saturating_sub(*then) < rest);
-        // Among equal candidates, choose the first by name, so that equal rounds give equal results.
+        // Break ties by name, so that the result is deterministic.
         let fullest = cards.iter().rev().max_by_key(|card| card.load())?;
         let emptiest = cards.iter().min_by_key(|card| card.load())?;
         let before = fullest.load() - emptiest.load();
@@ -117,7 +117,7 @@ impl Rebalancer {
         }
         let worth = |vm: &&VmLoad| {
             let (from, to) = (fullest.without(vm).load(), emptiest.with(vm).load());
-            // The fuller of the two cards must remain the fuller one, so that the next move never reverses this one.
+            // The busier of the two cards must remain the busier one, so that the next move never reverses this one.
             let after = from.checked_sub(to)?;
             let cost = vm.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / emptiest.shared_mib.max(1) / COST;
             (before.saturating_sub(after) > MIN_GAIN_PERMILLE.saturating_add(cost)).then_some(after)
@@ -131,7 +131,7 @@ impl Rebalancer {
         let (name, least) = (&fullest.name, &emptiest.name);
         let percent = |load: u64| format!("{}.{} %", load / 10, load % 10);
         let why = format!(
-            "`{name}` is {} full and `{least}` {}, {} rounds in a row; with this VM there, they differ by {}",
+            "`{name}` is loaded {} and `{least}` {}, {} rounds in a row; after the move, they differ by {}",
             percent(fullest.load()),
             percent(emptiest.load()),
             self.rounds,
@@ -141,7 +141,7 @@ impl Rebalancer {
         Some(Advice { vm: vm.name.clone(), to: emptiest.name.clone(), why })
     }
 
-    /// Prevents moves of a virtual machine for a while, because a move was just attempted.
+    /// Prevents moves of a virtual machine for a while after an attempted move.
     pub fn rests(&mut self, vm: String, now: Duration) {
         self.moved.insert(vm, now);
     }

@@ -1,4 +1,4 @@
-//! The kernel that clears multiprocessors, and the methods that launch it.
+//! The kernel that clears the multiprocessors, and the methods that launch it.
 
 use nvspec::addr::GpuVa;
 use nvspec::chip::Chip;
@@ -6,21 +6,21 @@ use nvspec::class::compute90c0 as compute;
 use nvspec::class::id::FERMI_COMPUTE_A;
 use nvspec::fifo::{HeaderOp, MethodHeader, host_method};
 
-/// The kernel's text.
+/// Assembly source of the kernel.
 const SOURCE: &str = include_str!("scrub.sm20");
-/// Number of threads of a block. The registers of these threads fill a multiprocessor's register file.
+/// Number of threads per block. Their registers fill a multiprocessor's register file.
 const THREADS: u32 = 1024;
-/// Number of registers of a thread.
+/// Number of registers per thread.
 const REGISTERS: u32 = 32;
 /// Maximum size of a multiprocessor's shared memory in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
-/// The subchannel to which drivers bind compute.
+/// Subchannel to which drivers bind the compute class.
 const SUBCHANNEL: u8 = 1;
 
-/// The assembled kernel.
+/// Assembled kernel.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Code of the kernel.
+    /// Machine code of the kernel.
     pub code: Vec<u8>,
     entry: u32,
 }
@@ -29,16 +29,14 @@ impl Kernel {
     /// Assembles the kernel.
     ///
     /// # Errors
-    /// Returns an error if the assembler fails. The assembler cannot fail here, because the text is part of this
-    /// program.
+    /// Returns an error if the assembler fails, which is a bug because the source is part of this program.
     pub fn assemble() -> Result<Self, String> {
         let program = sm20::assemble(SOURCE).map_err(|errors| format!("{errors:?}"))?;
-        let kernel = program.kernels.first().ok_or("the text has no kernel")?;
+        let kernel = program.kernels.first().ok_or("the source contains no kernel")?;
         Ok(Self { code: program.bytes(), entry: kernel.entry_offset })
     }
 
-    /// Returns the words of a push buffer that run the kernel on all multiprocessors of a card, with its code at
-    /// address `code`.
+    /// Returns the push buffer words that run the kernel at address `code` on all multiprocessors of a card.
     #[must_use]
     pub fn launch(&self, chip: &Chip, code: GpuVa) -> Vec<u32> {
         let blocks = chip.gpcs * chip.tpcs_per_gpc;
@@ -60,7 +58,7 @@ impl Kernel {
     }
 }
 
-/// Returns the words for consecutive methods.
+/// Returns the words that write to consecutive methods.
 fn to(method: u32, data: &[u32]) -> Vec<u32> {
     let header = MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, method, data.len() as u16);
     std::iter::once(header.into()).chain(data.iter().copied()).collect()

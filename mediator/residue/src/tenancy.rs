@@ -1,78 +1,78 @@
-//! The state machine for PGRAPH's tenant.
+//! State machine that tracks the tenant of PGRAPH.
 
 use std::collections::VecDeque;
 use tenant::TenantId;
 
-/// Minimum time for which a working tenant keeps PGRAPH while another waits, in ns.
-// TIMEOUT: a hundred times the duration of clearing. A scheduler that gives engines to one VM at a time hands them over
+/// Minimum time in ns for which a busy tenant keeps PGRAPH while another one waits.
+// TIMEOUT: a hundred times as long as clearing takes. A scheduler that gives the engines to one VM at a time switches
 // earlier.
 const TERM_NS: u64 = 4_000_000;
-/// Delay before clearing is retried after a failure, in ns.
-// TIMEOUT: the mediator's own channel has hung or faulted, and recovery takes seconds.
+/// Retry delay after clearing failed, in ns.
+// TIMEOUT: the mediator's own channel hung or faulted, and recovery takes seconds.
 const AGAIN_NS: u64 = 100_000_000;
 
-/// Time in ns for which a tenant waits to return to PGRAPH while other tenants use it. The tenant has switched to a
-/// copy engine, and needs PGRAPH again in the middle of its work.
-// TIMEOUT: twenty-five terms. Each return clears PGRAPH twice for work that may end immediately.
+/// Maximum time in ns for which other tenants may use PGRAPH before a tenant returns that switched to a copy engine in
+/// the middle of its work.
+// TIMEOUT: twenty-five terms. Each return requires clearing PGRAPH twice, for work that may complete immediately.
 const RETURN_NS: u64 = 100_000_000;
 
-/// The caller's next step.
+/// Next step of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Wait for an event, or for time to pass.
+    /// Wait for an event or a timeout.
     Wait,
-    /// Admit no tenant, and remove this tenant's work from PGRAPH.
+    /// Block new work, and remove this tenant's work from PGRAPH.
     Close(TenantId),
-    /// Clear the residue.
+    /// Clear the residual data.
     Clear,
     /// Admit this tenant.
     Admit(TenantId),
 }
 
-/// Number of changes of PGRAPH's tenant, and their durations.
+/// Statistics on tenant switches of PGRAPH.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of times that PGRAPH was cleared.
+    /// Number of successful clears of PGRAPH.
     pub cleared: u64,
-    /// Total time for clearing in ns, including the wait for the tenant to leave.
+    /// Total duration of the switches in ns, including the waits for tenants to leave.
     pub ns: u64,
-    /// Number of times that clearing failed.
+    /// Number of failed clears.
     pub failed: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// A tenant has PGRAPH, or PGRAPH has no tenant.
+    /// PGRAPH has one tenant or none, and no switch is in progress.
     Settled,
     /// The tenant must leave PGRAPH.
     Leaving,
     /// PGRAPH is being cleared.
     Clearing,
-    /// Clearing has failed.
+    /// Clearing failed at time `at`.
     Failed { at: u64 },
 }
 
-/// PGRAPH's tenant, the tenants that wait for PGRAPH, and the record of residue in PGRAPH.
+/// Tenant of PGRAPH, waiting tenants, and whether PGRAPH may contain residual data.
 #[derive(Debug)]
 pub struct Tenancy {
     tenant: Option<TenantId>,
-    /// True if PGRAPH may have residue of other tenants.
+    /// True if PGRAPH may contain residual data of other tenants.
     dirty: bool,
     wanted: VecDeque<TenantId>,
-    /// Tenants that need PGRAPH again for work in progress, with the start of their wait.
+    /// Tenants that need PGRAPH again for unfinished work, with the start times of their waits.
     returning: VecDeque<(TenantId, u64)>,
     phase: Phase,
-    /// Time at which the tenant was admitted.
+    /// Admission time of the tenant.
     since: u64,
-    /// Time at which a tenant was last seen to use PGRAPH while another tenant waited.
+    /// Time at which the tenant was last seen using PGRAPH while another tenant waited.
     worked: u64,
-    /// Start of the change that is in progress.
+    /// Start time of the current switch.
     began: u64,
     counts: Counts,
 }
 
 impl Default for Tenancy {
-    /// Creates a state without a tenant, with unknown residue.
+    /// Creates a state without a tenant, in which PGRAPH may contain residual data.
     fn default() -> Self {
         let (wanted, returning, counts) = Default::default();
         Self {
@@ -90,7 +90,7 @@ impl Default for Tenancy {
 }
 
 impl Tenancy {
-    /// Records that a tenant has work for PGRAPH.
+    /// Queues a tenant that has work for PGRAPH.
     pub fn want(&mut self, tenant: TenantId) {
         let has_it = self.tenant == Some(tenant) && self.phase == Phase::Settled;
         if !has_it && !self.wanted.contains(&tenant) {
@@ -99,7 +99,7 @@ impl Tenancy {
         self.returning.retain(|(other, _)| *other != tenant);
     }
 
-    /// Records that a tenant has unfinished work that left PGRAPH at `now` (in ns) and may need it again.
+    /// Queues a tenant whose unfinished work left PGRAPH at `now` (in ns) and may need it again.
     pub fn want_again(&mut self, tenant: TenantId, now: u64) {
         if !self.is_wanted_by(tenant) {
             self.returning.push_back((tenant, now));
@@ -112,7 +112,7 @@ impl Tenancy {
         self.wanted.contains(&tenant) || self.returning.iter().any(|(other, _)| *other == tenant)
     }
 
-    /// Records that a tenant has left the card; its number may be reused.
+    /// Forgets a tenant that has left the card, because its number may be reused.
     pub fn forget(&mut self, tenant: TenantId) {
         self.wanted.retain(|other| *other != tenant);
         self.returning.retain(|(other, _)| *other != tenant);
@@ -124,31 +124,31 @@ impl Tenancy {
         }
     }
 
-    /// Returns true if a change is in progress or requested. In this case, [`Self::next`] must be called again soon.
+    /// Returns true if a switch is in progress or requested. If so, [`Self::next`] must be called again soon.
     #[must_use]
     pub fn is_changing(&self) -> bool {
         self.phase != Phase::Settled || !self.wanted.is_empty() || !self.returning.is_empty()
     }
 
-    /// Returns the counts of changes.
+    /// Returns the statistics on switches.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Returns the tenant, and true if it must leave.
+    /// Returns the tenant, and whether it must leave.
     #[must_use]
     pub fn tenant(&self) -> Option<(TenantId, bool)> {
         self.tenant.map(|tenant| (tenant, self.phase == Phase::Leaving))
     }
 
-    /// Returns the time since which the tenant must leave, if it must leave and has not left yet.
+    /// Returns the time at which the tenant was asked to leave, if it has not left yet.
     #[must_use]
     pub fn leaves_since(&self) -> Option<u64> {
         (self.phase == Phase::Leaving).then_some(self.began)
     }
 
-    /// Returns the next step, at `now` in ns. `works` is true if the tenant has started work on PGRAPH; `left` is true
+    /// Returns the next step at `now` (in ns). `works` is true if the tenant has started work on PGRAPH; `left` is true
     /// if PGRAPH has no work of the tenant. The caller must repeat the call until it returns [`Step::Wait`].
     pub fn next(&mut self, now: u64, works: bool, left: bool) -> Step {
         match self.phase {
@@ -165,7 +165,7 @@ impl Tenancy {
         if works {
             self.worked = now;
         }
-        // A tenant between two submissions has not ended its work.
+        // A gap between two submissions does not mean that the tenant is done.
         let unused = |since: u64| self.wanted.is_empty() && now.saturating_sub(self.worked.max(since)) >= TERM_NS;
         let due = |(_, since): &mut (TenantId, u64)| unused(*since) || now.saturating_sub(*since) >= RETURN_NS;
         if let Some((tenant, _)) = self.returning.pop_front_if(due) {
@@ -195,7 +195,7 @@ impl Tenancy {
         Step::Clear
     }
 
-    /// Handles the end of [`Step::Clear`]; `done` is true if it succeeded. Returns the next step.
+    /// Handles the completion of [`Step::Clear`]; `done` is true if it succeeded. Returns the next step.
     pub fn cleared(&mut self, now: u64, done: bool) -> Step {
         if self.phase != Phase::Clearing {
             return Step::Wait;
@@ -211,7 +211,7 @@ impl Tenancy {
         self.admit(now)
     }
 
-    /// Admits the next tenant. PGRAPH has no residue left.
+    /// Admits the next tenant to a cleared PGRAPH.
     fn admit(&mut self, now: u64) -> Step {
         let Some(next) = self.wanted.pop_front() else { return Step::Wait };
         (self.tenant, self.since, self.dirty) = (Some(next), now, true);
@@ -226,7 +226,8 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
 
-    /// Executes one step for a tenant. The flags are true if the tenant works, and if the tenant has left.
+    /// Returns the next step for PGRAPH's tenant. `works` is true if the tenant works, and `left` if it has left
+    /// PGRAPH.
     fn step(tenancy: &mut Tenancy, now: u64, works: bool, left: bool) -> Step {
         tenancy.next(now, works, left)
     }
@@ -235,7 +236,7 @@ mod tests {
     fn with(tenant: TenantId, now: u64) -> Tenancy {
         let mut tenancy = Tenancy::default();
         tenancy.want(tenant);
-        assert_eq!(step(&mut tenancy, now, false, true), Step::Clear, "somebody may have been there before");
+        assert_eq!(step(&mut tenancy, now, false, true), Step::Clear, "PGRAPH may contain residual data");
         assert_eq!(tenancy.cleared(now, true), Step::Admit(tenant));
         tenancy
     }
@@ -244,7 +245,7 @@ mod tests {
     fn tenant_is_admitted_only_after_predecessor_is_cleared() {
         let mut tenancy = with(A, 0);
         tenancy.want(A);
-        assert!(!tenancy.is_changing(), "it has it");
+        assert!(!tenancy.is_changing(), "the tenant already has PGRAPH");
         tenancy.want(B);
         assert_eq!(step(&mut tenancy, 1, false, false), Step::Close(A));
         assert_eq!((step(&mut tenancy, 2, false, false), tenancy.leaves_since()), (Step::Wait, Some(1)));
@@ -264,7 +265,7 @@ mod tests {
         assert!(tenancy.is_wanted_by(A) && !tenancy.is_wanted_by(TenantId(3)));
         assert_eq!(step(&mut tenancy, TERM_NS, true, true), Step::Clear);
         assert_eq!(tenancy.cleared(TERM_NS, true), Step::Admit(B));
-        assert_eq!(step(&mut tenancy, TERM_NS + 1, false, true), Step::Close(B), "it has nothing to do");
+        assert_eq!(step(&mut tenancy, TERM_NS + 1, false, true), Step::Close(B), "the tenant is idle");
     }
 
     #[test]
@@ -274,14 +275,14 @@ mod tests {
         assert!(tenancy.is_changing() && tenancy.is_wanted_by(B));
         assert_eq!(step(&mut tenancy, RETURN_NS, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + RETURN_NS, true, true), Step::Close(A));
-        // The change happens soon if the tenant has no work.
+        // The switch happens soon if the tenant has no work.
         let mut tenancy = with(A, 0);
         tenancy.want_again(B, 10);
         assert_eq!(step(&mut tenancy, 9 + TERM_NS, false, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + TERM_NS, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 9 + 2 * TERM_NS, false, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + 2 * TERM_NS, false, true), Step::Close(A));
-        // The change happens once, after the other waiting tenants have had PGRAPH.
+        // The switch happens once, after the other waiting tenants have had PGRAPH.
         let mut tenancy = with(A, 0);
         let c = TenantId(3);
         tenancy.want_again(B, 10);
@@ -292,7 +293,7 @@ mod tests {
         assert_eq!(tenancy.cleared(13, true), Step::Admit(c));
         assert_eq!(step(&mut tenancy, 14, true, true), Step::Wait);
         tenancy.want(B);
-        assert_eq!(step(&mut tenancy, 13 + TERM_NS, true, true), Step::Close(c), "it has a turn of its own");
+        assert_eq!(step(&mut tenancy, 13 + TERM_NS, true, true), Step::Close(c), "`c` had its own turn");
         tenancy.forget(B);
         assert_eq!((tenancy.is_wanted_by(B), step(&mut tenancy, 20, false, true)), (false, Step::Clear));
     }
@@ -316,13 +317,13 @@ mod tests {
         assert!(!tenancy.is_changing());
         tenancy.want(A);
         assert_eq!(step(&mut tenancy, 1, false, true), Step::Clear);
-        // The tenant leaves the card during the change, and so does the next tenant.
+        // The tenant leaves the card during the switch, and so does the next tenant.
         tenancy.want(B);
         tenancy.forget(A);
         tenancy.forget(B);
         assert_eq!((tenancy.cleared(2, true), tenancy.is_changing()), (Step::Wait, false));
         tenancy.want(B);
-        assert_eq!(step(&mut tenancy, 3, false, true), Step::Admit(B), "it is clear");
+        assert_eq!(step(&mut tenancy, 3, false, true), Step::Admit(B), "PGRAPH is already clear");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Initializes a vGPU through a socket of `mediatord`, without a VMM or a guest. Copies data within the vGPU's VRAM and
-//! to RAM, and verifies every byte.
+//! Initializes a vGPU over a `mediatord` socket, without a VMM or a guest. Copies data within the vGPU's VRAM and to
+//! RAM, and verifies every byte.
 //!
 //! Usage: `copies SOCKET VRAM_MIB ROUNDS`
 
@@ -10,9 +10,9 @@ use std::time::Instant;
 use rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object};
 use rig::{Machine as _, RemoteGuest};
 
-/// Number of pages in a round.
+/// Number of pages copied per round.
 const PAGES: u64 = 64;
-/// Addresses of the source, the copy and RAM in the channel's address space.
+/// Virtual addresses of the source, the copy and the RAM in the channel's address space.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 const RAM: u64 = 0x300_0000;
@@ -34,9 +34,9 @@ fn main() -> ExitCode {
     };
     let began = Instant::now();
     let mut driver = Driver::new(guest);
-    println!("copies: the vGPU is up after {:.1} s", began.elapsed().as_secs_f64());
+    println!("copies: the vGPU is initialized after {:.1} s", began.elapsed().as_secs_f64());
     if !driver.guest.map_ram(0, PAGES * PAGE, true) {
-        eprintln!("copies: the device takes no RAM");
+        eprintln!("copies: the device rejects the RAM");
         return ExitCode::FAILURE;
     }
     let mut channel = driver.channel(1);
@@ -51,15 +51,15 @@ fn main() -> ExitCode {
         }
         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(FROM, TO, bytes), m2mf_copy(TO, RAM, bytes)].concat());
         if let Some(fault) = driver.wait_or_fault(&channel) {
-            eprintln!("copies: round {round}: unit {} faults at {:#x}", fault.unit, fault.va);
+            eprintln!("copies: round {round}: unit {} faulted at {:#x}", fault.unit, fault.va);
             return ExitCode::FAILURE;
         }
         if !driver.is_done(&channel) {
-            eprintln!("copies: round {round}: {} has gone", socket.display());
+            eprintln!("copies: round {round}: {} disconnected", socket.display());
             return ExitCode::FAILURE;
         }
         if !driver.faults.is_empty() || !driver.vram_holds(target, PAGES, round) || !driver.ram_holds(0, PAGES, round) {
-            eprintln!("copies: round {round} is wrong, with {} faults", driver.faults.len());
+            eprintln!("copies: round {round} copied wrong data, with {} faults", driver.faults.len());
             return ExitCode::FAILURE;
         }
     }

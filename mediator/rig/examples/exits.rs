@@ -1,12 +1,12 @@
-//! Measures the cost of a virtual machine's exits without a guest kernel: a guest of five instructions reads or writes
-//! a device's register. This process, or the server that listens on a socket of `mediatord`, serves the access. The
-//! program also measures the cost of lending RAM to such a server.
+//! Measures the cost of VM exits without a guest kernel: a guest with five instructions reads or writes a device
+//! register. This process serves the access, or a server behind a `mediatord` socket. The program also measures the
+//! cost of lending RAM to such a server.
 //!
 //! `exits SOCKET ROUNDS COUNT` needs a working KVM. `exits lend SOCKET MIB PAGES ROUNDS` does not need KVM; PAGES is
-//! `small` or `huge` (pages of 2 MiB, of which the host must have reserved enough). Each round prints one line of
-//! `name=value` pairs; the values are in nanoseconds.
+//! `small` or `huge` (2 MiB pages, which must be reserved on the host). Each round prints one line of `name=value`
+//! pairs; the values are in nanoseconds.
 //!
-//! Sources: AMD64 manual volume 3 (encodings), the kernel's `Documentation/virt/kvm/api.rst`.
+//! Sources: AMD64 manual volume 3 (instruction encodings), `Documentation/virt/kvm/api.rst` in the kernel.
 #![expect(unsafe_code, reason = "gives a guest its memory")]
 // UNSAFETY: one call registers a mapping with KVM. The mapping outlives the guest.
 
@@ -28,28 +28,28 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const MEMORY: usize = 0x4000;
 const CODE: usize = 0x1000;
 const TSS: usize = 0xfffb_d000;
-/// Guest-physical address of the device's registers, in a range in which PCs have no memory.
+/// Guest-physical address of the device's registers, in a range without memory on PCs.
 const DEVICE: u64 = 0xd_0000;
-/// A register that a vGPU emulates without accessing the card.
+/// Offset of a register that a vGPU emulates without access to the card.
 const REGISTER: u64 = 0x1100;
 /// Address of the lent RAM.
 const LENT_AT: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// Time after which a response counts as lost.
+/// Timeout for a response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A kind of access.
+/// Type of an access.
 #[derive(Clone, Copy)]
 enum Access {
     Read,
     Write,
 }
 
-/// The process that serves an access.
+/// Server of an access.
 enum Answer<'a> {
-    /// This process serves the accesses directly.
+    /// This process.
     Alone,
-    /// A server behind a socket.
+    /// Server behind a socket.
     Server(&'a mut Client),
 }
 
@@ -70,17 +70,17 @@ impl Answer<'_> {
     }
 }
 
-/// Returns a guest program that makes `count` accesses and halts. The program transfers EAX to or from [BX], ECX times.
+/// Returns a guest program that transfers EAX to or from [BX], ECX times, and halts.
 fn program(access: Access) -> [u8; 8] {
     let [prefix, opcode, operand] = match access {
         Access::Read => [0x66, 0x8b, 0x07],
         Access::Write => [0x66, 0x89, 0x07],
     };
-    // DEC ECX, JNZ to the start, HLT.
+    // `DEC ECX`, `JNZ` to the start, `HLT`.
     [prefix, opcode, operand, 0x66, 0x49, 0x75, 0xf9, 0xf4]
 }
 
-/// A guest in real mode, whose memory is dropped last.
+/// Guest in real mode. Its memory is dropped last.
 struct Guest {
     cpu: VcpuFd,
     _vm: VmFd,
@@ -90,7 +90,7 @@ struct Guest {
 impl Guest {
     fn new(kvm: &Kvm) -> Result<Self> {
         let vm = kvm.create_vm()?;
-        // Some processors need three pages for real mode. The pages are placed below a PC's firmware, where this guest
+        // Some processors need three pages for real mode. They are placed below the firmware of a PC, where this guest
         // has no memory.
         vm.set_tss_address(TSS)?;
         let memory = MmapRegion::new(MEMORY)?;
@@ -101,7 +101,7 @@ impl Guest {
             userspace_addr: memory.as_ptr().addr() as u64,
             flags: 0,
         };
-        // SAFETY: the mapping has at least this size, and is dropped after the guest.
+        // SAFETY: the mapping is at least this large, and outlives the guest.
         unsafe { vm.set_user_memory_region(region)? };
         let cpu = vm.create_vcpu(0)?;
         let mut sregs = cpu.get_sregs()?;
@@ -111,7 +111,7 @@ impl Guest {
         Ok(Self { cpu, _vm: vm, memory })
     }
 
-    /// Runs `count` accesses. Returns the nanoseconds per access.
+    /// Runs `count` accesses. Returns the average time per access in ns.
     fn run(&mut self, access: Access, count: u32, answer: &mut Answer<'_>) -> Result<f64> {
         self.memory.as_volatile_slice().subslice(CODE, 8)?.copy_from(&program(access));
         let mut regs = self.cpu.get_regs()?;
@@ -131,7 +131,7 @@ impl Guest {
     }
 }
 
-/// Measures exits, alternating between this process and the server at `socket`.
+/// Measures exits served alternately by this process and by the server at `socket`.
 fn exits(socket: &Path, rounds: u32, count: u32) -> Result<()> {
     let kvm = Kvm::new().map_err(|error| format!("/dev/kvm: {error}; load the modules kvm-amd or kvm-intel"))?;
     let mut guest = Guest::new(&kvm)?;
@@ -149,7 +149,7 @@ fn exits(socket: &Path, rounds: u32, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// Returns guest RAM in which every page was touched.
+/// Allocates guest RAM and touches each of its pages.
 fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     let kind = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
     let file = memfd_create("ram", MemfdFlags::CLOEXEC | kind)?;
@@ -162,12 +162,12 @@ fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// Measures the time from a client's request to lend RAM to the server's response, and the time to take the RAM back.
+/// Measures how long a client waits for the server's response when it lends RAM and when it takes the RAM back.
 fn lend(socket: &Path, mib: u64, huge: bool, rounds: u32) -> Result<()> {
     let file = ram(mib * MIB, huge)?;
     let mut client = Client::connect(socket)?;
     client.set_timeout(Some(ANSWER_TIMEOUT))?;
-    // Enable memory space and bus mastering, because a card does not access memory without them.
+    // Enable memory space and bus mastering, without which a card does not access memory.
     client.write(7, 4, &6_u16.to_le_bytes())?;
     for _ in 0..rounds {
         let began = Instant::now();
@@ -187,11 +187,11 @@ fn main() -> ExitCode {
     let done = match *words.as_slice() {
         ["lend", socket, mib, pages @ ("small" | "huge"), rounds] => match (number(mib), number(rounds)) {
             (Some(mib), Some(rounds)) => lend(Path::new(socket), mib.into(), pages == "huge", rounds),
-            _ => Err("MIB and ROUNDS are numbers from 1 on".into()),
+            _ => Err("MIB and ROUNDS must be at least 1".into()),
         },
         [socket, rounds, count] => match (number(rounds), number(count)) {
             (Some(rounds), Some(count)) => exits(Path::new(socket), rounds, count),
-            _ => Err("ROUNDS and COUNT are numbers from 1 on".into()),
+            _ => Err("ROUNDS and COUNT must be at least 1".into()),
         },
         _ => Err("usage: exits SOCKET ROUNDS COUNT, or exits lend SOCKET MIB small|huge ROUNDS".into()),
     };

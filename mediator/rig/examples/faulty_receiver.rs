@@ -1,5 +1,5 @@
-//! A next daemon that fails at the step named in the file next to it (`PROGRAM.step`). Tests of the sending daemon use
-//! this program.
+//! A receiving daemon for tests of the sending daemon. It fails at the step named in the file `PROGRAM.step` next to
+//! its program.
 
 use std::fs;
 use std::os::fd::AsFd;

@@ -1,11 +1,11 @@
-//! A software card whose responses a test can change.
+//! A software card with behaviour that a test can override.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use simgpu::SimGpu;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Changes the behaviour of a card. Methods that are not overridden call the card.
+/// Overrides the behaviour of a card. The default methods call the card.
 pub trait Alter: Send + Sync + 'static {
     /// Reads a register of BAR0.
     fn read32(&self, card: &SimGpu, offset: u32) -> u32 {
@@ -17,12 +17,12 @@ pub trait Alter: Send + Sync + 'static {
         card.write32(offset, value);
     }
 
-    /// Returns the reason why the host removes the card; `None` if the host does not remove it.
+    /// Returns the reason why the host is removing the card; `None` if it is not.
     fn lost(&self) -> Option<&'static str> {
         None
     }
 
-    /// Maps host memory at an I/O virtual address.
+    /// Maps host memory at the I/O virtual address `iova`.
     ///
     /// # Errors
     /// Returns the same errors as [`Card::map_dma`].
@@ -31,7 +31,7 @@ pub trait Alter: Send + Sync + 'static {
     }
 }
 
-/// A card with changed behaviour.
+/// Card with overridden behaviour.
 #[derive(Debug)]
 pub struct Altered<A> {
     card: Arc<SimGpu>,
@@ -39,7 +39,7 @@ pub struct Altered<A> {
 }
 
 impl<A: Alter> Altered<A> {
-    /// Wraps `card` in `alter`.
+    /// Overrides the behaviour of `card` with `alter`.
     pub fn over(card: Arc<SimGpu>, alter: A) -> Arc<dyn Card> {
         Arc::new(Self { card, alter })
     }

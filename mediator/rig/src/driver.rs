@@ -1,4 +1,4 @@
-//! A minimal driver in a mediated guest: page tables, channels and push buffers with guest addresses.
+//! A minimal driver for a mediated guest: page tables, channels and push buffers with guest addresses.
 
 use super::{Guest, Machine};
 use nvspec::instance::ramfc;
@@ -6,7 +6,7 @@ use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfb, pfifo, pgraph, pmc, ppci};
 use std::time::{Duration, Instant};
 use vmm_glue::RegionIndex;
 
-/// Size of a page in bytes.
+/// Page size in bytes.
 pub const PAGE: u64 = 0x1000;
 /// Virtual address of a channel's ring.
 pub const RING_VA: u64 = 0x10_0000;
@@ -18,19 +18,20 @@ pub const FENCE_VA: u64 = 0x30_0000;
 pub const IMAGE_VA: u64 = 0x40_0000;
 const RING_LOG2: u32 = 6;
 const PUSH_BYTES: u64 = 0x4000;
-/// Number of entries of a ring.
+/// Number of entries in a ring.
 pub const RING_ENTRIES: u32 = 1 << RING_LOG2;
-/// Maximum number of used entries of a ring. One entry stays free, so that a full ring differs from an empty one.
+/// Maximum number of used entries in a ring. One entry stays free, to distinguish a full ring from an empty one.
 const RING_ROOM: u32 = RING_ENTRIES - 1;
-/// Maximum time for which a ring may stay full. Afterwards its channel counts as dead, and its entries are ignored.
+/// Maximum time for which a ring may stay full. After that, the channel is considered dead, and its entries are
+/// ignored.
 const FULL_RING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a full ring is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
-/// Maximum number of faults of a unit that are handled in one call.
+/// Maximum number of faults per unit handled in one call.
 const FAULTS_AT_ONCE: u32 = 64;
-/// Number of pages of a context image.
+/// Size of a context image in pages.
 const IMAGE_PAGES: u64 = 16;
-/// First guest VRAM address that the driver uses.
+/// Lowest guest VRAM address used by the driver.
 const FIRST_VRAM_ADDR: u64 = 0x10_0000;
 /// Subchannel and SET_OBJECT data of M2MF.
 pub const M2MF: (u32, u32) = (2, 0x9039);
@@ -39,7 +40,7 @@ pub const CE0: (u32, u32) = (4, 0x4_90b5);
 /// Subchannel and SET_OBJECT data of copy engine 1.
 pub const CE1: (u32, u32) = (4, 0x5_90b8);
 
-/// Address of a page.
+/// Page address.
 #[derive(Clone, Copy, Debug)]
 pub enum At {
     /// Guest VRAM.
@@ -48,19 +49,19 @@ pub enum At {
     Ram(u64),
 }
 
-/// An address space: a directory and one table of small pages for its first 128 MiB.
+/// Address space: a page directory, and one table of small pages for the first 128 MiB.
 #[derive(Clone, Copy, Debug)]
 pub struct Space {
-    /// Guest VRAM address of the directory.
+    /// Guest VRAM address of the page directory.
     pub directory: u64,
-    /// Guest VRAM address of the table.
+    /// Guest VRAM address of the page table.
     pub table: u64,
 }
 
-/// A channel.
+/// GPU channel.
 #[derive(Clone, Copy, Debug)]
 pub struct Channel {
-    /// Number of the channel.
+    /// Channel number.
     pub id: u8,
     /// Guest VRAM address of the instance block.
     pub instance: u64,
@@ -71,29 +72,28 @@ pub struct Channel {
     /// Guest VRAM address of the GPFIFO ring.
     pub ring: u64,
     push: u64,
-    /// Guest VRAM address of the fence with which each submission ends.
+    /// Guest VRAM address of the fence that is released after each submission.
     pub fence: u64,
     used: u64,
     put: u32,
-    /// Number of ring entries that are known to be free.
+    /// Number of ring entries known to be free.
     free: u32,
-    /// Half of the push buffer that receives new segments. The next field contains, for each half, the fence after its
-    /// last segment.
+    /// Half of the push buffer for new segments. The next field contains the fence after the last segment of each half.
     half: u64,
     halves: [u32; 2],
-    /// Number of submissions so far, which is the value of the fence after all of them have ended.
+    /// Number of submissions so far, and the fence value once all of them have completed.
     pub fences: u32,
 }
 
 impl Channel {
-    /// Returns the guest VRAM addresses of ring, push buffer and context image.
+    /// Returns the guest VRAM addresses of the ring, the push buffer and the context image.
     #[must_use]
     pub fn memory(&self) -> [u64; 3] {
         [self.ring, self.push, self.push + PUSH_BYTES]
     }
 }
 
-/// An MMU fault reported by the guest's registers.
+/// MMU fault reported in the guest's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Fault unit.
@@ -104,24 +104,24 @@ pub struct Fault {
     pub va: u64,
 }
 
-/// The driver.
+/// Minimal driver.
 pub struct Driver<M = Guest> {
-    /// The VM.
+    /// VM in which the driver runs.
     pub guest: M,
     next: u64,
-    /// Start of the memory for channels.
+    /// First address of the memory for channels.
     first: u64,
     userd: u64,
     /// Address spaces of BAR1 and BAR3.
     pub apertures: [Space; 2],
     list: u64,
     listed: Vec<u8>,
-    /// Handled faults, in order.
+    /// Faults handled so far, in order.
     pub faults: Vec<Fault>,
 }
 
 impl<M: Machine> Driver<M> {
-    /// Creates a driver that has initialized its vGPU.
+    /// Creates a driver, and initializes its vGPU.
     #[must_use]
     pub fn new(guest: M) -> Self {
         let mut driver = Self::unborn(guest);
@@ -129,7 +129,7 @@ impl<M: Machine> Driver<M> {
         driver
     }
 
-    /// Creates a driver that has not initialized its vGPU.
+    /// Creates a driver without initializing its vGPU.
     #[must_use]
     pub fn unborn(guest: M) -> Self {
         let apertures = [Space { directory: 0, table: 0 }; 2];
@@ -145,13 +145,13 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Returns true if [`Self::bring_up`] was called since the last [`Self::forget`].
+    /// Returns true if [`Self::bring_up`] was called after the last [`Self::forget`].
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.userd != 0
     }
 
-    /// Drops the driver's state of the vGPU.
+    /// Discards all state of the driver.
     pub fn forget(&mut self) {
         (self.next, self.first, self.userd) = (FIRST_VRAM_ADDR, FIRST_VRAM_ADDR, 0);
         self.listed.clear();
@@ -170,7 +170,7 @@ impl<M: Machine> Driver<M> {
             let (space, instance, userd) = (driver.space(), driver.vram(1), driver.userd);
             driver.apertures[index] = space;
             driver.join(instance, space);
-            // Both BARs map USERD, with one page for each channel.
+            // Both BARs map USERD, with one page per channel.
             driver.entries(space, 0, At::Vram(userd), 128);
             driver.guest.wr(register, 0x8000_0000 | (instance >> 12) as u32);
         }
@@ -202,7 +202,7 @@ impl<M: Machine> Driver<M> {
         self.next = self.first;
     }
 
-    /// Initializes the vGPU again after a reset, which preserves VRAM. First zeroes all memory of the driver.
+    /// Initializes the vGPU again after a reset. A reset preserves VRAM, so all memory of the driver is zeroed first.
     pub fn start_over(&mut self) {
         self.first = FIRST_VRAM_ADDR;
         self.rewind();
@@ -217,7 +217,7 @@ impl<M: Machine> Driver<M> {
         at
     }
 
-    /// Returns the number of bytes of guest VRAM that are left for [`Self::vram`].
+    /// Returns the number of bytes left for [`Self::vram`].
     #[must_use]
     pub fn room(&self) -> u64 {
         self.guest.vram_bytes() - self.next
@@ -230,20 +230,20 @@ impl<M: Machine> Driver<M> {
         space
     }
 
-    /// Assigns an address space to an instance block.
+    /// Sets the address space of an instance block.
     pub fn join(&mut self, instance: u64, space: Space) {
         for (offset, value) in [(0x200, space.directory as u32), (0x204, 0), (0x208, 0xffff_ffff), (0x20c, 0xff)] {
             self.guest.poke(instance + offset, value);
         }
     }
 
-    /// Maps pages as valid and writable, and flushes translations.
+    /// Maps writable pages, and flushes the TLBs.
     pub fn map(&mut self, space: Space, va: u64, at: At, pages: u64) {
         self.entries(space, va, at, pages);
         self.flush();
     }
 
-    /// Maps pages of an unused address space, so that no flush is needed.
+    /// Maps pages in an address space that is not in use yet, which requires no flush.
     fn entries(&mut self, space: Space, va: u64, at: At, pages: u64) {
         for page in 0..pages {
             let (address, high) = match at {
@@ -254,20 +254,20 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Writes a page table entry, without a flush.
+    /// Writes a page table entry without flushing the TLBs.
     pub fn pte(&mut self, space: Space, va: u64, low: u32, high: u32) {
         let at = space.table + (va >> 12) * 8;
         self.guest.poke(at, low);
         self.guest.poke(at + 4, high);
     }
 
-    /// Flushes all translations.
+    /// Flushes all TLBs.
     pub fn flush(&mut self) {
         self.guest.wr(pfb::MMU_INVALIDATE_PDB::OFFSET, 0);
         self.guest.wr(pfb::MMU_INVALIDATE::OFFSET, 0x8000_0003);
     }
 
-    /// Creates a channel in its own address space. The channel is bound, enabled, and on the runlist.
+    /// Creates a channel in its own address space. The channel is bound, enabled, and in the runlist.
     pub fn channel(&mut self, id: u8) -> Channel {
         let channel = self.prepare(id);
         self.bind(&channel);
@@ -343,14 +343,14 @@ impl<M: Machine> Driver<M> {
         self.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | self.listed.len() as u32);
     }
 
-    /// Submits a runlist of these channels.
+    /// Submits a runlist with the channels `ids`.
     pub fn list(&mut self, ids: &[u8]) {
         self.listed = ids.to_vec();
         self.submit_runlist();
     }
 
-    /// Waits until a channel's ring has a free entry, and reserves the entry. Handles interrupts in the meantime, which
-    /// may include an error that stops the channel.
+    /// Waits until a channel's ring has a free entry, and reserves it. Handles interrupts while waiting, including
+    /// errors that stop the channel.
     fn take_room(&mut self, channel: &mut Channel) {
         let began = Instant::now();
         while channel.free == 0 {
@@ -371,8 +371,8 @@ impl<M: Machine> Driver<M> {
         channel.free -= 1;
     }
 
-    /// Switches to a half of the push buffer once its previous contents have been executed. An entry that was fetched
-    /// from the guest's ring may not have been executed yet.
+    /// Switches to a half of the push buffer once its previous contents have been executed. A free ring entry does not
+    /// guarantee this, because an entry is fetched before it is executed.
     fn take_half(&mut self, channel: &mut Channel, half: u64) {
         let index = half as usize % 2;
         let fence = channel.halves[index];
@@ -388,7 +388,7 @@ impl<M: Machine> Driver<M> {
         channel.halves[index] = channel.fences;
     }
 
-    /// Queues a raw GPFIFO entry. Returns the GP_PUT that submits it.
+    /// Queues a raw GPFIFO entry. Returns the value of GP_PUT that submits it.
     pub fn queue_entry(&mut self, channel: &mut Channel, entry: u64) -> u32 {
         self.take_room(channel);
         let slot = channel.ring + 8 * u64::from(channel.put);
@@ -398,13 +398,13 @@ impl<M: Machine> Driver<M> {
         channel.put
     }
 
-    /// Stores GP_PUT of a channel through BAR1.
+    /// Writes GP_PUT of a channel through BAR1.
     pub fn ring(&mut self, channel: &Channel, put: u32) {
         let at = u64::from(channel.id) * PAGE + nvspec::instance::userd::GP_PUT;
         self.guest.write(RegionIndex::Bar1, at, &put.to_le_bytes());
     }
 
-    /// Queues a segment. Returns the GP_PUT that submits it.
+    /// Queues a segment. Returns the value of GP_PUT that submits it.
     pub fn queue(&mut self, channel: &mut Channel, words: &[u32]) -> u32 {
         let bytes = words.len() as u64 * 4;
         assert!(bytes <= PUSH_BYTES);
@@ -428,31 +428,32 @@ impl<M: Machine> Driver<M> {
         channel.put
     }
 
-    /// Queues a segment that ends with a fence, and rings the doorbell in BAR1. [`Self::wait`] waits for the work.
+    /// Queues a segment that ends with a fence, and rings the doorbell in BAR1. Use [`Self::wait`] to wait for the
+    /// work.
     pub fn submit(&mut self, channel: &mut Channel, words: &[u32]) {
         let put = self.queue_fenced(channel, words);
         let at = u64::from(channel.id) * PAGE + nvspec::instance::userd::GP_PUT;
         self.guest.write(RegionIndex::Bar1, at, &put.to_le_bytes());
     }
 
-    /// Same as [`Self::queue`], but with a fence and an interrupt at the end.
+    /// Like [`Self::queue`], but appends a fence and an interrupt.
     pub fn queue_fenced(&mut self, channel: &mut Channel, words: &[u32]) -> u32 {
         channel.fences += 1;
         let end = [release(FENCE_VA, channel.fences), methods(0, 0x20, &[0])].concat();
         self.queue(channel, &[words, &end].concat())
     }
 
-    /// Returns true if the fence of the last submission was reached.
+    /// Returns true if the last submission has released its fence.
     pub fn is_done(&mut self, channel: &Channel) -> bool {
         self.guest.peek(channel.fence) == channel.fences
     }
 
-    /// Waits, using interrupts, until all submissions have completed, or the device is gone.
+    /// Waits for interrupts until all submissions have completed, or until the device is gone.
     pub fn wait(&mut self, channel: &Channel) {
-        assert_eq!(self.wait_or_fault(channel), None, "the channel's work will never end");
+        assert_eq!(self.wait_or_fault(channel), None, "the channel has faulted");
     }
 
-    /// Same as [`Self::wait`], but also ends if the channel faults. Returns the fault.
+    /// Like [`Self::wait`], but returns early with the fault if the channel faults.
     pub fn wait_or_fault(&mut self, channel: &Channel) -> Option<Fault> {
         let before = self.faults.len();
         while !self.is_done(channel) && self.guest.wait_msi() {
@@ -465,20 +466,20 @@ impl<M: Machine> Driver<M> {
         None
     }
 
-    /// Waits, using interrupts, for an MMU fault.
+    /// Waits for an MMU fault interrupt. Returns the fault.
     pub fn wait_fault(&mut self) -> Fault {
         while self.faults.is_empty() {
-            assert!(self.guest.wait_msi(), "the device has gone");
+            assert!(self.guest.wait_msi(), "the device is gone");
             self.service();
         }
         self.faults.remove(0)
     }
 
-    /// Handles pending interrupts, and enables the next interrupt.
+    /// Handles pending interrupts, and re-enables interrupts.
     pub fn service(&mut self) {
         let guest = &mut self.guest;
         let intr = guest.rd(pfifo::INTR::OFFSET);
-        // A unit shows one fault at a time. The next fault appears after the first fault has been acknowledged.
+        // A unit reports one fault at a time. The next fault appears when the current one is acknowledged.
         for _ in 0..FAULTS_AT_ONCE {
             if !pfifo::INTR::MMU_FAULT.is_set(guest.rd(pfifo::INTR::OFFSET)) {
                 break;
@@ -505,7 +506,8 @@ impl<M: Machine> Driver<M> {
         guest.wr(ppci::MSI_REARM::OFFSET, ppci::MSI_REARM::REARM.mask());
     }
 
-    /// Maps new pages of VRAM at `va` of the channel, filled with the pattern `seed`. Returns their address.
+    /// Allocates pages of VRAM, fills them with the pattern `seed`, and maps them at `va` for the channel. Returns
+    /// their VRAM address.
     pub fn buffer(&mut self, channel: &Channel, va: u64, pages: u64, seed: u32) -> u64 {
         let at = self.vram(pages);
         self.map(channel.space, va, At::Vram(at), pages);
@@ -541,7 +543,7 @@ impl<M: Machine> Driver<M> {
     }
 }
 
-/// Returns page number `page` of the pattern `seed`.
+/// Returns page `page` of the pattern `seed`.
 #[must_use]
 pub fn pattern(seed: u32, page: u64) -> Vec<u8> {
     (0..PAGE / 4)
@@ -557,14 +559,14 @@ pub fn methods(subchannel: u32, method: u32, data: &[u32]) -> Vec<u32> {
     std::iter::once(header).chain(data.iter().copied()).collect()
 }
 
-/// Returns the words that bind an object to its subchannel.
+/// Returns push buffer words that bind an object to its subchannel.
 #[must_use]
 pub fn object(binding: (u32, u32)) -> Vec<u32> {
     let (subchannel, object) = binding;
     methods(subchannel, 0, &[object])
 }
 
-/// Returns the words of an M2MF copy of `bytes` bytes in one line.
+/// Returns push buffer words for an M2MF copy of one line of `bytes` bytes.
 #[must_use]
 pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     let mut words = methods(2, 0x238, &[(to >> 32) as u32, to as u32]);
@@ -573,7 +575,7 @@ pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// Returns the words of a copy engine's copy of whole pages.
+/// Returns push buffer words for a copy of whole pages with a copy engine.
 #[must_use]
 pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     let page = PAGE as u32;
@@ -583,7 +585,7 @@ pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     words
 }
 
-/// Returns the words of a 16-byte semaphore release.
+/// Returns push buffer words for a 16-byte semaphore release.
 #[must_use]
 pub fn release(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 2])

@@ -1,9 +1,9 @@
-//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected. This module
-//! is the body of the fuzz target, and of a test with the target's seeds.
+//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected. The fuzz
+//! target runs this module, and so does a test with the target's seeds.
 //!
 //! No code may panic. At the end of each input, after the hostile client has disconnected, the harness checks the other
-//! VM and the card. The VM's VRAM and RAM must be unchanged, the VM must have seen no interrupt or fault, and the
-//! card's accounts must have their initial values.
+//! VM and the card. The other VM's VRAM and RAM must be unchanged, it must have received no interrupt or fault, and the
+//! card's resource accounting must have its initial values.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use super::paravirtual::{Interface, Ops, RAM_BYTES};
@@ -18,32 +18,32 @@ use vgpu::{PvSettings, Settings};
 use vmm_glue::RegionIndex;
 use vram::TenantId;
 
-/// Maximum number of steps of one input.
+/// Maximum number of steps per input.
 const MAX_STEPS: usize = 256;
-/// Maximum number of channels that the hostile guest's driver creates in one input.
+/// Maximum number of channels that the hostile guest creates per input.
 const MAX_CHANNELS: usize = 8;
-/// Maximum number of initializations of the vGPU in one input; each initialization takes milliseconds.
+/// Maximum number of vGPU initializations per input; each one takes milliseconds.
 const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
-/// Seed of the pattern in the other VM's memory; the pattern changes every 64 bytes.
+/// Seed of the pattern in the other VM's memory, which changes every 64 bytes.
 const CANARY: u8 = 0xc9;
 /// Size of the other VM's RAM in bytes.
 const CANARY_RAM: u64 = 0x1_0000;
-/// Distance between the regions that are lent, in guest physical addresses.
+/// Distance between lent regions in guest-physical address space, in bytes.
 const SLOT: u64 = 0x20_0000;
-/// Number of inputs after which all of the other VM's memory is checked, instead of only a part.
+/// Interval, in inputs, between full checks of the other VM's memory. The remaining checks cover only a part.
 const FULL_CHECK: u64 = 32;
-/// Maximum time until the resources of an input are free. The next constant is the interval between the checks.
+/// Maximum time for the release of an input's resources. The next constant is the polling interval.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// An action of the hostile side. Sizes are logarithms, modulo 4.
+/// Action of the hostile guest or VMM. Sizes are base-2 logarithms, modulo 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum Step {
-    /// Writes a register, which is selected by its number in the list of all registers and its index.
+    /// Writes a register, selected by its position in the list of all registers and an index.
     Register { number: u16, index: u8, value: u32 },
     /// Reads a register.
     Look { number: u16, index: u8 },
@@ -53,7 +53,7 @@ pub enum Step {
     Read { region: u8, offset: u32, size: u8 },
     /// Writes through PRAMIN to the guest's VRAM, or beyond it.
     Poke { at: u32, value: u32 },
-    /// The guest's CPU writes its RAM.
+    /// The guest's CPU writes RAM.
     Ram { slot: u8, at: u16, value: u64 },
     /// The VMM lends RAM.
     Map { slot: u8, pages: u8, writable: bool },
@@ -63,23 +63,23 @@ pub enum Step {
     BringUp,
     /// The driver creates a channel.
     Channel { id: u8 },
-    /// The driver writes an unchecked page table entry in its last channel's address space.
+    /// The driver writes an arbitrary page table entry to its last channel's address space.
     Entry { page: u16, low: u32, high: u8 },
     /// The driver maps a page of lent RAM.
     MapRam { page: u16, slot: u8 },
-    /// The driver submits a copy to its last channel. `engine` is 0 for M2MF, or 1 or 2 for a copy engine.
+    /// The driver submits a copy on its last channel. `engine` is 0 for M2MF, or 1 or 2 for a copy engine.
     Copy { engine: u8, from: u16, to: u16, pages: u8 },
-    /// The driver submits two raw words.
+    /// The driver submits two arbitrary words.
     Raw { words: u64 },
     /// The driver unbinds its last channel.
     Unbind,
     /// The driver handles interrupts.
     Service,
-    /// The driver sets up its paravirtual interface in lent RAM.
+    /// The driver sets up the paravirtual interface in lent RAM.
     Paravirtual { slot: u8 },
     /// Publishes a batch of one operation and rings the doorbell.
     Operation { code: u8, handle: u8, a: u32, b: u32, c: u64 },
-    /// Publishes a chain of one descriptor at any address and rings the doorbell.
+    /// Publishes a chain of one descriptor at an arbitrary address and rings the doorbell.
     Chain { head: u16, at: u64, bytes: u32, flags: u8 },
     /// The VMM resets the device.
     Reset,
@@ -87,7 +87,7 @@ pub enum Step {
     Reconnect,
 }
 
-/// Reads numbers from the start of a byte slice.
+/// Reader of numbers from a byte slice.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -142,7 +142,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Decodes steps from arbitrary bytes; an incomplete step at the end is dropped.
+/// Decodes arbitrary bytes to steps; an incomplete step at the end is dropped.
 #[must_use]
 pub fn decode(bytes: &[u8]) -> Vec<Step> {
     let mut bytes = Bytes(bytes);
@@ -235,7 +235,8 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
     out
 }
 
-/// The card's resources in use: free chunks, the mediator's chunks, each VM's chunks, channels, I/O address ranges.
+/// Resource usage of the card: numbers of free chunks, of the mediator's chunks, of each VM's chunks, of channels, and
+/// of I/O address ranges.
 type Taken = (u32, u32, Vec<(TenantId, u32)>, u32, usize);
 
 fn taken(rig: &Rig) -> Taken {
@@ -244,7 +245,7 @@ fn taken(rig: &Rig) -> Taken {
     (chunks.free + chunks.to_scrub, chunks.mediator, placed, channels, ranges)
 }
 
-/// A card and both VMs, reused for all inputs.
+/// Card and both VMs, reused for all inputs.
 struct World {
     rig: Rig,
     evil: Driver,
@@ -293,7 +294,7 @@ impl World {
                 if let Some((region, offset, size)) = place(region, offset, size) {
                     let data = &value.to_le_bytes()[..size];
                     guest.write(region, offset, data);
-                    // Mapped memory is written directly if a client can map it.
+                    // Write directly to memory that a client can map.
                     if let Some(file) = guest.mapped(region).filter(|_| guest.maps(region, offset, size as u64)) {
                         assert_eq!(rustix::io::pwrite(&file, data, offset), Ok(size));
                     }
@@ -390,7 +391,7 @@ impl World {
         }
     }
 
-    /// Returns the interface, while its RAM is mapped.
+    /// Returns the paravirtual interface if its RAM is mapped.
     fn interface(&mut self) -> Option<Interface> {
         let interface = self.interface.take()?;
         let there = self.evil.guest.ram_at(interface.base).is_some_and(|(_, bytes)| bytes >= RAM_BYTES);
@@ -403,7 +404,7 @@ impl World {
         self.bring_ups = 0;
         self.evil.guest.reconnect();
         self.evil.forget();
-        // On a busy host, the software card may take a while to release a channel.
+        // On a busy host, the software card can take a while to release a channel.
         let began = Instant::now();
         while taken(&self.rig) != self.taken && began.elapsed() < RELEASE_TIMEOUT {
             std::thread::sleep(POLL_INTERVAL);
@@ -464,7 +465,7 @@ fn canary(bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| CANARY ^ (at >> 6) as u8).collect()
 }
 
-/// Returns an aligned access inside the region, in the form that the server passes to a device.
+/// Returns an aligned access inside the region, as the server passes it to a device.
 fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)> {
     let (region, bytes) = match region % 5 {
         0 => (RegionIndex::Bar0, 16 * MIB),
@@ -477,10 +478,10 @@ fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)>
     Some((region, (u64::from(offset) % bytes) & !(size - 1), size as usize))
 }
 
-/// Runs one input on a VM with trapped apertures and on a VM with mapped apertures.
+/// Runs one input, on a VM with trapped apertures and on a VM with mapped apertures.
 ///
 /// # Panics
-/// Panics if the mediator fails one of the checks.
+/// Panics if a check fails.
 pub fn run(input: &[u8]) {
     static WORLDS: LazyLock<[Mutex<World>; 2]> =
         LazyLock::new(|| [Apertures::Trapped, Apertures::Remapped].map(|apertures| Mutex::new(World::new(apertures))));
@@ -493,7 +494,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Returns initial inputs by name, with typical actions and typical errors of a driver.
+/// Returns the seed inputs by name: typical actions and typical errors of a driver.
 #[must_use]
 pub fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let up = [Step::Map { slot: 0, pages: 15, writable: true }, Step::BringUp, Step::Channel { id: 1 }];

@@ -1,5 +1,5 @@
-//! Hands over a card and its VMs to another owner in the same way as between processes: through a file, descriptors of
-//! the card's and the host's memory, and the links to the VMs' clients.
+//! Handover of a card and its VMs to another owner, like between processes: with a file, descriptors of card and host
+//! memory, and the links to the VMs' clients.
 
 use super::{Guest, Rig, WAIT_TIMEOUT};
 use card::Card;
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use vgpu::{MediatedDevice, MediatedVm, SavedSide};
 use vram::TenantId;
 
-/// Owner number of the card's parts in the file.
+/// Owner number of the card's parts.
 const CARD: u32 = 0;
-/// Retry interval for parts that are not quiescent.
+/// Retry interval for parts that are not quiescent yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Names of the descriptors that are handed over.
@@ -28,16 +28,16 @@ const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
 const APERTURES: &str = "apertures-";
 
-/// Settings with which the card was created. These settings are needed to hand the card over.
+/// Settings of a card that can be handed over.
 #[derive(Clone, Debug)]
 pub struct Handover {
-    /// Settings of the card, which is [shared](Config::shared).
+    /// Settings of the card, whose memory is [shared](Config::shared).
     pub config: Config,
-    /// Settings of the card's owner, whose host memory is [shared](Sharing::shared).
+    /// Settings of the owner, whose host memory is [shared](Sharing::shared).
     pub sharing: Sharing,
 }
 
-/// A card and its VMs at the next owner, before the takeover.
+/// Card and VMs in the next owner, before the takeover.
 struct Next {
     card: Arc<SimGpu>,
     reopened: Reopened,
@@ -47,7 +47,7 @@ struct Next {
 type Refusal = Box<dyn Error>;
 
 impl Handover {
-    /// Returns the parts that the next owner can read.
+    /// Returns the parts that the next owner supports.
     fn reads(&self) -> Vec<Known> {
         let mut known = SavedHost::known();
         known.extend(SavedSide::known());
@@ -61,40 +61,40 @@ impl Handover {
         Rig::made(&self.config, &self.sharing, |card| card)
     }
 
-    /// Hands over the rig's card, with all of its `guests`, to another owner. Guests only notice that time passes.
+    /// Hands over the rig's card, with all of its `guests`, to another owner. For the guests, only time passes.
     ///
     /// # Panics
-    /// Panics if a part cannot be handed over, or the previous owner accesses the card after the next owner has it.
+    /// Panics if a part cannot be handed over, or if the previous owner accesses the card after the takeover.
     pub fn hand_over(&self, rig: &mut Rig, guests: &mut [&mut Guest]) {
         guests.sort_by_key(|guest| guest.backend.id());
         let (Next { card, reopened, vms }, receiver) = {
-            let still = rig.host.stand_still(WAIT_TIMEOUT).expect("a card that stands still");
+            let still = rig.host.stand_still(WAIT_TIMEOUT).expect("a quiescent card");
             let written = written(rig, &still, guests, self.reads());
-            let (sender, receiver, next) = self.offered(rig, guests, written).expect("what was saved");
-            sender.await_ready(WAIT_TIMEOUT).expect("a receiver that is ready");
+            let (sender, receiver, next) = self.offered(rig, guests, written).expect("the saved state is accepted");
+            sender.await_ready(WAIT_TIMEOUT).expect("the receiver is ready");
             still.give_away();
             sender.let_go().expect("a connected receiver");
             (next, receiver)
         };
-        receiver.wait(WAIT_TIMEOUT).expect("a sender that releases the card");
+        receiver.wait(WAIT_TIMEOUT).expect("the sender releases the card");
         card.go_on();
-        rig.host = reopened.take_over("next").expect("a card that is taken over");
+        rig.host = reopened.take_over("next").expect("the card is taken over");
         let before = std::mem::replace(&mut rig.card, card);
         let apertures = before.read32(pbus::BAR1_BLOCK::OFFSET);
         for (guest, (device, backend)) in guests.iter_mut().zip(vms) {
             (guest.device, guest.backend) = (device, backend);
             guest.backend.go_on();
         }
-        // The previous owner was dropped and has no references left. On hardware, both owners would use the same card.
-        assert_eq!(before.read32(pbus::BAR1_BLOCK::OFFSET), apertures, "a card that was given away is left alone");
+        // The previous owner was dropped. On hardware, both owners would use the same card.
+        assert_eq!(before.read32(pbus::BAR1_BLOCK::OFFSET), apertures, "the previous owner does not access the card");
         assert!(pbus::BAR1_BLOCK::VALID.is_set(apertures));
     }
 
-    /// Offers the card to another owner, and drops that owner before it takes over. The rig then continues. `edit`
-    /// changes the file in transit.
+    /// Offers the card to another owner, and drops that owner before the takeover. The rig then continues. `edit`
+    /// modifies the file in transit.
     ///
     /// # Errors
-    /// Returns an error if the other owner refuses the card.
+    /// Returns an error if the other owner rejects the card.
     pub fn offer(&self, rig: &Rig, guests: &mut [&mut Guest], edit: impl FnOnce(&mut Vec<u8>)) -> Result<(), Refusal> {
         guests.sort_by_key(|guest| guest.backend.id());
         let still = rig.host.stand_still(WAIT_TIMEOUT)?;
@@ -106,8 +106,8 @@ impl Handover {
         offered
     }
 
-    /// Sends everything to another owner, which opens it in the same way as another process. The card still belongs to
-    /// the rig.
+    /// Sends the saved state to another owner, which opens it as another process would. The card still belongs to the
+    /// rig.
     fn offered(&self, rig: &Rig, guests: &[&mut Guest], written: Package) -> Result<(Sender, Receiver, Next), Refusal> {
         let (sender, receiver) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let receiver = Receiver::connect(receiver, &Introduction { program: "the next".into(), reads: self.reads() })?;
@@ -152,7 +152,7 @@ impl Handover {
     }
 }
 
-/// Serializes everything, including the files behind mapped apertures. The card must be quiescent.
+/// Saves the card and its VMs, including the files behind mapped apertures. The card must be quiescent.
 fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<Known>) -> Package {
     let began = Instant::now();
     let (host, sides) = loop {
@@ -165,7 +165,7 @@ fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<
         match still.save(|| guests.iter().map(&mut save).collect()) {
             Ok(saved) => break (saved, sides),
             Err(ManagerError::Unsettled(_)) if began.elapsed() < WAIT_TIMEOUT => std::thread::sleep(RETRY_INTERVAL),
-            Err(error) => panic!("the card is not written down: {error}"),
+            Err(error) => panic!("cannot save the card: {error}"),
         }
     };
     while let Err(unrest) = rig.card.halt() {
@@ -173,11 +173,11 @@ fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<
         std::thread::sleep(RETRY_INTERVAL);
     }
     let mut file = Writer::for_reader([7; 16], reads);
-    host.write(&mut file).expect("a card that can be written");
-    file.put(CARD, &rig.card.save().expect("it rests")).expect("the card itself");
+    host.write(&mut file).expect("the host's state is saved");
+    file.put(CARD, &rig.card.save().expect("the card is quiescent")).expect("the card's state is saved");
     let mut descriptors = Vec::new();
     for (vm, mut side) in sides {
-        side.write(vm, &mut file).expect("a VM that can be written");
+        side.write(vm, &mut file).expect("the VM's state is saved");
         descriptors.extend(side.take_files().into_iter().map(|fd| (format!("{APERTURES}{vm}"), fd)));
     }
     Package { file: file.finish(), descriptors }

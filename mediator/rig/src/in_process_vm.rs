@@ -1,9 +1,9 @@
-//! Guests that compute without a VMM: a card and its mediator in this process. The library `gdev` drives guests that
-//! run workloads ([`LightGpu`]); the rig's driver is for guests that need their own page tables or submissions
+//! Guests without a VMM, with the card and its mediator in this process. Guests that run workloads use the library
+//! `gdev` as their driver ([`LightGpu`]); guests with their own page tables or submissions use the rig's driver
 //! ([`guest`]).
 //!
-//! Such guests need no boot, so benchmarks can sweep parameters and tests can run many guests. Both call the mediator
-//! in the same way as the server. Tests with VMs cover messages, sockets and stock drivers.
+//! Such guests need no boot, so benchmarks can sweep parameters, and tests can run many guests. They call the mediator
+//! like the server does. Tests with VMs cover messages, sockets and stock drivers.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,31 +22,31 @@ use vgpu::Settings;
 use vmm_glue::RegionIndex;
 use vram::{Limits, TenantId, VmSummary};
 
-/// Size of a MiB in bytes.
+/// Number of bytes in a MiB.
 pub const MIB: u64 = 1 << 20;
-/// Maximum time for which work may wait for memory.
+/// Maximum wait of work for memory.
 const QUEUE_LIMIT: Duration = Duration::from_secs(60);
 
-/// A card and the division of its memory.
+/// Settings of a card, and the division of its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct CardConfig {
-    /// Memory shared by the VMs, in MiB.
+    /// Size of the memory that VMs share, in MiB.
     pub card_mib: u64,
-    /// Size of host memory for chunks, in MiB.
+    /// Size of the host memory for chunks, in MiB.
     pub host_mib: u64,
     /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
-    /// Division of memory.
+    /// Policy for the division of memory.
     pub division: Division,
-    /// Model of the time that work takes.
+    /// Timing model of work.
     pub time: Option<TimeModel>,
-    /// Set if the card records its engines' accesses in order ([`simgpu::SimGpu::take_touches`]). One thread then
-    /// executes kernels, so that the order is always the same.
+    /// True if the card records the order of its engines' accesses ([`simgpu::SimGpu::take_touches`]). A single thread
+    /// then executes kernels, which makes the order deterministic.
     pub traced: bool,
 }
 
 impl CardConfig {
-    /// Creates a configuration with chunks of 2 MiB, in which work takes no time.
+    /// Creates a configuration with chunks of 2 MiB, on which work takes no time.
     #[must_use]
     pub fn new(card_mib: u64, host_mib: u64) -> Self {
         Self { card_mib, host_mib, chunk_bytes: 2 * MIB, division: Division::default(), time: None, traced: false }
@@ -55,9 +55,9 @@ impl CardConfig {
     /// Starts the card.
     ///
     /// # Errors
-    /// Returns an error if the sizes are not valid for a card.
+    /// Returns an error if the sizes are invalid for a card.
     pub fn open(&self) -> Result<Rig> {
-        // The mediator's structures use three chunks, and it keeps two more in reserve.
+        // The mediator's data structures use three chunks, and two more stay in reserve.
         let reserve_bytes = (16 * MIB).max(5 * self.chunk_bytes);
         let vram_mib = u32::try_from(self.card_mib + reserve_bytes / MIB)?;
         let sharing = Sharing {
@@ -74,8 +74,8 @@ impl CardConfig {
     }
 }
 
-/// Returns a time model in which engines move `vram` bytes per second of card memory and `bus` bytes per second of host
-/// memory.
+/// Returns a timing model in which engines transfer `vram` bytes of card memory or `bus` bytes of host memory per
+/// second.
 #[must_use]
 pub fn timing(vram: u64, bus: u64) -> TimeModel {
     let engine = EngineTiming { bytes_per_second: vram, launch_ns: 5_000 };
@@ -83,7 +83,7 @@ pub fn timing(vram: u64, bus: u64) -> TimeModel {
     TimeModel { graph: engine, compute, copy: engine, switch_ns: 10_000, bus_bytes_per_second: bus }
 }
 
-/// Adds a VM with `vram_mib` MiB of VRAM, a running driver and 1 MiB of RAM.
+/// Adds a VM with `vram_mib` MiB of VRAM, 1 MiB of RAM and a running driver.
 ///
 /// # Errors
 /// Returns an error if the RAM cannot be allocated.
@@ -100,7 +100,7 @@ fn patient(vram_mib: u64, memory: Limits) -> Settings {
     settings
 }
 
-/// Returns a VM's account.
+/// Returns the memory usage of a VM.
 ///
 /// # Errors
 /// Returns an error if the VM does not exist.
@@ -108,20 +108,20 @@ pub fn account(rig: &Rig, vm: u32) -> Result<VmSummary> {
     rig.usage().0.vms.get(&TenantId(vm)).copied().with_context(|| format!("no VM {vm}"))
 }
 
-/// Waits until all work submitted on a channel is complete.
+/// Waits until all work submitted on a channel has completed.
 ///
 /// # Errors
 /// Returns an error if the GPU faults.
 pub fn wait<M: Machine>(driver: &mut Driver<M>, channel: &Channel) -> Result<()> {
     while !driver.is_done(channel) {
-        ensure!(driver.faults.is_empty(), "the GPU faults: {:x?}", driver.faults);
-        ensure!(driver.guest.wait_msi(), "the device has gone");
+        ensure!(driver.faults.is_empty(), "the GPU reports faults: {:x?}", driver.faults);
+        ensure!(driver.guest.wait_msi(), "the device is gone");
         driver.service();
     }
     Ok(())
 }
 
-/// Returns methods that bind a copy engine and copy one line.
+/// Returns push buffer words that bind a copy engine and copy one line.
 #[must_use]
 pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
     let halves = |va: u64| [(va >> 32) as u32, va as u32];
@@ -132,14 +132,13 @@ pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// A guest that computes, whose driver is the library `gdev`. The CPU transfers inputs and results as if through an
-/// aperture.
+/// Guest with the library `gdev` as its driver. The CPU transfers inputs and results, as if through an aperture.
 pub type LightGpu = gdev::Context<Vgpu>;
 
-/// Limits of copies: the CPU makes all copies that no work precedes.
+/// Copy limits with which the CPU makes all copies that do not depend on submitted work.
 const BY_CPU: Tuning = Tuning { direct_write_bytes: u64::MAX, direct_read_bytes: u64::MAX, ..gdev::vgpu::TUNING };
 
-/// A VM that a test uses next to its driver.
+/// VM shared by a test and the VM's driver.
 #[derive(Clone)]
 pub struct SharedGuest(Arc<Mutex<Guest>>);
 
@@ -150,12 +149,12 @@ impl SharedGuest {
         Self(Arc::new(Mutex::new(rig.guest_with(vm, &patient(vram_mib, memory)))))
     }
 
-    /// Locks the VM. In the meantime, the VM's driver waits.
+    /// Locks the VM, which blocks the VM's driver.
     pub fn lock(&self) -> MutexGuard<'_, Guest> {
         self.0.lock()
     }
 
-    /// Starts a driver in the VM, which must not have one.
+    /// Starts a driver in the VM, which must not have one yet.
     ///
     /// # Errors
     /// Returns an error if the driver does not start.
@@ -168,12 +167,12 @@ impl SharedGuest {
         Ok(gdev::Context::new(Vgpu::on(Box::new(self.clone()), msi)?, BY_CPU))
     }
 
-    /// Removes the VM, as an operator would.
+    /// Removes the VM like an operator would.
     ///
     /// # Errors
-    /// Returns an error if the VM cannot be removed, or if its driver still exists.
+    /// Returns an error if the VM cannot be removed, or if it still has a driver.
     pub fn remove(self) -> Result<()> {
-        let guest = Arc::into_inner(self.0).context("the VM has a driver")?;
+        let guest = Arc::into_inner(self.0).context("the VM still has a driver")?;
         Ok(guest.into_inner().remove()?)
     }
 }
@@ -219,7 +218,7 @@ impl Bus for SharedGuest {
         let file = file.try_clone().map_err(refused)?;
         match self.lock().lend_ram(gpa, bytes, true, file) {
             true => Ok(()),
-            false => Err(refused(io::Error::other("the device refuses them"))),
+            false => Err(refused(io::Error::other("the device rejects them"))),
         }
     }
 
@@ -229,7 +228,7 @@ impl Bus for SharedGuest {
     }
 }
 
-/// Adds a VM with `vram_mib` MiB of VRAM, whose driver is the library `gdev`.
+/// Adds a VM with `vram_mib` MiB of VRAM, and with the library `gdev` as its driver.
 ///
 /// # Errors
 /// Returns an error if the driver does not start.

@@ -1,15 +1,13 @@
-//! Mediated VMs without a VMM: a software card, its owner, and devices that are called in the same way as the server
-//! calls them.
+//! Mediated VMs without a VMM: a software card, its owner, and devices that are called like the server calls them.
 //!
-//! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
-//! RAM, interrupts), [`driver`] and [`paravirtual`] (low-level drivers for tests that choose registers, page tables,
-//! submissions and batches themselves), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (hands over
-//! everything to another owner), [`in_process_vm`] (guests that compute with the library `gdev`), [`RemoteGuest`] (a VM
-//! that is served through a daemon's socket), [`xen`] (a Xen domain without Xen), [`Machine`] (the interface that a
-//! driver needs from any kind of VM), [`service_manager`] (starts a daemon, and keeps its sockets). The rig panics if
-//! its caller makes an error.
+//! Parts: [`Rig`] (the card), [`altered`] (a card with overridden behaviour), [`Guest`] (one VM: registers, apertures,
+//! RAM, interrupts), [`driver`] and [`paravirtual`] (low-level drivers for tests that control registers, page tables,
+//! submissions and batches), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (handover to another owner),
+//! [`in_process_vm`] (guests that run workloads with the library `gdev`), [`RemoteGuest`] (a VM served over a daemon's
+//! socket), [`xen`] (a Xen domain without Xen), [`Machine`] (the interface between a driver and any kind of VM),
+//! [`service_manager`] (starts a daemon, and keeps its sockets). The rig panics on errors of its caller.
 //!
-//! The crate does not boot guests or run VMMs; the crate `tests` does.
+//! The crate does not boot guests or run VMMs; the crate `tests` does both.
 
 pub mod altered;
 pub mod driver;
@@ -41,18 +39,18 @@ use machine::Ram;
 pub use machine::{Machine, read_file};
 pub use remote::RemoteGuest;
 
-/// Maximum duration of a wait. No operation takes this long, so a wait that reaches the limit has failed.
+/// Timeout of a wait, longer than any operation takes.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Size of a chunk in bytes.
+/// Chunk size in bytes.
 pub const CHUNK: u64 = 2 << 20;
-/// Number of bytes of a saved VM per read.
+/// Maximum size of a piece of a saved VM, in bytes.
 const PART: usize = 100_000;
-/// Number of bytes that the mediator reserves on a card.
+/// Size of the memory reserved for the mediator on a card, in bytes.
 const RESERVED_BYTES: u64 = 16 << 20;
 
-/// A card and its owner.
+/// Card and its owner.
 pub struct Rig {
-    /// The card.
+    /// Software card.
     pub card: Arc<SimGpu>,
     /// Owner of the card.
     pub host: Arc<ManagedCard>,
@@ -65,25 +63,26 @@ impl Rig {
         Self::wrapped(vram_mib, |card| card)
     }
 
-    /// Same as [`Self::new`], but the owner accesses the card through the return value of `wrap`.
+    /// Like [`Self::new`], but the owner accesses the card through the return value of `wrap`.
     #[must_use]
     pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         Self::made(&Config { vram_mib, ..Config::default() }, &sharing(), wrap)
     }
 
-    /// Creates a card whose work takes time, with the settings `scheduler`.
+    /// Creates a card on which work takes time, with the scheduler settings `scheduler`.
     #[must_use]
     pub fn timed(vram_mib: u32, time: TimeModel, scheduler: sched::Config) -> Self {
         let sharing = Sharing { scheduler, ..sharing() };
         Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, &sharing, |card| card)
     }
 
-    /// Creates a card with the settings `sharing`. The owner accesses the card through the return value of `wrap`.
+    /// Creates a card with the settings `config` and `sharing`. The owner accesses it through the return value of
+    /// `wrap`.
     #[must_use]
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
         let host = ManagedCard::open(wrap(Arc::clone(&card)), "rig", sharing, firmware::Set::stand_in());
-        Self { card, host: host.expect("a card that starts") }
+        Self { card, host: host.expect("the card starts") }
     }
 
     /// Creates a VM with `vram_mib` MiB of VRAM and without RAM.
@@ -97,20 +96,20 @@ impl Rig {
     pub fn guest_with(&self, vm: u32, settings: &Settings) -> Guest {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
         let (mut device, backend) =
-            MediatedVm::build(&self.host, TenantId(vm), settings, &link).expect("room for a VM");
+            MediatedVm::build(&self.host, TenantId(vm), settings, &link).expect("the card has room for the VM");
         device.connected();
         let msi = link.attach_msi().expect("an event");
         let vram_bytes = settings.share.vram_bytes;
         Guest { device, backend, link, settings: settings.clone(), msi, ram: Ram::default(), vram_bytes }
     }
 
-    /// Returns true if an address of a VM's VRAM is in host memory.
+    /// Returns true if the VRAM of a VM at `address` is in host memory.
     pub fn in_host(&self, vm: u32, address: u64) -> bool {
         let found = self.host.lock().vram().chunks.lookup(TenantId(vm), vram::GuestVramAddr(address), 1);
         matches!(found, vram::Lookup::Placed(vram::Place::Host(_)))
     }
 
-    /// Returns the card's resources in use: chunks by state, channels, I/O address ranges.
+    /// Returns the resource usage of the card: chunks by state, and the numbers of channels and I/O address ranges.
     #[must_use]
     pub fn usage(&self) -> (Summary, u32, usize) {
         let channels = self.host.channels_in_use();
@@ -134,7 +133,7 @@ pub fn sharing() -> Sharing {
     }
 }
 
-/// Returns the settings of a VM with `vram_mib` MiB of guaranteed VRAM, and defaults for the rest.
+/// Returns the default settings of a VM with `vram_mib` MiB of guaranteed VRAM.
 #[must_use]
 pub fn settings(vram_mib: u64, channels: u32) -> Settings {
     let share = Share {
@@ -154,7 +153,7 @@ pub fn settings(vram_mib: u64, channels: u32) -> Settings {
     }
 }
 
-/// One VM.
+/// Mediated VM.
 pub struct Guest {
     device: MediatedDevice,
     backend: Arc<MediatedVm>,
@@ -162,27 +161,27 @@ pub struct Guest {
     settings: Settings,
     msi: OwnedFd,
     ram: Ram,
-    /// Size of the VM's VRAM in bytes.
+    /// Size of the VRAM in bytes.
     pub vram_bytes: u64,
 }
 
 impl Guest {
-    /// Reads a region, as a client would. A refused read returns ones.
+    /// Reads a region, like a client would. A denied read returns all ones.
     pub fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
         if self.device.region_read(region, offset, data).is_err() {
             data.fill(0xff);
         }
     }
 
-    /// Writes a region, as a client would. A refused write is lost.
+    /// Writes a region, like a client would. A denied write is dropped.
     pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
         if let Some(deferred) = self.write_until_answered(region, offset, data) {
             self.complete(deferred);
         }
     }
 
-    /// Same as [`Self::write`], but returns as soon as the client has its response. The deferred part of the write is
-    /// returned to the caller.
+    /// Like [`Self::write`], but returns when the client would receive its response. Returns the deferred part of the
+    /// write, if any.
     pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Option<Deferred> {
         match self.device.region_write(region, offset, data) {
             Ok(Ack::Deferred(deferred)) => Some(deferred),
@@ -190,7 +189,7 @@ impl Guest {
         }
     }
 
-    /// Executes the deferred part of a write. The guest must not use its device before this.
+    /// Executes the deferred part of a write. The guest must not use its device before.
     pub fn complete(&mut self, deferred: Deferred) {
         self.device.complete(deferred);
     }
@@ -207,34 +206,34 @@ impl Guest {
         self.write(RegionIndex::Bar0, offset.into(), &value.to_le_bytes());
     }
 
-    /// Writes the guest's VRAM through PRAMIN.
+    /// Writes guest VRAM through PRAMIN.
     pub fn poke(&mut self, at: u64, value: u32) {
         self.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
         self.wr(pramin::BASE + (at & 0xffff) as u32, value);
     }
 
-    /// Reads the guest's VRAM through PRAMIN.
+    /// Reads guest VRAM through PRAMIN.
     pub fn peek(&mut self, at: u64) -> u32 {
         self.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
         self.rd(pramin::BASE + (at & 0xffff) as u32)
     }
 
-    /// Reads the guest's VRAM at any location, bypassing the guest's device.
+    /// Reads guest VRAM, wherever it is placed, bypassing the guest's device.
     pub fn vram_read(&self, at: u64, data: &mut [u8]) {
-        self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
+        self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("the address is in the VM's VRAM");
     }
 
-    /// Writes the guest's VRAM as the guest's CPU would, but in one access.
+    /// Writes guest VRAM like the guest's CPU would, but in one access.
     pub fn vram_write(&self, at: u64, data: &[u8]) {
-        self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
+        self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("the address is in the VM's VRAM");
     }
 
-    /// Same as [`Self::vram_write`]. Returns true if the memory was present.
+    /// Like [`Self::vram_write`], but returns false if the memory is not present.
     pub fn vram_try_write(&self, at: u64, data: &[u8]) -> bool {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).is_ok()
     }
 
-    /// Returns the file behind a part of an aperture, in the form in which the client maps it.
+    /// Returns the file that the client maps for an aperture, if any.
     #[must_use]
     pub fn mapped(&self, region: RegionIndex) -> Option<Arc<OwnedFd>> {
         self.device.regions()[region as usize].mappable().map(|mappable| Arc::clone(mappable.file()))
@@ -248,12 +247,12 @@ impl Guest {
         areas.iter().any(|area| offset >= area.offset && offset + len <= area.offset + area.size)
     }
 
-    /// Lends RAM from a new file to the device. Returns false if the device refuses.
+    /// Lends RAM in a new file to the device. Returns false if the device rejects it.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
         self.lend_ram(gpa, size, writable, memory_file(size, true).expect("a memory file"))
     }
 
-    /// Lends RAM from a file to the device. Returns false if the device refuses.
+    /// Lends RAM in `file` to the device. Returns false if the device rejects it.
     pub(crate) fn lend_ram(&mut self, gpa: u64, size: u64, writable: bool, file: OwnedFd) -> bool {
         let given = file.try_clone().expect("another descriptor");
         let Ok(region) = self.link.lend(gpa, size, writable, Some(given)) else { return false };
@@ -265,30 +264,30 @@ impl Guest {
         true
     }
 
-    /// Takes back RAM. Returns its file, through which the RAM can still be read.
+    /// Takes back RAM. Returns its file, so that the RAM can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let region = self.link.take_back(gpa)?;
         self.device.dma_unmap(gpa, region.size);
         self.ram.remove(gpa).map(|(_, file)| file)
     }
 
-    /// Reads the guest's RAM, as the guest's CPU would.
+    /// Reads guest RAM, like the guest's CPU would.
     pub fn ram_read(&self, gpa: u64, data: &mut [u8]) {
         self.ram.read(gpa, data);
     }
 
-    /// Writes the guest's RAM, as the guest's CPU would.
+    /// Writes guest RAM, like the guest's CPU would.
     pub fn ram_write(&self, gpa: u64, data: &[u8]) {
         self.ram.write(gpa, data);
     }
 
-    /// Returns the file of the RAM region that contains `gpa`, through which callers can write as another CPU of the
-    /// guest would.
+    /// Returns the file of the RAM region that contains `gpa`. The caller can write to it like another CPU of the guest
+    /// would.
     pub fn ram_file(&self, gpa: u64) -> OwnedFd {
         self.ram.file_of(gpa)
     }
 
-    /// Reads a word of the guest's RAM.
+    /// Reads a word of guest RAM.
     #[must_use]
     pub fn ram_word(&self, gpa: u64) -> u32 {
         let mut word = [0; 4];
@@ -307,42 +306,42 @@ impl Guest {
         wait_event(self.msi.as_fd(), WAIT_TIMEOUT).expect("an interrupt");
     }
 
-    /// Takes the MSI messages that have arrived, without waiting. Returns false if no message has arrived.
+    /// Takes the MSI messages that have arrived, without waiting. Returns false if there are none.
     #[must_use]
     pub fn take_msi(&self) -> bool {
         wait_event(self.msi.as_fd(), Duration::ZERO).is_ok()
     }
 
-    /// Returns the VM, for threads that inspect it while it is served.
+    /// Returns the VM, for threads that inspect it concurrently.
     #[must_use]
     pub fn vm(&self) -> Arc<MediatedVm> {
         Arc::clone(&self.backend)
     }
 
-    /// Calls `act` while the VM's lock is held.
+    /// Calls `act` with the VM's lock held.
     pub fn while_locked(&self, act: impl FnOnce()) {
         self.backend.while_locked(act);
     }
 
-    /// Returns the operator's view.
+    /// Returns the status that operators see.
     #[must_use]
     pub fn status(&self) -> DeviceStatus {
         self.backend.status()
     }
 
-    /// Returns a counter of the operator's view.
+    /// Returns a counter of the status that operators see.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
-        *self.status().counters.get(name).expect("a counter of that name")
+        *self.status().counters.get(name).expect("the counter exists")
     }
 
-    /// Returns true if the server was requested to disconnect the client.
+    /// Returns true if the server was asked to disconnect the client.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.link.is_disconnecting()
     }
 
-    /// Changes the configuration of the VM, for its next creation.
+    /// Changes the settings of the VM, for its next creation.
     pub fn configured(&mut self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.settings);
     }
@@ -353,12 +352,12 @@ impl Guest {
         self.backend.published()
     }
 
-    /// Resets the device, as its client would.
+    /// Resets the device, like its client would.
     pub fn reset(&mut self) {
         self.device.reset();
     }
 
-    /// Disconnects the client, and connects another client.
+    /// Disconnects the client, and connects another one.
     pub fn reconnect(&mut self) {
         while let Some(gpa) = self.ram.first() {
             self.unmap_ram(gpa);
@@ -368,18 +367,17 @@ impl Guest {
         self.msi = self.link.attach_msi().expect("an event");
     }
 
-    /// Moves the VM to another card, as an operator would. Its number on that card is `vm`. With `emptied`, its memory
-    /// is first evicted from its current card. Returns the number of bytes that were copied while the VM was stopped.
+    /// Moves the VM to another card, like an operator would. Its number on that card is `vm`. If `emptied` is set, its
+    /// memory is evicted from its current card first. Returns the number of bytes copied while the VM was stopped.
     ///
     /// # Errors
-    /// Returns an error if an obstacle prevents the move. The VM then continues on its current card.
+    /// Returns an error if the move is not possible. The VM then continues on its current card.
     pub fn move_to(&mut self, to: &Rig, vm: u32, emptied: bool) -> Result<u64, DeviceError> {
         self.move_beside(to, vm, emptied, |_| (), |_, left| drop(left))
     }
 
-    /// Same as [`Self::move_to`], but calls `meanwhile` before the stop, after the other card has received all that it
-    /// can receive while the guest works. Calls `behind` when the VM has resumed, before the VM's resources on this
-    /// card are released.
+    /// Like [`Self::move_to`], but calls `meanwhile` after all memory that can be copied in advance was copied, before
+    /// the VM stops. Calls `behind` after the VM has resumed, before its resources on this card are released.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::move_to`].
@@ -423,10 +421,10 @@ impl Guest {
         }
     }
 
-    /// Saves the VM, as an operator would. The VM continues.
+    /// Saves the VM, like an operator would. The VM continues.
     ///
     /// # Errors
-    /// Returns an error if the VM cannot be saved. The error is the one that an operator would see.
+    /// Returns the error that an operator would see if the VM cannot be saved.
     pub fn save(&mut self) -> Result<Vec<u8>, DeviceError> {
         let mut saving = self.backend.save_all(WAIT_TIMEOUT)?;
         let mut all = Vec::new();
@@ -436,10 +434,10 @@ impl Guest {
         Ok(all)
     }
 
-    /// Restores the VM from `saved` on a card, as an operator would. Its number on that card is `vm`.
+    /// Restores the VM from `saved` on a card, like an operator would. Its number on that card is `vm`.
     ///
     /// # Errors
-    /// Returns an error if an obstacle prevents the restoration. The VM then continues unchanged.
+    /// Returns an error if the restore is not possible. The VM then continues unchanged.
     pub fn restore(&mut self, to: &Rig, vm: u32, saved: &[u8]) -> Result<u64, DeviceError> {
         let (device, there) = MediatedVm::build(&to.host, TenantId(vm), &self.settings, &self.link)?;
         let restore = || {
@@ -462,23 +460,23 @@ impl Guest {
         }
     }
 
-    /// Returns the device's interface for migration by its client.
+    /// Returns the device's interface for migrations by its client.
     pub fn migration(&mut self) -> &mut dyn Migration {
-        self.device.migration().expect("a device whose state can be taken elsewhere")
+        self.device.migration().expect("the device supports migration")
     }
 
-    /// Checks that an operator could move the VM, or hand it over to another process.
+    /// Checks that the VM can be moved, or handed over to another process.
     ///
     /// # Errors
-    /// Returns an error if an obstacle prevents this.
+    /// Returns an error with the reason if not.
     pub fn check_movable(&self) -> Result<(), card_manager::ManagerError> {
         self.backend.check_movable()
     }
 
-    /// Removes the VM, as an operator would.
+    /// Removes the VM, like an operator would.
     ///
     /// # Errors
-    /// Returns an error if the VM cannot be removed. The error is the one that an operator would see.
+    /// Returns the error that an operator would see if the VM cannot be removed.
     pub fn remove(self) -> Result<(), card_manager::ManagerError> {
         let Self { device, backend, .. } = self;
         drop(device);

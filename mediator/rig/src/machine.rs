@@ -1,4 +1,4 @@
-//! The machine in which a driver runs, independent of the vGPU's transport.
+//! The machine in which a driver runs, independent of the transport to the vGPU.
 
 use super::Guest;
 use nvspec::regs::{pbus, windows::pramin};
@@ -8,8 +8,8 @@ use std::io;
 use vmm_glue::RegionIndex;
 use vmm_glue::client::memory_file;
 
-/// A guest's CPU and RAM, to the extent that a driver uses them. A driver sees no errors, as on hardware: refused reads
-/// return ones, and all reads return ones once the device is gone.
+/// CPU and RAM of a guest, as far as a driver uses them. As on hardware, accesses do not fail: denied reads return all
+/// ones, and so do all reads once the device is gone.
 pub trait Machine {
     /// Reads a region.
     fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]);
@@ -20,19 +20,19 @@ pub trait Machine {
     /// Returns the size of the guest's VRAM in bytes.
     fn vram_bytes(&self) -> u64;
 
-    /// Reads the guest's VRAM.
+    /// Reads guest VRAM.
     fn vram_read(&self, at: u64, data: &mut [u8]);
 
-    /// Writes the guest's VRAM, as the guest's CPU would.
+    /// Writes guest VRAM, like the guest's CPU would.
     fn vram_write(&self, at: u64, data: &[u8]);
 
-    /// Reads the guest's RAM.
+    /// Reads guest RAM.
     fn ram_read(&self, gpa: u64, data: &mut [u8]);
 
-    /// Writes the guest's RAM.
+    /// Writes guest RAM.
     fn ram_write(&self, gpa: u64, data: &[u8]);
 
-    /// Waits for an MSI message. Returns false if the device is gone, so that no interrupt will arrive.
+    /// Waits for an MSI message. Returns false if the device is gone and no interrupt will arrive.
     fn wait_msi(&self) -> bool;
 
     /// Reads a register.
@@ -47,13 +47,13 @@ pub trait Machine {
         self.write(RegionIndex::Bar0, offset.into(), &value.to_le_bytes());
     }
 
-    /// Writes the guest's VRAM through PRAMIN.
+    /// Writes guest VRAM through PRAMIN.
     fn poke(&mut self, at: u64, value: u32) {
         self.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
         self.wr(pramin::BASE + (at & 0xffff) as u32, value);
     }
 
-    /// Reads the guest's VRAM through PRAMIN.
+    /// Reads guest VRAM through PRAMIN.
     fn peek(&mut self, at: u64) -> u32 {
         self.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
         self.rd(pramin::BASE + (at & 0xffff) as u32)
@@ -95,18 +95,18 @@ impl Machine for Guest {
     }
 }
 
-/// A region of RAM, backed by a memory file, as in a VMM.
+/// RAM region backed by a memory file, as in a VMM.
 struct Region {
     size: u64,
     file: OwnedFd,
 }
 
-/// A guest's RAM, by guest-physical address.
+/// RAM regions of a guest, by guest-physical address.
 #[derive(Default)]
 pub(super) struct Ram(BTreeMap<u64, Region>);
 
 impl Ram {
-    /// Creates a file of `size` bytes, and a second descriptor of it for lending.
+    /// Creates a file of `size` bytes, with a second descriptor for lending.
     pub(super) fn file(size: u64) -> io::Result<(OwnedFd, OwnedFd)> {
         let file = memory_file(size, true)?;
         let lent = file.try_clone()?;
@@ -127,7 +127,7 @@ impl Ram {
         self.0.first_key_value().map(|(&gpa, _)| gpa)
     }
 
-    /// Returns start, size and file of all regions.
+    /// Returns the start, size and file of all regions.
     pub(super) fn all(&self) -> impl Iterator<Item = (u64, u64, &OwnedFd)> {
         self.0.iter().map(|(&gpa, Region { size, file })| (gpa, *size, file))
     }
@@ -148,13 +148,13 @@ impl Ram {
         assert_eq!(rustix::io::pwrite(file, data, at), Ok(data.len()));
     }
 
-    /// Returns the file of the region that contains `gpa`, for writers other than the guest.
+    /// Returns the file of the region that contains `gpa`, for accesses by others than the guest.
     pub(super) fn file_of(&self, gpa: u64) -> OwnedFd {
         self.place(gpa).0.try_clone().expect("another descriptor")
     }
 
     fn place(&self, gpa: u64) -> (&OwnedFd, u64) {
-        let (&start, region) = self.0.range(..=gpa).next_back().expect("RAM of the guest");
+        let (&start, region) = self.0.range(..=gpa).next_back().expect("the address is in guest RAM");
         (&region.file, gpa - start)
     }
 }

@@ -1,4 +1,4 @@
-//! A minimal form of the guest's side of the paravirtual interface: a queue in RAM.
+//! A minimal guest side of the paravirtual interface: a queue in RAM.
 
 use super::Machine;
 use pv::abi::register;
@@ -6,9 +6,9 @@ pub use pv::abi::{kind, status};
 pub use pv::guest::{Ops, Reply};
 use vgpu::pv::OFFSET;
 
-/// Number of entries of the queue.
+/// Number of entries in the queue.
 pub const ENTRIES: u16 = 64;
-/// Number of bytes of RAM that an interface uses.
+/// RAM size of an interface in bytes.
 pub const RAM_BYTES: u64 = 0x2_0000;
 const AVAILABLE: u64 = 0x800;
 const USED_RING_AT: u64 = 0x1000;
@@ -16,10 +16,10 @@ const REQUEST: u64 = 0x2000;
 const REPLY: u64 = 0x1_8000;
 const REPLY_BYTES: u32 = 0x8000;
 
-/// An interface that is set up, with its queue in RAM.
+/// Configured interface, with its queue in RAM.
 #[derive(Clone, Copy, Debug)]
 pub struct Interface {
-    /// First guest-physical address of the interface's RAM.
+    /// Guest-physical start address of the interface's RAM.
     pub base: u64,
     next: u16,
 }
@@ -30,15 +30,14 @@ impl Interface {
         Self::open_with(machine, base, u32::MAX)
     }
 
-    /// Same as [`Self::open`], with a subset of the features.
+    /// Like [`Self::open`], but accepts only `features`.
     pub fn open_with(machine: &mut impl Machine, base: u64, features: u32) -> Self {
         machine.ram_write(base, &vec![0; RAM_BYTES as usize]);
         Self::set_up(machine, base, features);
         Self { base, next: 0 }
     }
 
-    /// Makes the device use a queue at `base`, regardless of the contents of the memory. Returns true if the device
-    /// uses it.
+    /// Configures a queue at `base`, regardless of the contents of the memory. Returns true if the device accepts it.
     pub fn set_up(machine: &mut impl Machine, base: u64, features: u32) -> bool {
         machine.wr(OFFSET + register::STATUS, status::RESET);
         Self::describe(machine, base, features);
@@ -46,7 +45,7 @@ impl Interface {
         Self::status(machine) == status::READY
     }
 
-    /// Writes the location of the queue, without enabling it.
+    /// Writes the location of the queue without enabling the queue.
     pub fn describe(machine: &mut impl Machine, base: u64, features: u32) {
         let features = features & machine.rd(OFFSET + register::FEATURES);
         machine.wr(OFFSET + register::FEATURES, features);
@@ -61,21 +60,24 @@ impl Interface {
         }
     }
 
-    /// Returns the device's status of the interface.
+    /// Returns the status of the interface, as reported by the device.
     pub fn status(machine: &mut impl Machine) -> u32 {
         machine.rd(OFFSET + register::STATUS)
     }
 
-    /// Publishes a batch, and rings the doorbell. Returns the reply.
+    /// Publishes a batch, rings the doorbell, and returns the reply.
     pub fn call(&mut self, machine: &mut impl Machine, ops: &Ops) -> Reply {
         self.send(machine, &ops.bytes())
     }
 
-    /// Same as [`Self::call`], with arbitrary bytes.
+    /// Like [`Self::call`], but publishes arbitrary bytes.
     pub fn send(&mut self, machine: &mut impl Machine, batch: &[u8]) -> Reply {
         self.post(machine, batch);
         let ended = machine.rd(OFFSET + register::ENDED);
-        assert!(ended == u32::from(self.next) || Self::status(machine) != status::READY, "{ended} batches have ended");
+        assert!(
+            ended == u32::from(self.next) || Self::status(machine) != status::READY,
+            "{ended} batches have completed"
+        );
         self.reply(machine)
     }
 
@@ -89,8 +91,8 @@ impl Interface {
         self.publish(machine, head);
     }
 
-    /// Writes a descriptor: address, number of bytes, flags (1 for chained, 2 for device-writable), and index of the
-    /// next descriptor.
+    /// Writes a descriptor: its address, length in bytes, flags (1 for chained, 2 for device-writable), and the index
+    /// of the next descriptor.
     pub fn descriptor(&self, machine: &impl Machine, index: u16, at: u64, bytes: u32, flags: u16, next: u16) {
         let mut raw = at.to_le_bytes().to_vec();
         raw.extend(bytes.to_le_bytes());

@@ -1,5 +1,4 @@
-//! A VM that is served through a daemon's socket. The VM resembles [`Guest`](super::Guest), but is accessed with
-//! vfio-user messages.
+//! A VM served over a daemon's socket. It resembles [`Guest`](super::Guest), but is accessed with vfio-user messages.
 
 use super::machine::{Machine, Ram};
 use nvspec::regs::{pbus, windows::pramin};
@@ -14,21 +13,20 @@ use vmm_glue::RegionIndex;
 use vmm_glue::client::{Client, ClientError};
 use vmm_glue::protocol::{STATE_RESUMING, STATE_RUNNING, STATE_STOP_COPY};
 
-/// Maximum duration of a wait. No operation takes this long, even on a loaded host, so a wait that reaches the limit
-/// has failed.
+/// Timeout of a wait, longer than any operation takes, even on a loaded host.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Wire number of MSI.
+/// Number of MSI in the protocol.
 const MSI: u32 = 1;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
-/// Number of bytes of a device's state per read.
+/// Size of a read of the device's state, in bytes.
 const STATE_PART: u32 = 32 << 10;
-/// Size of one message to or from VRAM in bytes.
+/// Size of a VRAM access in one message, in bytes.
 const MESSAGE_BYTES: u64 = 4096;
 
-/// One VM. Writes are posted, as QEMU's writes are.
+/// Remote VM. Writes are posted, like those of QEMU.
 ///
-/// The device may disappear at any time, because the operator may remove the VM; [`Self::is_there`] then returns false.
-/// A server that does not respond, or violates the protocol, causes a panic.
+/// The device can disappear at any time, because an operator may remove the VM; [`Self::is_there`] then returns false.
+/// If the server does not respond, or violates the protocol, this type panics.
 pub struct RemoteGuest {
     /// `None` once the device has disappeared.
     client: RefCell<Option<Client>>,
@@ -38,10 +36,10 @@ pub struct RemoteGuest {
 }
 
 impl RemoteGuest {
-    /// Connects, as a VMM would, and enables MSI. The VM has `vram_bytes` of VRAM.
+    /// Connects like a VMM, and enables MSI. The VM has `vram_bytes` bytes of VRAM.
     ///
     /// # Errors
-    /// Returns an error if no server listens, or the server refuses.
+    /// Returns an error if no server listens, or if the server rejects the connection.
     pub fn connect(socket: &Path, vram_bytes: u64) -> Result<Self, ClientError> {
         let mut client = Client::connect(socket)?;
         client.set_timeout(Some(WAIT_TIMEOUT))?;
@@ -49,7 +47,7 @@ impl RemoteGuest {
         Ok(Self { client: RefCell::new(Some(client)), msi, ram: Ram::default(), vram_bytes })
     }
 
-    /// Returns true unless the server is known to have closed the connection. Sends no request.
+    /// Returns false if the server is known to have closed the connection. Sends no request.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.client.borrow().is_some()
@@ -61,7 +59,7 @@ impl RemoteGuest {
         self.is_there()
     }
 
-    /// Calls the server. Returns `None` if the server refuses or is gone.
+    /// Sends a request to the server. Returns `None` if the server rejects it, or if the server is gone.
     fn ask<T>(&self, call: impl FnOnce(&mut Client) -> Result<T, ClientError>) -> Option<T> {
         let mut place = self.client.borrow_mut();
         match call(place.as_mut()?) {
@@ -75,11 +73,11 @@ impl RemoteGuest {
                 *place = None;
                 None
             }
-            Err(error) => panic!("the server did not answer well: {error:?}"),
+            Err(error) => panic!("unexpected response from the server: {error:?}"),
         }
     }
 
-    /// Lends RAM from a new file to the device. Returns false if the device refuses.
+    /// Lends RAM in a new file to the device. Returns false if the device rejects it.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
         let (file, lent) = Ram::file(size).expect("a memory file");
         let mapped = self.ask(|client| client.dma_map(gpa, size, writable, Some((lent.as_fd(), 0)))).is_some();
@@ -88,14 +86,14 @@ impl RemoteGuest {
         mapped
     }
 
-    /// Takes back RAM. Returns its file, through which the RAM can still be read.
+    /// Takes back RAM. Returns its file, so that the RAM can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let (size, file) = self.ram.remove(gpa)?;
         self.ask(|client| client.dma_unmap(gpa, size).map(drop));
         Some(file)
     }
 
-    /// Resets the device, as its client would.
+    /// Resets the device, like its client would.
     pub fn reset(&mut self) {
         self.ask(Client::reset);
     }
@@ -106,12 +104,13 @@ impl RemoteGuest {
         self.ask(Client::dma_unmap_all);
     }
 
-    /// Migrates to another device, which is served at `socket` and was never used. The client stops this device, reads
-    /// its state, and loads the state into the other device. All of the VM's RAM is lent to that device, readable and
-    /// writable. Returns the size of the state in bytes.
+    /// Migrates to an unused device, served at `socket`. The client stops this device, reads its state, and loads the
+    /// state into the other device. The client lends all RAM of the VM to that device, readable and writable. Returns
+    /// the size of the state in bytes.
     ///
     /// # Errors
-    /// Returns an error if either server refuses. This device is then stopped, and the other device is reset.
+    /// Returns an error if one of the servers rejects a request. This device is then stopped, and the other device is
+    /// reset.
     pub fn migrate_to(&mut self, socket: &Path) -> Result<usize, ClientError> {
         let mut there = Client::connect(socket)?;
         there.set_timeout(Some(WAIT_TIMEOUT))?;
@@ -128,18 +127,19 @@ impl RemoteGuest {
         there.set_device_state(STATE_RESUMING)?;
         state.chunks(STATE_PART as usize).try_for_each(|part| there.migration_write(part))?;
         there.set_device_state(STATE_RUNNING)?;
-        // The previous client has no state that this client lacks.
+        // The new client replaces the previous one completely.
         *self.client.borrow_mut() = Some(there);
         self.msi = msi;
         Ok(state.len())
     }
 
-    /// Sets the state of the device, for a client that stops the device and then resumes it at the same server.
+    /// Sets the migration state of the device, for a client that stops the device and then resumes it at the same
+    /// server.
     pub fn set_device_state(&mut self, state: u32) -> Result<(), ClientError> {
         self.client.borrow_mut().as_mut().ok_or(ClientError::Closed)?.set_device_state(state)
     }
 
-    /// Disconnects without a message, as if the client had been killed. Returns the files of its RAM.
+    /// Disconnects without a message, as if the client had been killed. Returns the files of the RAM.
     #[must_use]
     pub fn vanish(mut self) -> Vec<OwnedFd> {
         std::iter::from_fn(|| self.ram.remove(self.ram.first()?)).map(|(_, file)| file).collect()
@@ -197,7 +197,7 @@ impl Machine for RemoteGuest {
     fn wait_msi(&self) -> bool {
         let mut place = self.client.borrow_mut();
         let Some(client) = &*place else { return false };
-        let limit = Timespec::try_from(WAIT_TIMEOUT).expect("a time that fits");
+        let limit = Timespec::try_from(WAIT_TIMEOUT).expect("the timeout fits");
         let mut ready = [PollFd::new(&self.msi, PollFlags::IN), PollFd::new(client.stream(), PollFlags::IN)];
         loop {
             match poll(&mut ready, Some(&limit)) {
@@ -212,12 +212,12 @@ impl Machine for RemoteGuest {
             assert_eq!(rustix::io::read(&self.msi, &mut count), Ok(count.len()));
             return true;
         }
-        // No request is outstanding, so the error means that the connection has ended.
+        // No request is outstanding, so the error means that the connection was closed.
         *place = None;
         false
     }
 
-    /// Writes with one message, as a VMM that combines posted writes does.
+    /// Writes with one message, like a VMM that combines posted writes.
     fn poke(&mut self, at: u64, value: u32) {
         let (window, offset) = window(at);
         let (window, value) = (window.to_le_bytes(), value.to_le_bytes());
@@ -227,13 +227,13 @@ impl Machine for RemoteGuest {
     }
 }
 
-/// Returns the PRAMIN base for a VRAM address, and the resulting address in BAR0. The window is far larger than a
+/// Returns the PRAMIN window base for a VRAM address, and the resulting offset in BAR0. The window is far larger than a
 /// message.
 fn window(at: u64) -> (u32, u64) {
     ((at >> 16) as u32, u64::from(pramin::BASE) + (at & 0xffff))
 }
 
-/// Returns the starts of the pieces of `len` bytes that begin at `at`.
+/// Returns the start addresses of the pieces of `len` bytes at `at`.
 fn pieces(at: u64, len: usize) -> impl Iterator<Item = u64> {
     (at..at + len as u64).step_by(MESSAGE_BYTES as usize)
 }

@@ -1,5 +1,5 @@
-//! A service manager for tests. The manager receives notifications from daemons (`sd_notify`), keeps the file
-//! descriptors that they store, and passes these descriptors to the next daemon.
+//! A service manager for tests. It receives notifications from daemons (`sd_notify`), keeps the file descriptors that
+//! they store, and passes these descriptors to the next daemon.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,33 +15,33 @@ use command_fds::{CommandFdExt, FdMapping};
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Maximum number of descriptors that the service manager keeps.
+/// Maximum number of stored descriptors.
 const MAX_DESCRIPTORS: u32 = 1026;
-/// Number of the first descriptor that is passed on.
+/// Number of the first descriptor passed to a daemon.
 const FIRST_PASSED_FD: i32 = 3;
-/// Message that the service manager sends to itself to end the listening thread.
+/// Message with which the service manager stops its own listening thread.
 const STOP_MESSAGE: &[u8] = b"X_LAST=1";
 
-/// Messages that were received.
+/// Messages received so far.
 #[derive(Debug, Default)]
 pub struct Heard {
-    /// Unread notification lines of daemons, except those about stored descriptors.
+    /// Unread notification lines, except those about stored descriptors.
     pub said: Vec<String>,
-    /// Descriptors that are kept, with their names, in order. Two descriptors may have the same name.
+    /// Stored descriptors with their names, in order. Two descriptors may have the same name.
     pub kept: Vec<(String, OwnedFd)>,
-    /// Number of messages about descriptors.
+    /// Number of messages about stored descriptors.
     pub stored: u64,
 }
 
 impl Heard {
-    /// Removes all lines up to the first occurrence of `line`. Returns `None` if the line was not received.
+    /// Removes all lines through the first occurrence of `line`. Returns `None` if `line` was not received.
     pub fn take(&mut self, line: &str) -> Option<()> {
         let place = self.said.iter().position(|said| said == line)?;
         self.said.drain(..=place);
         Some(())
     }
 
-    /// Returns true if exactly the descriptors with these names are kept, in this order.
+    /// Returns true if exactly the descriptors with these names are stored, in this order.
     #[must_use]
     pub fn keeps(&self, names: &[&str]) -> bool {
         let mut kept: Vec<_> = self.kept.iter().map(|(name, _)| name.as_str()).collect();
@@ -61,7 +61,7 @@ impl Heard {
     }
 }
 
-/// A service manager, which listens until it is dropped.
+/// Service manager, which listens until it is dropped.
 #[derive(Debug)]
 pub struct ServiceManager {
     path: PathBuf,
@@ -73,7 +73,7 @@ impl ServiceManager {
     /// Listens on `path`.
     ///
     /// # Errors
-    /// Returns an error if this process cannot listen on the path.
+    /// Returns an error if listening on the path fails.
     pub fn new(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         let heard = Arc::new((Mutex::default(), Condvar::new()));
@@ -82,12 +82,12 @@ impl ServiceManager {
         Ok(Self { path: path.to_owned(), heard, thread: Some(thread) })
     }
 
-    /// Returns a command that starts `program` as a service with all kept descriptors.
+    /// Returns a command that starts `program` as a service with all stored descriptors.
     ///
     /// # Errors
-    /// Returns an error if a descriptor cannot be copied.
+    /// Returns an error if a descriptor cannot be duplicated.
     pub fn command(&self, program: &Path) -> io::Result<Command> {
-        // A service compares its process ID to check that it is the recipient of the descriptors.
+        // A service checks the process ID to verify that it is the recipient of the descriptors.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program);
         command.env("NOTIFY_SOCKET", &self.path).env("FDSTORE", MAX_DESCRIPTORS.to_string());
@@ -108,11 +108,11 @@ impl ServiceManager {
         Ok(command)
     }
 
-    /// Calls `look` with the received messages, now and whenever further messages arrive, until `look` returns a value.
-    /// Fails after `limit`.
+    /// Calls `look` with the received messages, immediately and whenever further messages arrive, until it returns a
+    /// value. Fails after `limit`.
     ///
     /// # Errors
-    /// Returns an error if the time limit is reached.
+    /// Returns an error on timeout.
     pub fn wait<T>(&self, limit: Duration, mut look: impl FnMut(&mut Heard) -> Option<T>) -> io::Result<T> {
         let (heard, more) = &*self.heard;
         let mut found = None;
@@ -125,7 +125,7 @@ impl ServiceManager {
             },
             limit,
         );
-        found.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, format!("the daemon has only said {heard:?}")))
+        found.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, format!("the daemon only sent {heard:?}")))
     }
 }
 

@@ -1,4 +1,4 @@
-//! A VM that is a domain of a fake hypervisor. The VM resembles [`Guest`](super::Guest), but is accessed with Xen's
+//! A VM that is a domain of a fake hypervisor. It resembles [`Guest`](super::Guest), but is accessed with Xen's I/O
 //! requests.
 
 use super::{Machine, Rig};
@@ -15,25 +15,24 @@ use vram::TenantId;
 use xen_device::fake::{FakeDomain, FakeSpec, FakeXen};
 use xen_device::{XenOptions, XenServer};
 
-/// Maximum duration of a wait. No operation takes this long, even on a loaded host, so a wait that reaches the limit
-/// has failed.
+/// Timeout of a wait, longer than any operation takes, even on a loaded host.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Addresses of the guest's BARs: BAR0, BAR1 and BAR3. The larger BARs are above 4 GiB, where firmware would place
-/// them.
+/// Configuration space offsets and addresses of BAR0, BAR1 and BAR3. The larger BARs are above 4 GiB, where firmware
+/// would place them.
 const PLACES: [(u64, u64); 3] = [(0x10, 0xe000_0000), (0x14, 0x10_0000_0000), (0x1c, 0x20_0000_0000)];
-/// Offset of the vGPU's capability for message-signalled interrupts.
+/// Offset of the vGPU's MSI capability.
 const MSI: u64 = 0x68;
 
-/// A VM of a card, and the thread that serves its domain.
+/// VM on a card, and the thread that serves its domain.
 pub struct XenVm {
-    /// The hypervisor.
+    /// Fake hypervisor.
     pub xen: FakeXen,
     backend: Arc<MediatedVm>,
     stop: StopHandle,
     thread: Option<JoinHandle<()>>,
     name: String,
     vram_bytes: u64,
-    /// Number of pages that the host can add to one of its domains, in addition to the domain's RAM.
+    /// Number of pages that the host can add to a domain, in addition to the domain's RAM.
     pub spare: u64,
 }
 
@@ -45,12 +44,14 @@ impl XenVm {
     #[must_use]
     pub fn new(rig: &Rig, vm: u32, settings: &Settings, name: &str) -> Self {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
-        let (mut device, backend) = MediatedVm::build(&rig.host, TenantId(vm), settings, &link).expect("room for a VM");
+        let (mut device, backend) =
+            MediatedVm::build(&rig.host, TenantId(vm), settings, &link).expect("the card has room for the VM");
         let (xen, stop) = (FakeXen::default(), StopHandle::new().expect("a handle"));
         let options = XenOptions::new(name.parse().expect("a name"));
         let mut server = XenServer::with(options, xen.hypervisor(), xen.store());
         let stopped = stop.clone();
-        let thread = std::thread::spawn(move || server.run(&link, &mut device, &stopped).expect("a host that works"));
+        let thread =
+            std::thread::spawn(move || server.run(&link, &mut device, &stopped).expect("the server does not fail"));
         let vram_bytes = settings.share.vram_bytes;
         let info = rig.host.card().identity();
         let spare =
@@ -58,8 +59,8 @@ impl XenVm {
         Self { xen, backend, stop, thread: Some(thread), name: name.to_owned(), vram_bytes, spare }
     }
 
-    /// Creates a domain of the VM with `kib` of RAM and two processors; a driver uses only the first. The domain is
-    /// served, its BARs are placed, and its interrupt messages are enabled.
+    /// Creates a domain for the VM, with `kib` KiB of RAM and two CPUs, of which a driver uses only the first. The
+    /// domain is served, its BARs are placed, and MSI is enabled.
     #[must_use]
     pub fn domain(&self, id: u16, kib: u64) -> XenGuest {
         let domain = self.xen.create(FakeSpec { kib, cpus: 2, spare: self.spare, ..FakeSpec::new(id, &self.name) });
@@ -78,13 +79,13 @@ impl XenVm {
         XenGuest { domain, taken: Cell::new(0), vram_bytes: self.vram_bytes }
     }
 
-    /// Returns a counter of the operator's view.
+    /// Returns a counter of the status that operators see.
     ///
     /// # Panics
-    /// Panics if no counter has the name.
+    /// Panics if the counter does not exist.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
-        *self.backend.status().counters.get(name).expect("a counter of that name")
+        *self.backend.status().counters.get(name).expect("the counter exists")
     }
 }
 
@@ -94,16 +95,16 @@ impl Drop for XenVm {
         let ended = self.thread.take().map(JoinHandle::join);
         if !std::thread::panicking() {
             assert!(matches!(ended, Some(Ok(()))), "the server's thread has panicked");
-            self.backend.release().expect("nothing is kept");
+            self.backend.release().expect("all resources are released");
         }
     }
 }
 
-/// A domain's CPU and RAM.
+/// CPU and RAM of a domain.
 pub struct XenGuest {
     /// The domain.
     pub domain: FakeDomain,
-    /// Number of messages that the caller has already waited for.
+    /// Number of messages already consumed.
     taken: Cell<usize>,
     vram_bytes: u64,
 }
@@ -126,7 +127,7 @@ impl XenGuest {
             RegionIndex::Bar0 => 0,
             RegionIndex::Bar1 => 1,
             RegionIndex::Bar3 => 2,
-            _ => panic!("a driver accesses BARs"),
+            _ => panic!("a driver accesses only BARs"),
         };
         PLACES[number].1 + offset
     }
@@ -176,11 +177,11 @@ impl Machine for XenGuest {
     }
 
     fn ram_read(&self, gpa: u64, data: &mut [u8]) {
-        self.domain.file().read_exact_at(data, gpa).expect("RAM of the domain");
+        self.domain.file().read_exact_at(data, gpa).expect("the address is in the domain's RAM");
     }
 
     fn ram_write(&self, gpa: u64, data: &[u8]) {
-        self.domain.file().write_all_at(data, gpa).expect("RAM of the domain");
+        self.domain.file().write_all_at(data, gpa).expect("the address is in the domain's RAM");
     }
 
     fn wait_msi(&self) -> bool {

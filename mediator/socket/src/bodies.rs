@@ -1,5 +1,5 @@
-//! Bodies that are streams. Only a few pieces are in flight. A stalled client is disconnected, because other clients
-//! wait.
+//! Streamed bodies. Only a few pieces are in flight. A stalled client is disconnected, because other clients wait for a
+//! connection.
 
 use std::time::{Duration, Instant};
 
@@ -8,20 +8,20 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Maximum number of pieces in flight. Each piece has 256 KiB, or the size of one write of the client.
+/// Maximum number of pieces in flight. A piece holds 256 KiB, or as many bytes as the client sent in one write.
 const MAX_PIECES_IN_FLIGHT: usize = 4;
 /// Maximum time without a byte from or to the client.
 // TIMEOUT: a disk may have to spin up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum time for a whole body.
-// TIMEOUT: 40 GiB at 50 MB/s.
+/// Maximum transfer time of a whole body.
+// TIMEOUT: 40 GiB at 50 MB/s take about 860 s.
 const BODY_TIMEOUT: Duration = Duration::from_secs(900);
-/// Interval at which a client's readiness is polled.
+/// Polling interval for a client's readiness.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 type Piece = Result<Bytes, String>;
 
-/// The sending end of a response body.
+/// Sending end of a response body.
 #[derive(Debug)]
 pub struct Given {
     to: Sender<Piece>,
@@ -32,12 +32,12 @@ impl Given {
     /// Sends a piece.
     ///
     /// # Errors
-    /// Returns an error if further pieces are pointless.
+    /// Returns an error if the client no longer accepts pieces.
     pub fn give(&self, piece: Vec<u8>) -> Result<(), String> {
         self.send(Ok(piece.into()))
     }
 
-    /// Ends the response early, so that the client notices that it is incomplete.
+    /// Aborts the response, so that the client detects that it is incomplete.
     pub fn fail(&self, why: String) {
         let _gone = self.send(Err(why));
     }
@@ -47,12 +47,12 @@ impl Given {
         loop {
             piece = match self.to.try_send(piece) {
                 Ok(()) => return Ok(()),
-                Err(TrySendError::Closed(_)) => return Err("the client has gone".to_owned()),
+                Err(TrySendError::Closed(_)) => return Err("the client has disconnected".to_owned()),
                 Err(TrySendError::Full(piece)) => piece,
             };
             if stalls.elapsed() > STALL_TIMEOUT || self.began.elapsed() > BODY_TIMEOUT {
                 return Err(format!(
-                    "the client takes too long: {} seconds for a piece, {} for all",
+                    "the client is too slow: {} seconds for a piece, {} in total",
                     STALL_TIMEOUT.as_secs(),
                     BODY_TIMEOUT.as_secs()
                 ));
@@ -62,8 +62,8 @@ impl Given {
     }
 }
 
-/// Starts `work`, which runs on another thread, may block, and sends the pieces of a response. Returns the response's
-/// body once its first piece exists, or the result of `work` if it ends without a piece.
+/// Runs `work` on another thread. `work` may block, and sends the pieces of a response body. Returns this body once its
+/// first piece exists, or the result of `work` if it ends without sending a piece.
 pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(Given) -> W) -> Result<Body, Option<T>>
 where
     T: Send + 'static,
@@ -79,22 +79,22 @@ where
     }
 }
 
-/// The receiving end of a request body.
+/// Receiving end of a request body.
 #[derive(Debug)]
 pub struct Taken(Receiver<Piece>);
 
 impl Taken {
-    /// Returns the next piece, or an empty piece after the last one. Blocks until the piece arrives.
+    /// Returns the next piece, or an empty piece at the end of the body. Blocks until a piece arrives.
     ///
     /// # Errors
-    /// Returns an error if the body has no further piece.
+    /// Returns an error if the rest of the body cannot be received.
     pub fn take(&mut self) -> Result<Vec<u8>, String> {
         self.0.blocking_recv().unwrap_or_else(|| Ok(Bytes::new())).map(Vec::from)
     }
 }
 
-/// Starts `work`, which runs on another thread, may block, and receives the pieces of a request's body. Returns the
-/// result of `work`, or `None` if it has panicked.
+/// Runs `work` on another thread. `work` may block, and receives the pieces of a request body. Returns the result of
+/// `work`, or `None` if it panicked.
 pub async fn taken<T, W: Future<Output = T> + Send + 'static>(
     mut body: Body,
     work: impl FnOnce(Taken) -> W,
@@ -105,7 +105,7 @@ where
     let (to, from) = mpsc::channel::<Piece>(MAX_PIECES_IN_FLIGHT);
     let done = tokio::spawn(work(Taken(from)));
     let began = Instant::now();
-    // Read the whole body even after a rejection, because a client whose connection is closed does not see the
+    // Read the whole body even after a rejection, because a client whose connection is closed early does not see the
     // response.
     while began.elapsed() < BODY_TIMEOUT {
         let piece = match tokio::time::timeout(STALL_TIMEOUT, body.frame()).await {
@@ -114,8 +114,8 @@ where
                 return done.await.ok();
             }
             Ok(Some(Ok(frame))) => Ok(frame.into_data().unwrap_or_default()),
-            Ok(Some(Err(error))) => Err(format!("the client has sent no more: {error}")),
-            Err(_) => Err(format!("the client has sent nothing for {} seconds", STALL_TIMEOUT.as_secs())),
+            Ok(Some(Err(error))) => Err(format!("the client stopped sending: {error}")),
+            Err(_) => Err(format!("the client sent nothing for {} seconds", STALL_TIMEOUT.as_secs())),
         };
         let over = piece.is_err();
         if !matches!(&piece, Ok(bytes) if bytes.is_empty()) {

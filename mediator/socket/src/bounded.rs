@@ -1,4 +1,5 @@
-//! A listening socket that limits its connections, so that read-only clients cannot exhaust the daemon's descriptors.
+//! A listening socket with a limit on its connections, so that read-only clients cannot exhaust the daemon's file
+//! descriptors.
 
 use std::io;
 use std::net::{SocketAddr as InetAddr, TcpListener};
@@ -14,10 +15,10 @@ use tokio::net::unix::SocketAddr;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum number of concurrent connections of a socket. Further connections wait in the backlog.
+/// Maximum number of concurrent connections to a socket. Further connections wait in the backlog.
 const CONNECTIONS: usize = 64;
 
-/// The socket.
+/// Listening socket with a connection limit.
 #[derive(Debug)]
 pub struct Bounded<L = tokio::net::UnixListener> {
     listener: L,
@@ -25,7 +26,7 @@ pub struct Bounded<L = tokio::net::UnixListener> {
 }
 
 impl Bounded {
-    /// Creates the socket. Must be called within a runtime.
+    /// Creates the socket. Must be called in the context of a Tokio runtime.
     ///
     /// # Errors
     /// Returns an error if the runtime cannot register the socket.
@@ -37,7 +38,7 @@ impl Bounded {
 }
 
 impl Bounded<tokio::net::TcpListener> {
-    /// Same as [`Bounded::new`], for a TCP socket.
+    /// Like [`Bounded::new`], but for a TCP socket.
     ///
     /// # Errors
     /// Returns an error if the runtime cannot register the socket.
@@ -53,7 +54,7 @@ impl Listener for Bounded<tokio::net::TcpListener> {
     type Addr = InetAddr;
 
     async fn accept(&mut self) -> (Connection<TcpStream>, InetAddr) {
-        // `None` is impossible, because the semaphore is never closed.
+        // Never `None`, because the semaphore is never closed.
         let place = Arc::clone(&self.places).acquire_owned().await.ok();
         let (stream, address) = Listener::accept(&mut self.listener).await;
         (Connection { stream, _place: place }, address)
@@ -69,7 +70,7 @@ impl Listener for Bounded {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // `None` is impossible, because the semaphore is never closed.
+        // Never `None`, because the semaphore is never closed.
         let place = Arc::clone(&self.places).acquire_owned().await.ok();
         let (stream, address) = Listener::accept(&mut self.listener).await;
         (Connection { stream, _place: place }, address)
@@ -80,19 +81,19 @@ impl Listener for Bounded {
     }
 }
 
-/// A connection, which returns its permit when it is closed.
+/// Connection that returns its permit when closed.
 #[derive(Debug)]
 pub struct Connection<S = UnixStream> {
     stream: S,
     _place: Option<OwnedSemaphorePermit>,
 }
 
-/// The process at the other end of a connection, as recorded by the kernel at the time of `connect`.
+/// Process at the other end of a connection, as recorded by the kernel during `connect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// User of the process; `None` if the kernel does not report it.
+    /// User ID of the process; `None` if the kernel does not report it.
     pub uid: Option<u32>,
-    /// ID of the process in the daemon's namespace; `None` if the process is not visible there.
+    /// Process ID in the daemon's PID namespace; `None` if the process is not visible there.
     pub pid: Option<i32>,
 }
 
@@ -107,7 +108,7 @@ impl Connected<IncomingStream<'_, Bounded>> for Peer {
 
 impl Connected<IncomingStream<'_, Bounded<tokio::net::TcpListener>>> for Peer {
     fn connect_info(_: IncomingStream<'_, Bounded<tokio::net::TcpListener>>) -> Self {
-        // The kernel does not report the process for TCP.
+        // The kernel does not report the peer process of a TCP connection.
         Self { uid: None, pid: None }
     }
 }

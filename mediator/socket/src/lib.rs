@@ -1,8 +1,8 @@
-//! Sockets and bodies of the admin API: a limit on concurrent connections ([`Bounded`]), the process at the other end
-//! ([`Peer`]), bodies that are passed in pieces between a client and blocking work ([`given`], [`taken`]), and files
-//! that buffer a body for a slow client ([`Spool`]).
+//! Sockets and HTTP bodies of the admin API: a limit on concurrent connections ([`Bounded`]), the process at the other
+//! end ([`Peer`]), bodies that are streamed between a client and blocking code ([`given`], [`taken`]), and files that
+//! buffer a body for a slow client ([`Spool`]).
 //!
-//! The crate does not depend on requests or the daemon.
+//! The crate depends on neither the requests nor the daemon.
 
 #![forbid(unsafe_code)]
 

@@ -1,25 +1,25 @@
-//! An unnamed file that buffers a saved virtual machine while a client reads or sends it, so that no VM waits for the
-//! client.
+//! An unnamed file that buffers a saved virtual machine while a client reads or sends it, so that no VM has to wait for
+//! the client.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// Number of bytes per read.
+/// Size of a read in bytes.
 const BYTES_PER_READ: usize = 256 << 10;
 
-/// A file that is freed when this value is dropped or the process ends.
+/// Temporary file, deleted when this value is dropped or the process exits.
 #[derive(Debug)]
 pub struct Spool {
     file: File,
     folder: PathBuf,
-    /// Number of bytes that may still be written.
+    /// Remaining capacity in bytes.
     left: u64,
 }
 
 impl Spool {
-    /// Creates an empty file of at most `most` bytes in `folder`, or in the folder for temporary files if `folder` is
-    /// absent.
+    /// Creates an empty file, limited to `most` bytes, in `folder`, or in the directory for temporary files if `folder`
+    /// is `None`.
     ///
     /// # Errors
     /// Returns an error if the file cannot be created.
@@ -32,15 +32,15 @@ impl Spool {
     /// Appends bytes.
     ///
     /// # Errors
-    /// Returns an error if the disk is full, or the limit would be exceeded.
+    /// Returns an error if the disk is full, or if the limit would be exceeded.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let left = self.left.checked_sub(len);
-        self.left = left.ok_or("it is longer than such a VM can be")?;
+        self.left = left.ok_or("it is larger than the saved state of this VM can be")?;
         self.file.write_all(bytes).map_err(|error| io_error(&self.folder, &error))
     }
 
-    /// Starts reading at the first byte.
+    /// Switches to reading, from the first byte.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
@@ -50,12 +50,12 @@ impl Spool {
     }
 }
 
-/// A file that is being read.
+/// [`Spool`] that is being read.
 #[derive(Debug)]
 pub struct Spooled(Spool);
 
 impl Spooled {
-    /// Returns the next bytes; empty at the end.
+    /// Returns the next piece, which is empty at the end.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
@@ -73,7 +73,7 @@ impl Spooled {
 }
 
 fn io_error(folder: &Path, error: &io::Error) -> String {
-    format!("a file in {} for as long as it takes: {error}", folder.display())
+    format!("temporary file in {}: {error}", folder.display())
 }
 
 #[cfg(test)]
@@ -87,7 +87,7 @@ mod tests {
         let all: Vec<u8> = (0..600_000u32).map(|at| (at % 251) as u8).collect();
         all.chunks(7_001).for_each(|part| spool.write(part).unwrap());
         assert!(spool.write(&[1]).unwrap_err().contains("longer"));
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it has no name");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file is unnamed");
         let mut spool = spool.rewind().unwrap();
         let mut back = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! Checks that parts are consistent with each other.
+//! Consistency checks between parts.
 
 use crate::RestoredVm;
 use channels::Channels;
@@ -9,7 +9,7 @@ use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{ChunkTable, TenantId};
 
-/// Checks that all parts contain the same VMs, and that the channels also include the mediator.
+/// Checks that all parts contain the same VMs, and that the channels additionally include the mediator.
 pub(crate) fn agree_on_vms(
     chunks: &ChunkTable,
     channels: &Channels,
@@ -17,7 +17,7 @@ pub(crate) fn agree_on_vms(
     vms: impl Iterator<Item = TenantId>,
 ) -> Result<(), Invalid> {
     let vms: Vec<TenantId> = vms.collect();
-    Invalid::unless(ascend(&vms), || "the VMs are not in their order".into())?;
+    Invalid::unless(ascend(&vms), || "the VMs are not in ascending order".into())?;
     let with_channels = channels.vms().filter(|vm| !vm.is_mediator());
     let with_time = scheduler.vgpus().filter(|vm| !vm.is_mediator());
     let same = chunks.vms().map(|(vm, _)| vm).eq(vms.iter().copied())
@@ -26,19 +26,20 @@ pub(crate) fn agree_on_vms(
     Invalid::unless(same, || "the VMs in memory, channels and the scheduler differ from the existing VMs".into())
 }
 
-/// Checks that the guest-visible VRAM matches the VM's chunks.
+/// Checks that the VRAM size visible to the guest matches the VM's chunks.
 pub(crate) fn check_vram(vm: TenantId, gpu: &VGpu, chunks: &ChunkTable) -> Result<(), Invalid> {
     let (shown, has) = (gpu.config().vram_bytes, chunks.vm_bytes(vm));
-    Invalid::unless(has == Some(shown), || format!("its guest sees {shown:#x} bytes of VRAM, and it has {has:x?}"))
+    Invalid::unless(has == Some(shown), || format!("its guest sees {shown:#x} bytes of VRAM, but it has {has:x?}"))
 }
 
-/// Checks that each channel belongs to a VM that has the channel's directory and whose guest sees the channel as bound.
+/// Checks for each channel that it belongs to a VM, that its page directory belongs to this VM, and that the guest sees
+/// the channel as bound.
 pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<TenantId, RestoredVm>) -> Result<(), Invalid> {
     for (vm, directory) in channels.directories().filter(|(vm, _)| !vm.is_mediator()) {
         let shadows = vms.get(&vm).map(|vm| &vm.spaces);
         let own = shadows.is_some_and(|spaces| spaces.ids().any(|id| spaces.directory(id) == Some(directory)));
         Invalid::unless(own, || {
-            format!("a channel of VM {vm} uses the directory at {directory}, which is not its own")
+            format!("a channel of VM {vm} uses the directory at {directory}, which belongs to another VM")
         })?;
     }
     for (vm, one) in vms {
@@ -48,7 +49,7 @@ pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<TenantId, Resto
             let bound = channels.physical(*vm, channel).is_some();
             let known = bound || channels.refused(*vm, channel).is_some();
             Invalid::unless(seen.contains(&channel) == known, || {
-                format!("VM {vm}: the guest's view of channel {} differs from its state", channel.0)
+                format!("VM {vm}: the guest's view of channel {} differs from the channel's state", channel.0)
             })?;
         }
     }

@@ -1,5 +1,4 @@
-//! Interprets arbitrary bytes as saved parts. The parts must be rejected, or restored and saved again without a
-//! difference.
+//! Decodes arbitrary bytes as saved parts. Each part must either be rejected, or be restored and saved again unchanged.
 
 #![allow(
     clippy::indexing_slicing,
@@ -21,12 +20,12 @@ use shadow_pt::{Limits, Mode};
 use std::sync::Arc;
 use vram::{ChunkTable, Quanta, SavedChunks, SavedQuanta, TenantId};
 
-/// The current time in ns.
+/// Current time in ns.
 const NOW_NS: u64 = 1 << 40;
 /// Size of each guest's VRAM in bytes.
 pub(crate) const VRAM: u64 = 16 << 20;
 
-/// A host with two VMs and a card that accepts all writes.
+/// Host with two VMs, and with a card that accepts all writes.
 pub(crate) struct Host;
 
 impl Surroundings for Host {
@@ -62,7 +61,7 @@ pub(crate) fn config() -> VGpuConfig {
     VGpuConfig { channels: 16, ..VGpuConfig::of_chip(&GF100, VRAM, Arc::from([0x55, 0xaa])) }
 }
 
-/// Interprets `data` as a part, selected by the first byte, or as a whole file.
+/// Decodes `data` as a part selected by its first byte, or as a whole file.
 ///
 /// # Panics
 /// Panics if an invariant is violated.
@@ -101,7 +100,7 @@ pub fn fuzz(data: &[u8]) {
         8 => part::<SavedMoving, Moving>(
             bytes,
             |saved| saved.restored().ok(),
-            |moving| moving.save().expect("the restored state can be saved"),
+            |moving| moving.save().expect("a restored state can be saved"),
             drop,
         ),
         _ => part::<SavedTables, Tables>(
@@ -116,7 +115,7 @@ pub fn fuzz(data: &[u8]) {
     }
 }
 
-/// Removes everything from a table.
+/// Removes all entries from a table.
 fn use_chunks(mut table: ChunkTable) {
     let _ = (table.summary(), table.for_vms(), table.kept_for_mediator());
     let _ = table.create_vm(TenantId(77), VRAM, vram::Limits::default());
@@ -132,7 +131,7 @@ fn use_chunks(mut table: ChunkTable) {
     }
 }
 
-/// Checks that a restored part is saved without a difference, and is usable.
+/// Checks that a restored part is usable, and that saving it reproduces the input.
 fn part<S: saved_state::Part, T>(
     bytes: &[u8],
     restore: impl Fn(S) -> Option<T>,
@@ -141,21 +140,21 @@ fn part<S: saved_state::Part, T>(
 ) {
     let Ok((saved, _)) = postcard::take_from_bytes::<S>(bytes) else { return };
     let Some(restored) = restore(saved) else { return };
-    let bytes = postcard::to_allocvec(&save(&restored)).expect("it can be encoded");
-    let again = postcard::from_bytes(&bytes).expect("it was just encoded");
-    assert!(restore(again).is_some(), "what was saved of `{}` is refused", S::NAME);
+    let bytes = postcard::to_allocvec(&save(&restored)).expect("the part can be encoded");
+    let again = postcard::from_bytes(&bytes).expect("the encoded part can be decoded");
+    assert!(restore(again).is_some(), "the saved part `{}` is rejected", S::NAME);
     exercise(restored);
 }
 
-/// Checks that reading a stream as a whole gives the same result as reading it in parts of any length. Pieces must be
-/// in ascending order, and no bytes may follow the end.
+/// Checks that reading a stream in pieces of any length gives the same result as reading it as a whole. Memory pieces
+/// must be in ascending order, and no bytes may follow the end.
 fn stream(bytes: &[u8]) {
     let Some((part, bytes)) = bytes.split_first() else { return };
     let read = |part: usize| {
         let (mut reader, mut items, mut last) = (StreamReader::default(), 0, None);
         let all = bytes.chunks(part).try_for_each(|part| {
             reader.feed(part, &mut |item| {
-                assert_eq!(items == 0, matches!(item, Item::Head(_)), "the head is first");
+                assert_eq!(items == 0, matches!(item, Item::Head(_)), "the head comes first");
                 if let Item::Piece(at, data) = item {
                     assert!(last.is_none_or(|last| at >= last) && !data.is_empty() && data.len() <= PIECE_MAX);
                     last = Some(at + data.len() as u64);

@@ -1,10 +1,10 @@
-//! The card's memory while address spaces are restored. The memory comes from a VM's own pool.
+//! Card memory for address spaces that are being restored, allocated from the VM's own pool.
 
 use nvspec::addr::VramAddr;
 use shadow_pt::ShadowMemory;
 use vram::{ChunkTable, PagePool};
 
-/// A pool of pages, and a function that writes to the card.
+/// Pool of pages, with a function that writes to the card.
 pub(crate) struct PoolMemory<'a> {
     pub(crate) pool: &'a mut PagePool,
     pub(crate) chunks: &'a mut ChunkTable,
@@ -14,7 +14,7 @@ pub(crate) struct PoolMemory<'a> {
 impl ShadowMemory for PoolMemory<'_> {
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr> {
         let address = VramAddr(self.pool.alloc(self.chunks, bytes).ok()?.0);
-        // The memory may still contain a different table.
+        // The memory may still contain an old table.
         let zeros = vec![0; usize::try_from(bytes).ok()?];
         (self.write)(address, &zeros);
         Some(address)

@@ -1,4 +1,4 @@
-//! Restores state from its parts.
+//! Restores a card from its parts.
 
 use crate::agree::{agree_on_vms, check_channels, check_vram};
 use crate::memory::PoolMemory;
@@ -13,18 +13,18 @@ use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, ChunkTable, PagePool, Quanta, TenantId, UnclaimedChunks};
 
-/// Settings and the card, which the restored state needs.
+/// Settings of the restored card and its VMs, and access to the card's memory.
 pub trait Surroundings {
-    /// Returns the addresses of the host's structures on the card.
+    /// Returns the addresses of the host's data structures on the card.
     fn layout(&self) -> Layout;
 
-    /// Returns the first chunk and the number of chunks with the host's own structures.
+    /// Returns the first chunk and the number of chunks of the host's own data structures.
     fn own(&self) -> (u32, u32);
 
-    /// Returns the scheduler's clock, in ns.
+    /// Returns the time of the scheduler's clock in ns.
     fn now_ns(&self) -> u64;
 
-    /// Returns the settings of a VM; `None` if the VM must not exist.
+    /// Returns the settings of a VM, or `None` if no such VM is configured.
     fn vm(&self, vm: TenantId) -> Option<VmSurroundings>;
 
     /// Writes to the card's memory.
@@ -36,53 +36,53 @@ pub trait Surroundings {
 pub struct VmSurroundings {
     /// Configuration of the vGPU.
     pub config: VGpuConfig,
-    /// Mode of flushes.
+    /// Flush mode.
     pub mode: Mode,
-    /// Limits on shadow tables, in bytes.
+    /// Limits on shadow tables.
     pub limits: Limits,
-    /// Maximum size in bytes of the page tables that the mediator keeps for the VM.
+    /// Maximum total size of the page tables that the mediator manages for the VM, in bytes.
     pub table_bytes: u64,
 }
 
-/// A restored card.
+/// Restored card.
 #[derive(Debug)]
 pub struct RestoredCard {
-    /// Table of the owners of chunks.
+    /// Owners of all chunks.
     pub chunks: ChunkTable,
-    /// Policy that chooses the chunks to move.
+    /// Policy that selects chunks to move.
     pub balancer: Balancer,
-    /// State of the VMs' quanta.
+    /// Memory quanta of the VMs.
     pub quanta: Quanta,
-    /// The physical channels.
+    /// Physical channels.
     pub channels: Channels,
-    /// The scheduler.
+    /// Scheduler.
     pub scheduler: Scheduler,
-    /// Pages that belong to the mediator, not to a VM.
+    /// Pages of the mediator itself.
     pub pool: PagePool,
-    /// Pages of segments that VMs share, by creator.
+    /// Pages of shared segments, by creator.
     pub segments: BTreeMap<TenantId, PagePool>,
-    /// The VMs.
+    /// VMs, by number.
     pub vms: BTreeMap<TenantId, RestoredVm>,
 }
 
-/// A restored VM. The VM's address spaces do not map guest memory yet.
+/// Restored VM, whose address spaces do not map guest memory yet.
 #[derive(Debug)]
 pub struct RestoredVm {
     /// Registers of the vGPU.
     pub gpu: VGpu,
     /// Address spaces of the VM.
     pub spaces: AddressSpaces,
-    /// Page tables that the mediator keeps for the VM.
+    /// Page tables that the mediator manages for the VM.
     pub tables: Option<Tables>,
-    /// Pages of the card that contain the VM's shadow tables.
+    /// Pages of card memory for the VM's shadow tables.
     pub pool: PagePool,
 }
 
 impl SavedCard {
-    /// Restores the card and its VMs. Only the directories of address spaces are written to the card.
+    /// Restores the card and its VMs. Writes only the page directories of address spaces to the card.
     ///
     /// # Errors
-    /// Returns an error if a part is not valid, or not consistent with another part. Some directories may already have
+    /// Returns an error if a part is invalid, or inconsistent with another part. Some page directories may already have
     /// been written; their channels must not run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
         let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;
@@ -124,7 +124,7 @@ impl SavedVm {
         host: &mut impl Surroundings,
     ) -> Result<RestoredVm, Invalid> {
         let Self { vm, gpu, spaces, tables, pool } = self;
-        let set = host.vm(vm).ok_or_else(|| Invalid::new("it must not exist: no configuration contains it"))?;
+        let set = host.vm(vm).ok_or_else(|| Invalid::new("it is not in the configuration"))?;
         let VmSurroundings { config, mode, limits, table_bytes } = set;
         let base = GuestVramAddr(config.vram_bytes);
         let gpu = VGpu::restored(gpu, config)?;

@@ -1,4 +1,4 @@
-//! One VM's use of the card. Combines the VM's memory, its work, and its waits.
+//! Use of the card by one VM: combines the VM's memory, work and waits.
 //!
 //! Modules:
 //! - `registers`: effects of the vGPU's registers on the card
@@ -53,11 +53,11 @@ counts! {
         doorbells_refused: "doorbells_refused",
         /// TLB flushes by the guest.
         flushes: "tlb_flushes",
-        /// Interrupts sent to the guest.
+        /// Channel binds that were rejected.
         interrupts: "interrupts",
         /// Channels bound on the card.
         binds: "channel_binds",
-        /// Channels whose bind was refused.
+        /// Channels whose bind was rejected.
         binds_refused: "channel_binds_refused",
         /// Runlists that the guest submitted.
         runlists: "runlists",
@@ -73,7 +73,7 @@ counts! {
         memory_waits: "memory_waits",
         /// Waits for memory that ended unsuccessfully.
         memory_denied: "memory_denied",
-        /// Time that work has waited for memory, excluding waits in progress, in ns.
+        /// Time that work has waited for memory, excluding current waits, in ns.
         memory_waited_ns: "memory_waited_ns",
         /// Writes by the guest's CPU that waited for memory.
         writes_waited: "memory_writes_waited",
@@ -87,16 +87,16 @@ counts! {
         aperture_reads: "aperture_reads",
         /// Writes of BAR1 and BAR3 that arrived as messages.
         aperture_writes: "aperture_writes",
-        /// Number of bytes of VRAM that the guest's CPU accessed through messages.
+        /// VRAM bytes that the guest's CPU accessed through messages.
         aperture_bytes: "aperture_bytes",
     }
 }
 
-/// Parameters of a VM's use of the card.
+/// Parameters for creating a [`VmBackend`].
 pub(super) struct Description {
     pub(super) vm: TenantId,
     pub(super) link: Link,
-    /// Mode of TLB flushes.
+    /// TLB flush mode of the shadow page tables.
     pub(super) shadow: shadow_pt::Mode,
     /// VRAM size that the guest sees, in bytes.
     pub(super) vram_bytes: u64,
@@ -104,7 +104,7 @@ pub(super) struct Description {
     pub(super) queue_limit: Duration,
 }
 
-/// One VM's side of the card.
+/// One VM's state on the card.
 pub(super) struct VmBackend {
     host: Arc<ManagedCard>,
     vm: TenantId,
@@ -117,7 +117,7 @@ pub(super) struct VmBackend {
     writes: WriteWait,
     /// Work that must leave the card before pages under apertures can move.
     stop: Option<Stop>,
-    /// Budget for moves of pages under apertures.
+    /// Budget for moving pages under mapped apertures.
     pace: Pace,
     /// Faults to report to the guest after the access that caused them.
     faults: Vec<MmuFault>,
@@ -196,7 +196,7 @@ impl VmBackend {
         self.memory.grants().remap()
     }
 
-    /// Same as [`Self::remap`], mutable.
+    /// Like [`Self::remap`], but mutable.
     pub(super) fn remap_mut(&mut self) -> &mut Remap {
         self.memory.grants_mut().remap_mut()
     }
@@ -206,7 +206,7 @@ impl VmBackend {
         self.pv.as_deref()
     }
 
-    /// Same as [`Self::pv`], mutable.
+    /// Like [`Self::pv`], but mutable.
     pub(super) fn pv_mut(&mut self) -> Option<&mut Interface> {
         self.pv.as_deref_mut()
     }
@@ -289,7 +289,7 @@ impl VmBackend {
         self.with_state(&mut self.host.lock(), each)
     }
 
-    /// Same as [`Self::with_channels`], and also passes the card's state.
+    /// Like [`Self::with_channels`], but also passes the card's state.
     fn with_state<T>(
         &self,
         state: &mut CardState,
@@ -299,12 +299,12 @@ impl VmBackend {
         each(channels, &mut View::new(vram, self.memory.grants()), self.vm)
     }
 
-    /// Reads guest memory at its current location. Does not treat USERD pages specially.
+    /// Reads guest memory at its current location, without special treatment of USERD pages.
     pub(super) fn fill(&self, place: Place, data: &mut [u8]) -> Option<()> {
         self.with_channels(|_, view, _| view.fill(place, data))
     }
 
-    /// Stops or resumes scheduling of all channels.
+    /// Pauses or resumes scheduling of all channels.
     fn pause(&mut self, paused: bool) {
         let mut state = self.host.lock();
         self.with_state(&mut state, |channels, card, vm| channels.pause(card, vm, ::channels::Pause::Guest, paused));
@@ -329,7 +329,7 @@ impl VmBackend {
         self.quiet = self.memory.clear();
     }
 
-    /// Maps the memory that the client lends for the card, and unmaps all other memory.
+    /// Maps all memory that the client lends to the card, and unmaps all other memory.
     pub(super) fn lend_all(&mut self) -> Result<(), ManagerError> {
         let lent = self.link.memory().snapshot();
         self.memory.lend_all(&lent)
@@ -340,7 +340,7 @@ impl VmBackend {
         self.memory.lend(region)
     }
 
-    /// Handles guest memory that the VMM takes back. The card cannot access the memory after this call.
+    /// Handles the withdrawal of guest memory by the VMM. The card cannot access the memory after this call.
     pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
         self.memory.withdraw(gpa, size);
     }
@@ -411,13 +411,13 @@ impl VmBackend {
         }
     }
 
-    /// Starts, restarts or stops logging the guest RAM that the card's work may write.
+    /// Starts, restarts or stops logging writes to guest RAM by the card's work.
     pub(super) fn log_ram(&mut self, on: bool) {
         self.memory.log_ram(on);
     }
 
     /// Returns the ranges of guest RAM that overlap `range` and that the card's work may have written since the last
-    /// call. `goes_on` is set if the work continues.
+    /// call. `goes_on` is set if the work keeps running.
     pub(super) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.memory.take_written(range, goes_on)
     }

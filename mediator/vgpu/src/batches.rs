@@ -1,7 +1,7 @@
 //! Batches of a paravirtual guest, and their effects on the vGPU.
 //!
-//! A batch can access the card only in ways in which registers can: an operation on a channel performs the equivalent
-//! register accesses, and `shadow-pt` reads and checks kept page tables like tables in guest memory ([decision
+//! A batch can access the card only in the ways that registers can. An operation on a channel performs the equivalent
+//! register accesses; `shadow-pt` reads and checks kept page tables like tables in guest memory ([decision
 //! 108](../../../../docs/decisions/108-paravirtual-tables.md)).
 
 mod execute;
@@ -13,14 +13,14 @@ use nvspec::regs::pfifo::CHANNEL;
 use virtio_queue::Queue;
 
 impl Core {
-    /// Starts the queue that the guest has set up.
+    /// Starts the queue that the guest has configured.
     pub(crate) fn start_pv(&mut self) {
         let memory = self.backend.ram_now();
         self.with_pv(|pv| pv.start(memory.as_deref()));
     }
 
     /// Executes the current batch, or the next available one, for at most one critical section of the VM's lock. The
-    /// caller must release the lock to other threads before it calls this function again.
+    /// caller must release the lock before it calls this function again.
     pub(crate) fn serve_pv(&mut self) -> Progress {
         if self.backend.look_at_moves() {
             return Progress::Waits;
@@ -76,9 +76,9 @@ impl Core {
             gpu.bar0_write32(CHANNEL::at(channel.into()), 0, backend);
         }
         backend.reset_pv();
-        // Other channels may have address spaces that use the old tables.
+        // Address spaces of other channels may use the old tables.
         if let Err(error) = backend.flush_spaces(None) {
-            tracing::error!(vm = %backend.vm(), %error, "the card may keep translations of removed tables");
+            tracing::error!(vm = %backend.vm(), %error, "the card's TLBs may keep translations from removed tables");
         }
         self.signal_pv();
     }

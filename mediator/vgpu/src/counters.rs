@@ -1,4 +1,4 @@
-//! The operator's view of a VM: its counters and its denied accesses.
+//! The operator's view of a VM: its counters and denied accesses.
 
 use super::device::Core;
 use devmodel::denied::Site;

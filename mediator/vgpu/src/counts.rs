@@ -1,7 +1,7 @@
-//! Counters of events. One declaration defines a counter's field, its description, and its name for operators. `cargo
+//! Event counters. One declaration defines a counter's field, its description, and the name that operators see. `cargo
 //! xtask check` rejects a counter that is never incremented.
 
-/// Declares a struct of counters. Each field has a doc line and the name of its metric.
+/// Declares a struct of counters. Each field has a doc line and a metric name.
 macro_rules! counts {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])+ $field:ident: $metric:literal,)+ }) => {
         $(#[$meta])*
@@ -11,13 +11,13 @@ macro_rules! counts {
         }
 
         impl $name {
-            /// Returns all counters with the names that operators see.
+            /// Returns all counters, each with the name that operators see.
             pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$(($metric, self.$field)),+].into_iter()
             }
 
-            /// Restores the counters for which `value_of` returns a value. All others are 0.
-            #[allow(dead_code, reason = "not all counts continue in another process")]
+            /// Restores the counters for which `value_of` returns a value, and sets all others to 0.
+            #[allow(dead_code, reason = "not all counters are restored in another process")]
             pub(crate) fn restore(value_of: impl Fn(&str) -> Option<u64>) -> Self {
                 Self { $($field: value_of($metric).unwrap_or(0)),+ }
             }

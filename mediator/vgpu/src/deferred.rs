@@ -1,17 +1,17 @@
-//! A doorbell that is submitted after the reply to its write was sent, so that the guest's CPU waits for less time.
+//! Doorbells that are submitted after the reply to their write was sent, to shorten the wait of the guest's CPU.
 //!
 //! 1. A write rings a doorbell. [`Core::defer_doorbell`] stores it in [`Core::deferred`], and the write returns
 //!    [`vmm_glue::Ack::Deferred`].
 //! 2. The server sends the reply, and calls [`vmm_glue::Device::complete`] before any other method of the device.
-//! 3. [`Core::complete_deferred`] submits the doorbell. Taking the VM's lock never does this.
+//! 3. [`Core::complete_deferred`] submits the doorbell. Locking the VM never does this.
 //!
 //! Other threads may lock the VM between steps 1 and 3:
 //! - The thread that polls doorbells under mapped apertures calls [`Core::complete_deferred`] first, because the guest
 //!   may have rung such a doorbell after the reply.
-//! - A thread that saves or moves the VM also calls this function. The server completes the write before the VM is
-//!   handed to such a thread, so no deferred doorbell exists then, and [`Core::write_down`] refuses a VM that has one.
-//! - The card's interrupt thread, the mover and the operator's threads do not submit the doorbell, because their work
-//!   is not an access by the guest. The doorbell refers to a virtual channel, which these threads do not change.
+//! - A thread that saves or moves the VM also calls this function. The server completes the write before it hands the
+//!   VM to such a thread, so no deferred doorbell exists then; [`Core::write_down`] rejects a VM that has one.
+//! - The card's interrupt thread, the mover and the operator's threads do not submit the doorbell, because they do not
+//!   act for the guest. The doorbell refers to a virtual channel, which these threads do not change.
 //! - [`Core::clean`] drops the doorbell together with its channel.
 
 use super::backend::RungDoorbell;
@@ -20,7 +20,7 @@ use card_manager::mailbox::MailboxGuard;
 
 impl Core {
     /// Defers the doorbell that the current write rang, if it may be submitted after the reply. Returns true if the
-    /// write must be completed later.
+    /// caller must complete the write later.
     pub(super) fn defer_doorbell(&mut self) -> bool {
         // Pages that must move wait for the VM's work, so submit the doorbell first.
         if self.backend.moves_wait() {
@@ -31,7 +31,7 @@ impl Core {
         true
     }
 
-    /// Submits the deferred doorbell, unless this was already done.
+    /// Submits the deferred doorbell, unless it was already submitted.
     pub(super) fn complete_deferred(&mut self) {
         let Some(RungDoorbell { channel, gp_put }) = self.deferred.take() else { return };
         self.backend.ring_shown(channel, gp_put);
@@ -40,7 +40,7 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Submits the deferred doorbell, unless this was already done, and handles queued events.
+    /// Submits the deferred doorbell, unless it was already submitted, and handles queued events.
     pub(super) fn complete_deferred(&self) {
         self.core().complete_deferred();
     }
@@ -52,7 +52,7 @@ impl MediatedDevice {
     pub(super) fn enter(&self) -> MailboxGuard<'_, Core> {
         let core = self.vm.core();
         // PANIC: only a bug in the server can trigger this, and only in a debug build.
-        debug_assert_eq!(core.deferred, None, "a call overtakes a deferred doorbell");
+        debug_assert_eq!(core.deferred, None, "a call overtook a deferred doorbell");
         core
     }
 }

@@ -28,9 +28,9 @@ use vram::TenantId;
 pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,
-    /// Set if a thread polls for doorbells under mapped apertures.
+    /// Set if a thread polls doorbells under mapped apertures.
     pub(super) polls: bool,
-    /// Card time in ns for which the guest's alarm is armed.
+    /// Card time for which the guest's alarm is armed, in ns.
     pub(super) alarm: Option<u64>,
     /// The doorbell of a write whose reply was sent, until it is submitted.
     pub(super) deferred: Option<RungDoorbell>,
@@ -45,14 +45,14 @@ pub(super) struct Core {
 /// Migration requests received from the VMM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Client {
-    /// The client has stopped the VM.
+    /// Set if the client has stopped the VM.
     pub(super) stopped: bool,
-    /// Set if the client logs the guest RAM that the VM's work writes.
+    /// Set if the client logs writes to guest RAM by the VM's work.
     pub(super) logs: bool,
 }
 
-/// The VM's status for the operator, readable without the VM's lock. On request, the holder of the lock publishes a new
-/// status when it releases the lock.
+/// The VM's status for the operator, readable without the VM's lock. When requested, the holder of that lock publishes
+/// a new status as it releases the lock.
 #[derive(Debug, Default)]
 pub(super) struct StatusCell {
     pub(super) wanted: AtomicBool,
@@ -69,11 +69,11 @@ impl StatusCell {
 /// Settings of a mediated VM.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Share of the card for the VM.
+    /// The VM's share of the card.
     pub share: Share,
-    /// Mode of TLB flushes.
+    /// TLB flush mode of the shadow page tables.
     pub shadow: shadow_pt::Mode,
-    /// Mode of serving BAR1 and BAR3.
+    /// How BAR1 and BAR3 are served.
     pub apertures: Apertures,
     /// Maximum time that work may wait for memory.
     pub queue_limit: Duration,
@@ -104,7 +104,7 @@ impl MediatedVm {
     /// Builds VM number `vm` on `host`.
     ///
     /// # Errors
-    /// Returns an error if the card has too little memory left, or if the description is out of range.
+    /// Returns an error if the card has too little memory left, or if a setting is out of range.
     pub fn build(
         host: &Arc<ManagedCard>,
         vm: TenantId,
@@ -141,7 +141,7 @@ impl MediatedVm {
         &self.host
     }
 
-    /// Creates the VM from its parts.
+    /// Creates the VM from parts.
     pub(super) fn from_parts(
         core: Core,
         board: Arc<StatusCell>,
@@ -153,14 +153,14 @@ impl MediatedVm {
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
-    /// Locks the VM without any other action. A thread whose work must not overtake a deferred doorbell calls
+    /// Locks the VM without side effects. A thread whose work must not overtake a deferred doorbell calls
     /// [`Core::complete_deferred`].
     #[track_caller]
     pub(super) fn core(&self) -> MailboxGuard<'_, Core> {
         self.core.lock()
     }
 
-    /// Runs `act` while the VM is locked.
+    /// Runs `act` with the VM locked.
     #[cfg(feature = "test-rig")]
     pub fn while_locked(&self, act: impl FnOnce()) {
         let (held, is_held) = std::sync::mpsc::channel();
@@ -183,7 +183,7 @@ impl MediatedVm {
     /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
-    /// Returns an error if a part of the range is not the VM's memory, or if the range is too long.
+    /// Returns an error if the range is not entirely VM memory, or if it is too long.
     #[cfg(feature = "test-rig")]
     pub fn cpu_write(
         &self,
@@ -196,7 +196,7 @@ impl MediatedVm {
         written
     }
 
-    /// Reads guest VRAM at its current location. Does not treat USERD pages specially.
+    /// Reads guest VRAM at its current location, without special treatment of USERD pages.
     #[cfg(feature = "test-rig")]
     #[must_use]
     pub fn vram_peek(&self, address: nvspec::addr::GuestVramAddr, data: &mut [u8]) -> Option<()> {
@@ -206,7 +206,7 @@ impl MediatedVm {
 }
 
 impl Core {
-    /// Creates the VM's state from its parts.
+    /// Creates the state from its parts.
     pub(super) fn new(gpu: VGpu, backend: Backend, board: &Arc<StatusCell>) -> Self {
         Self {
             gpu,
@@ -250,7 +250,7 @@ impl Core {
         self.deferred = None;
     }
 
-    /// Performs all effects of an access beyond those on the registers.
+    /// Performs all effects of an access that go beyond the registers.
     pub(super) fn finish_access(&mut self) {
         self.backend.submit_doorbell();
         for fault in self.backend.take_faults() {
@@ -262,7 +262,7 @@ impl Core {
         self.arm();
     }
 
-    /// Arms the card's interrupt thread for the guest's alarm, if the alarm's time has changed.
+    /// Arms the card's interrupt thread for the guest's alarm if the alarm time has changed.
     pub(super) fn arm(&mut self) {
         let at = self.gpu.alarm_at();
         if at != self.alarm {
@@ -272,7 +272,7 @@ impl Core {
         }
     }
 
-    /// Reads BAR0: the chip's registers or the paravirtual interface.
+    /// Reads BAR0: the chip's registers, or the paravirtual interface.
     fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
         match self.backend.pv() {
             Some(pv) if Interface::covers(offset) => pv.read(offset, data),
@@ -319,7 +319,7 @@ enum WriteOutcome {
     Done,
     /// The guest has submitted batches.
     Batches,
-    /// Too little memory is free. The write must be retried.
+    /// Too little memory is free; the write must be retried.
     Retry,
     /// Pages under mapped apertures must move first.
     AwaitMoves,
@@ -334,7 +334,7 @@ impl MediatedDevice {
         Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), migration_state: Box::new(()) }
     }
 
-    /// Serves a write once. Returns with the VM unlocked, because memory may have to move before the next attempt.
+    /// Attempts a write once. Returns with the VM unlocked, because memory may have to move before the next attempt.
     fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<WriteOutcome, AccessError> {
         let core = &mut *self.enter();
         let Core { gpu, backend, .. } = core;
@@ -373,7 +373,7 @@ impl MediatedDevice {
         })
     }
 
-    /// Handles pages that must move. Returns true if some of them still wait.
+    /// Handles pages that must move. Returns true if some still wait.
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();
@@ -382,8 +382,8 @@ impl MediatedDevice {
         waits
     }
 
-    /// Executes the batches that were queued when the doorbell rang. Unlocks the VM between batches, because threads
-    /// that wait for the lock also serve other VMs.
+    /// Executes the batches that were queued when the doorbell rang. Releases the VM's lock between batches, because
+    /// its waiters also serve other VMs.
     fn serve_batches(&self) {
         let mut batches = 0;
         while batches < pv::abi::MAX_QUEUE {
@@ -427,7 +427,7 @@ impl Device for MediatedDevice {
             let region = &mut regions[showing.region() as usize];
             match region.clone().with_mappable(file, vec![area]) {
                 Ok(mappable) => *region = mappable,
-                Err(error) => tracing::error!(%error, ?showing, "an aperture cannot be mapped, and is trapped"),
+                Err(error) => tracing::error!(%error, ?showing, "an aperture cannot be mapped and will be trapped"),
             }
         }
         regions
@@ -498,7 +498,7 @@ impl Device for MediatedDevice {
             core.backend.is_quiet()
         };
         if half && let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
-            tracing::error!(%error, "memory for a state that did not arrive completely could not be wiped");
+            tracing::error!(%error, "memory of an incompletely received state could not be wiped");
         }
     }
 
@@ -509,7 +509,7 @@ impl Device for MediatedDevice {
             core.backend.forget_ram();
             core.log_writes(false);
         }
-        // All memory of the VM is wiped below.
+        // All of the VM's memory is wiped below.
         let _half = self.end_migration();
         self.vm.host.wait_departed(self.vm.vm);
         let quiet = {
@@ -557,7 +557,7 @@ impl Device for MediatedDevice {
 }
 
 impl MediatedVm {
-    /// Returns the description of the VM's vGPU, which is needed to restore a saved one.
+    /// Returns the configuration of the VM's vGPU, which is needed to restore a saved vGPU.
     #[must_use]
     pub fn origin(&self) -> VGpuConfig {
         self.core().gpu.config().clone()
@@ -569,10 +569,10 @@ impl MediatedVm {
         self.vm
     }
 
-    /// Releases everything that the VM uses on the card. Call it once, after the device has been dropped.
+    /// Releases everything that the VM uses on the card. Must be called once, after the device has been dropped.
     ///
     /// # Errors
-    /// Returns an error if the card still uses some of it.
+    /// Returns an error if the card still uses any of it.
     pub fn release(&self) -> Result<(), ManagerError> {
         if let Some(why) = self.host.failure() {
             return Err(ManagerError::Failed { why: why.to_owned() });

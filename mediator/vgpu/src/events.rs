@@ -1,4 +1,4 @@
-//! Handles the card's events and relocations of memory for a VM.
+//! Handles card events and memory relocations for a VM.
 
 use super::device::{Core, MediatedVm};
 use super::work::Runlist;
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 impl GuestEvents for MediatedVm {
     fn deliver(&self, event: GuestEvent) {
-        // A panic must not end the card's interrupt thread, which also serves other VMs.
+        // A panic must not kill the card's interrupt thread, which also serves other VMs.
         if catch_unwind(AssertUnwindSafe(|| self.core.deliver(event))).is_err() {
             tracing::error!(vm = %self.vm, "handling an event of the card panicked: the VM is out of service");
             self.link.disconnect();
@@ -50,7 +50,7 @@ impl Recipient for Core {
                 }
             }
             GuestEvent::Alarm => {
-                // If the alarm fires too early for the card's clock, it is armed again for the remaining time.
+                // If the alarm fires too early by the card's clock, re-arm it for the remaining time.
                 self.alarm = None;
                 self.gpu.tick(&mut self.backend);
             }

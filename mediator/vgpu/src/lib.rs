@@ -1,17 +1,17 @@
-//! One VM on a card: connects its vGPU to the card.
+//! One VM on a card: connects the VM's vGPU to the card.
 //!
 //! Modules, each of which uses only earlier ones:
 //! - `memory`: the VM's memory and address spaces
-//! - `work`: the mediator's record of the VM's channels
+//! - `work`: the mediator's records of the VM's channels
 //! - `pv`: the paravirtual interface
 //! - `pending` and `write_wait`: waits for memory
 //! - `backend`: combines these for the card, and implements the effects of registers
 //! - `device`: the device that the vfio-user server calls
 //! - `batches`: effects of the batches of a paravirtual guest
-//! - `saved`: a VM that continues in another process
-//! - `moving`: a VM that moves to another card
-//! - `saving`: a VM as a stream of bytes
-//! - `events`: events of the card
+//! - `saved`: handing a VM over to another process
+//! - `moving`: moving a VM to another card
+//! - `saving`: saving a VM as a byte stream
+//! - `events`: card events
 //! - `counters` and `status`: the operator's view, which never waits for the VM
 //!
 //! Lock order: `locks::rank`.
@@ -43,7 +43,7 @@ pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
 
-/// Mode of serving the apertures BAR1 and BAR3, and PRAMIN, to the VMM.
+/// How the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apertures {
     /// Each access is a message.

@@ -1,4 +1,4 @@
-//! The memory of one VM, as seen by its guest, the card and the page tables.
+//! The memory of one VM, as its guest, the card and the page tables see it.
 //!
 //! Modules:
 //! - `grants`: memory that page tables may map
@@ -6,7 +6,7 @@
 //! - `spaces`: shadow page tables
 //! - `ram`: guest RAM at card addresses
 //! - `remap`: apertures that the VMM maps
-//! - `operands`: memory that submitted work refers to
+//! - `operands`: memory to which submitted work refers
 //! - `saved`: saved state
 
 mod grants;
@@ -33,8 +33,8 @@ use std::sync::Arc;
 use vmm_glue::Link;
 use vram::{PagePool, TenantId};
 
-/// Maximum card memory for the shadow tables of one VM, in bytes. A directory needs 64 KiB, and each used 128 MiB of
-/// address space needs 264 KiB.
+/// Maximum card memory for one VM's shadow tables, in bytes. A directory needs 64 KiB, and each 128 MiB of used address
+/// space needs 264 KiB.
 pub(crate) const POOL_BYTES: u64 = 128 << 20;
 
 /// The memory of a VM, and its address spaces.
@@ -48,7 +48,7 @@ pub(crate) struct Memory {
     bar3: ApertureTlb,
     /// Address of PRAMIN in the guest's VRAM.
     pramin: Option<GuestVramAddr>,
-    /// Sum of the reports of all synchronisations since the VM was created.
+    /// Accumulated report of all synchronisations since the VM was created.
     report: SyncReport,
     /// Number of synchronisations that have read tables since the VM was created.
     syncs: u64,
@@ -70,13 +70,13 @@ impl Memory {
         }
     }
 
-    /// Saves the VM's address spaces, with its registers.
+    /// Saves the VM's address spaces and registers.
     pub(crate) fn save(&self, gpu: SavedVGpu) -> SavedVm {
         let tables = self.grants.tables().map(pv::Tables::save);
         SavedVm { vm: self.vm, gpu, spaces: self.shadows.save(), tables, pool: self.pool.save() }
     }
 
-    /// Returns the address space whose shadow directory is at a card address.
+    /// Returns the address space whose shadow directory is at this card address.
     pub(crate) fn space_of(&self, directory: VramAddr) -> Option<SpaceId> {
         self.shadows.ids().find(|space| self.shadows.directory(*space) == Some(directory))
     }
@@ -86,12 +86,13 @@ impl Memory {
         &self.grants
     }
 
-    /// Same as [`Self::grants`], mutable. The caller must remove revoked memory from the address spaces.
+    /// Like [`Self::grants`], but mutable. The caller must remove revoked memory from the address spaces.
     pub(crate) fn grants_mut(&mut self) -> &mut Grants {
         &mut self.grants
     }
 
-    /// Returns the sum of all synchronisations since the VM was created, and the number of those that have read tables.
+    /// Returns the accumulated report of all synchronisations since the VM was created, and the number of
+    /// synchronisations that read tables.
     pub(crate) fn report(&self) -> (&SyncReport, u64) {
         (&self.report, self.syncs)
     }
@@ -117,20 +118,20 @@ impl Memory {
         self.pramin = base;
     }
 
-    /// Handles a guest's flush of the apertures: clears their TLBs, and marks page tables as possibly changed.
+    /// Handles the guest's flush of the apertures: clears their TLBs, and marks their page tables as possibly changed.
     pub(crate) fn flush_apertures(&mut self) {
         self.bar1.flush();
         self.bar3.flush();
         self.shadows.announced();
     }
 
-    /// Translates an aperture offset with the guest's tables.
+    /// Translates an aperture offset through the guest's tables.
     pub(crate) fn translate(&mut self, aperture: Aperture, offset: u64, write: bool) -> Option<Place> {
         let tlb = match aperture {
             Aperture::Bar1 => &mut self.bar1,
             Aperture::Bar3 => &mut self.bar3,
         };
-        // Reading the guest's tables needs the card's lock, so take it only on a TLB miss.
+        // Reading the guest's tables requires the card's lock, so take it only on a TLB miss.
         let mapping: Mapping = match tlb.cached(offset) {
             Some(mapping) => mapping,
             None => self.with_aperture(aperture, |tlb, view| tlb.translate(offset, view).ok())?,

@@ -1,8 +1,8 @@
-//! A VM whose client saves or loads its state through vfio-user messages.
+//! Migration controlled by the client, which saves or loads the VM's state through vfio-user messages.
 //!
-//! The saved state is the stream of a saved VM (`saving`). The protocol requires that the state is loaded in place:
-//! starting to load drops the VM's previous state, and after an invalid state the client's device fails until it is
-//! reset. Therefore the card never needs memory for two copies.
+//! The saved state is the stream of a saved VM (`saving`). The protocol requires loading in place: starting to load
+//! drops the VM's previous state, and after an invalid state the device fails until the client resets it. Therefore the
+//! card never needs memory for two copies.
 
 use super::device::{Core, MediatedDevice, MediatedVm, Settings};
 use super::saving::{Coming, Phase, Reading, Saving};
@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::time::Duration;
 use vmm_glue::{Migration, MigrationError};
 
-/// Time limit for the VM's work to leave the engines, and for operations in progress to end.
-// TIMEOUT: the same limit as for a VM that moves. Only the VM's client waits, and QEMU gives up on a request after 5 s.
+/// Time limit for the VM's work to leave the engines and for operations in progress to end.
+// TIMEOUT: the same limit as for moving a VM. Only the VM's client waits, and QEMU times out a request after 5 s.
 const STILL_LIMIT: Duration = Duration::from_secs(2);
 
 fn refused(error: ManagerError) -> MigrationError {
@@ -24,11 +24,11 @@ fn refused(error: ManagerError) -> MigrationError {
 
 /// Returns the error for a request that the device cannot handle in its current state. The server never sends one.
 fn misplaced() -> MigrationError {
-    MigrationError::failed("the device is in another state")
+    MigrationError::failed("the device is in the wrong state for this request")
 }
 
 impl Core {
-    /// Starts or stops the log of guest RAM that the card's work may write.
+    /// Starts or stops logging writes to guest RAM by the card's work.
     pub(super) fn log_writes(&mut self, on: bool) {
         self.client.logs = on;
         self.backend.log_ram(on);
@@ -36,7 +36,8 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Resets the VM, whose work is stopped, to its initial state. Its client stays connected; the VM stays stopped.
+    /// Resets the VM, whose work is stopped, to its initial state. The client stays connected, and the VM stays
+    /// stopped.
     fn forget_all(&self, settings: &Settings) -> Result<(), ManagerError> {
         {
             let core = &mut *self.core();
@@ -70,8 +71,8 @@ impl MediatedDevice {
         self.migration_state = Box::new(phase);
     }
 
-    /// Ends the migration after the client has reset the device or disconnected, and the VM was cleaned. Returns true
-    /// if the VM still has memory from an incomplete or invalid state.
+    /// Ends the migration after the client has reset the device or disconnected, and the VM has been cleaned. Returns
+    /// true if the VM still has memory from an incomplete or invalid state.
     #[must_use]
     pub(super) fn end_migration(&mut self) -> bool {
         let phase = self.take_phase();
@@ -106,7 +107,7 @@ impl Migration for MediatedDevice {
             let core = &mut *self.enter();
             core.client.stopped = false;
             if core.client.logs {
-                // From now on, also log pages that were already reported.
+                // From now on, also log pages that were reported before.
                 core.backend.log_ram(true);
             }
         }
@@ -172,7 +173,7 @@ impl Migration for MediatedDevice {
         let Phase::Loading(halted, coming) = self.take_phase() else { return Err(misplaced()) };
         let become_one = || {
             let come = coming.finish(halted.strikes())?;
-            // The client may now lend different memory.
+            // By now, the client may lend different memory.
             self.vm.await_arrival()?;
             self.vm.become_one(come, &self.settings)
         };

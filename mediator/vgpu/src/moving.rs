@@ -1,9 +1,9 @@
-//! A VM that moves to another card of the host.
+//! Moves a VM to another card of the host.
 //!
 //! The VM on the other card is built like any other ([`MediatedVm::build`]). That VM maps the client's memory while the
 //! first VM still serves its guest ([`MediatedVm::await_arrival`]). Then it either replaces the first VM
-//! ([`MediatedVm::move_to`]), or the first VM continues unchanged. The move transfers [`Migrating`] and the memory. As
-//! a stream of bytes, the same state is a saved VM (`saving`).
+//! ([`MediatedVm::move_to`]), or the first VM continues unchanged. The move transfers [`Migrating`] and the memory.
+//! `saving` serializes the same state.
 
 use super::backend::SavedBackend;
 use super::device::{Core, MediatedVm, Settings};
@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Interval at which a thread checks whether a VM is quiescent.
+/// Interval at which a thread polls whether a VM is quiescent.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// State of a VM on the card that it leaves, without its memory.
+/// State of a VM on its old card, without its memory.
 #[derive(Debug)]
 pub(super) struct Migrating {
     pub(super) gpu: SavedVGpu,
@@ -32,18 +32,18 @@ pub(super) struct Migrating {
     pub(super) tables: Option<SavedTables>,
     pub(super) side: SavedBackend,
     pub(super) departing: Departing,
-    /// Card time when the state was saved. Set only if the VM will continue with another client, or later.
+    /// Card time when the state was saved, in ns. Set only if the VM will continue with another client, or later.
     pub(super) since_ns: Option<u64>,
 }
 
-/// A VM that has moved to another card and already runs there. Dropping this value copies the memory that the other
-/// card has borrowed, and releases the rest on the old card. This takes long, because memory is scrubbed.
+/// A VM that has moved to another card and already runs there. Dropping this value copies the memory that the new card
+/// has borrowed, and releases the rest on the old card. The drop takes long, because memory is scrubbed.
 #[must_use = "the old card scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
     /// The new card and the VM's number on it, if that card has borrowed memory.
     there: Option<(Arc<ManagedCard>, TenantId)>,
-    /// Keeps the VM's work on the old card stopped.
+    /// Keeps the VM's work on the old card halted.
     halted: Option<Halted>,
     /// Number of bytes of memory that were copied.
     pub bytes: u64,
@@ -51,14 +51,14 @@ pub struct Left<'a> {
     pub parts: Parts,
 }
 
-/// Breakdown of the downtime of a VM that moved.
+/// Breakdown of the downtime of a moved VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
-    /// Time that the VM's work took to leave the engines, plus the time to save the VM's state.
+    /// Time for the VM's work to leave the engines and for saving the VM's state.
     pub still: Duration,
-    /// Time for comparing and copying the memory that the other card has not borrowed.
+    /// Time for comparing and copying the memory that the new card has not borrowed.
     pub memory: Duration,
-    /// Time for building the VM, with its page tables, on the other card.
+    /// Time for building the VM and its page tables on the new card.
     pub anew: Duration,
 }
 
@@ -76,7 +76,7 @@ impl Drop for Left<'_> {
         match copied {
             Ok(()) => self.vm.give_back(),
             Err(error) => {
-                tracing::error!(vm = %self.vm.vm, %error, "memory of a VM that has left a card stays out of use there");
+                tracing::error!(vm = %self.vm.vm, %error, "memory of a VM that has left the card stays unusable");
                 self.halted.take().into_iter().for_each(Halted::stays);
             }
         }
@@ -84,8 +84,9 @@ impl Drop for Left<'_> {
 }
 
 impl MediatedVm {
-    /// Moves this VM to `there`, a VM that waits for it on another card. Neither VM is served meanwhile. A channel that
-    /// does not leave its engines within `limit` is killed as hung. `there` may be served before the result is dropped.
+    /// Moves this VM to `there`, a VM on another card that awaits the arrival. Neither VM is served during the move. A
+    /// channel that does not leave its engines within `limit` is killed as hung. `there` may be served before the
+    /// result is dropped.
     ///
     /// # Errors
     /// Returns an error if the VM cannot move. The VM then continues on this card, and the caller must release `there`.
@@ -97,7 +98,7 @@ impl MediatedVm {
             last.duration_since(before)
         };
         let suspended = self.host().suspend(self.vm, limit)?;
-        // The client may now lend different memory.
+        // By now, the client may lend different memory.
         there.await_arrival()?;
         let travelling = self.migrate_out(&suspended, limit)?;
         there.take_windows(self, true)?;
@@ -111,7 +112,7 @@ impl MediatedVm {
         Ok(left)
     }
 
-    /// Releases the resources of a VM that has left its card.
+    /// Releases the resources of a VM that has left the card.
     fn give_back(&self) {
         if let Err(error) = self.release() {
             tracing::error!(vm = %self.vm, %error, "the card keeps resources of a VM that has left it");
@@ -135,10 +136,10 @@ impl MediatedVm {
     fn try_travel(&self, halted: &Halted) -> Result<Migrating, ManagerError> {
         halted.notify_ended_work();
         self.complete_deferred();
-        // Save both parts under one lock, because work that arrives in between would be in neither part.
+        // Save both parts under one lock, because work that arrives between two locks would be in neither part.
         let core = self.core();
         if core.backend.has_segments() {
-            return Err(ManagerError::Stays("the VM has mapped a segment that VMs share"));
+            return Err(ManagerError::Stays("the VM has mapped a shared segment"));
         }
         let (SavedVm { vm: _, gpu, spaces, tables, pool: _ }, side) = core.write_down()?;
         let departing = halted.depart()?;
@@ -146,7 +147,7 @@ impl MediatedVm {
     }
 
     /// Prepares a newly built VM for the arrival of a VM from another card: holds it, and maps the client's memory.
-    /// Call this again if that memory may have changed.
+    /// Must be called again if that memory may have changed.
     ///
     /// # Errors
     /// Returns an error if the client's memory cannot be mapped for this card.
@@ -159,8 +160,9 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
-    /// Takes over the memory of the apertures that the client of `old` has mapped. It keeps its pages if `inhabited` is
-    /// true, and is empty otherwise. The bytes stay unchanged, because `old` may have to resume with them.
+    /// Takes over the memory of the apertures that the client of `old` has mapped. The memory keeps its pages if
+    /// `inhabited` is true, and is empty otherwise. The contents stay unchanged, because `old` may have to resume with
+    /// them.
     ///
     /// # Errors
     /// Returns an error if the card rejects the memory.
@@ -206,7 +208,7 @@ impl MediatedVm {
             check_channels(&made, self.host().lock().channels(), self.vm)?;
             *gpu = made;
             backend.prepare_all()?;
-            // Move the pages that the VM's tables map to the mapped apertures.
+            // Move the pages that the VM's tables map into the mapped apertures.
             backend.set_window(gpu.window_base());
             backend.show_apertures();
             if let Some(then) = since_ns {
@@ -219,7 +221,7 @@ impl MediatedVm {
     }
 }
 
-/// Checks that each channel that the guest has bound is on the card or was rejected.
+/// Checks that each channel bound by the guest is on the card or was rejected.
 fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), Invalid> {
     let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
     let known =

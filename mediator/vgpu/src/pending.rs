@@ -1,7 +1,7 @@
-//! Work of a VM that waits for memory, with a time limit.
+//! A VM's work that waits for memory, with a time limit.
 //!
-//! No thread waits for memory while it holds a lock. Blocked work is recorded, and the mover is requested to find
-//! memory. When the mover notifies the VM that memory is available, all work is retried.
+//! No thread waits for memory while it holds a lock. Blocked work is recorded, and the mover is asked to find memory.
+//! When the mover notifies the VM that memory is available, the VM retries all of this work.
 
 mod saved;
 
@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. The wait ends after a number of the mover's scans, and not after a time.
+/// A wait for memory. It ends after a number of the mover's scans rather than after a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// Start of the wait, for accounting.
+    /// Start time of the wait, for accounting.
     since: Instant,
     looks: Looks,
 }
@@ -39,7 +39,7 @@ impl Wait {
     }
 }
 
-/// A channel that the guest has bound, and that waits until the card has memory for it.
+/// A channel that the guest has bound, but for which the card has no memory yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingBind {
     pub(crate) instance: Place,
@@ -53,12 +53,12 @@ pub(crate) struct PendingBind {
 #[derive(Debug)]
 pub(crate) struct Pending {
     vm: TenantId,
-    /// Time for which entries may wait while no memory becomes available.
+    /// Time that entries may wait while no memory becomes available.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
     /// Waiting doorbells of bound channels.
     work: BTreeMap<VirtualChannelId, (Doorbell, Wait)>,
-    /// The guest's last runlist, if a bind has been waiting since the guest submitted it.
+    /// The guest's last runlist, if a bind has been waiting since its submission.
     listed: Vec<VirtualChannelId>,
 }
 
@@ -68,7 +68,7 @@ impl Pending {
         Self { vm, limit, binds: BTreeMap::new(), work: BTreeMap::new(), listed: Vec::new() }
     }
 
-    /// Returns the time for which an entry may wait while no memory becomes available.
+    /// Returns the time that an entry may wait while no memory becomes available.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
@@ -91,7 +91,8 @@ impl Pending {
         }
     }
 
-    /// Returns two flags of a channel whose bind is waiting: the guest has enabled it, and its doorbell has rung.
+    /// Returns two flags for a channel whose bind is waiting: whether the guest has enabled it, and whether its
+    /// doorbell has rung.
     pub(crate) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }
@@ -106,12 +107,12 @@ impl Pending {
         channels.clone_into(&mut self.listed);
     }
 
-    /// Returns the guest's runlist, if it contains a channel.
+    /// Returns the guest's runlist if it contains the channel.
     pub(crate) fn list_with(&self, channel: VirtualChannelId) -> Option<Vec<VirtualChannelId>> {
         self.listed.contains(&channel).then(|| self.listed.clone())
     }
 
-    /// Queues a bind. Does nothing and returns `false` if the bind may not wait.
+    /// Queues a bind. Returns `false` without queueing it if waiting is not permitted.
     pub(crate) fn add_bind(&mut self, state: &mut CardState, channel: VirtualChannelId, instance: Place) -> bool {
         let wait = Wait::begin(state, self.vm);
         if wait.is_over(state, self.vm, self.limit) {
@@ -122,7 +123,7 @@ impl Pending {
         true
     }
 
-    /// Queues work if it is not queued. Returns `Some(true)` if it was added, and `None` if its time is over.
+    /// Queues work unless it is already queued. Returns `Some(true)` if it was added, and `None` if its time is over.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);
@@ -146,7 +147,7 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// Requests a notification from the mover when memory becomes available, if any of the VM's work waits for memory.
+    /// If any of the VM's work waits for memory, requests a notification from the mover when memory becomes available.
     pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }

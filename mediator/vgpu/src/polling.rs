@@ -6,19 +6,19 @@ use std::time::Duration;
 
 /// Poll interval while polls find doorbells.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// Poll interval after a long time without such doorbells. nouveau maps the page of a channel's doorbell in the mapped
-/// part of an aperture, but rings the doorbell elsewhere.
+/// Poll interval once polls have found no doorbells for a long time. nouveau maps the doorbell page of a channel in the
+/// mapped part of an aperture, but rings the doorbell elsewhere.
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Polls doorbells under mapped apertures. Returns true if a doorbell had rung, or `None` if none exist.
+    /// Polls doorbells under mapped apertures. Returns true if a doorbell has rung, or `None` if none exist.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
-        // The guest rang the deferred doorbell before any doorbell that this poll finds.
+        // The guest rang the deferred doorbell before any doorbell found by this poll.
         core.complete_deferred();
-        // After the card has been handed over, its new owner polls.
+        // After a handover of the card, its new owner polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
-        // A doorbell that is taken now might be missing from the saved state.
+        // A doorbell that is consumed now might be missing from the saved state.
         if core.polls && self.host().lock().stands_still() {
             return Some(false);
         }
@@ -29,7 +29,7 @@ impl MediatedVm {
         })
     }
 
-    /// Starts the thread that polls doorbells under mapped apertures, if any exist and the thread is not running.
+    /// Starts the thread that polls doorbells under mapped apertures, if any exist and the thread is not running yet.
     pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;

@@ -1,4 +1,4 @@
-//! The paravirtual interface of one VM: a part of the VM's PCI function that the chip does not have.
+//! The paravirtual interface of one VM: a part of the VM's PCI function that the chip lacks.
 //!
 //! Modules: `registers` (setup, doorbell, interrupt), `queue` (reads batches from the guest's memory and writes
 //! replies), `attachments` (segments in address spaces), `saved` (saved state). The crate [`pv`] contains the binary
@@ -26,7 +26,7 @@ use zerocopy::IntoBytes;
 
 /// Index of the BAR that contains the registers.
 const BAR: u8 = 0;
-/// Offset of the registers in the BAR: its last page, which a GF100 does not use.
+/// Offset of the registers in the BAR: its last page, which GF100 does not use.
 pub const OFFSET: u32 = 0xff_f000;
 
 /// The operator's settings for the interface.
@@ -49,7 +49,7 @@ impl PvSettings {
         always | feature::INTERRUPT | share | abroad
     }
 
-    /// Returns the capability through which a guest finds the interface.
+    /// Returns the PCI capability through which a guest finds the interface.
     #[must_use]
     pub fn capability(&self) -> Vec<u8> {
         let capability = Capability {
@@ -75,13 +75,13 @@ counts! {
         doorbells: "pv_doorbells",
         /// Completed batches.
         batches: "pv_batches",
-        /// Number of times that the VM was locked to execute a batch or a part of one.
+        /// Times that the VM was locked to execute a batch or a part of one.
         holds: "pv_holds",
         /// Operations executed successfully.
         operations: "pv_operations",
         /// Page table entries that operations wrote.
         entries: "pv_entries",
-        /// Refused operations, and unreadable batches.
+        /// Rejected operations and unreadable batches.
         refused: "pv_refused",
     }
 }
@@ -99,7 +99,7 @@ pub(super) struct Interface {
     queue: Option<Queue>,
     /// The batch in progress.
     ongoing: Option<Box<queue::Ongoing>>,
-    /// Number of batches completed since the queue was set up.
+    /// Batches completed since the queue was set up.
     ended: u32,
     /// Set while the interface asserts its interrupt.
     interrupt: bool,
@@ -143,12 +143,12 @@ impl Interface {
         self.table_bytes
     }
 
-    /// Returns the party whose segments the guest can see.
+    /// Returns the party that determines which segments the guest can see.
     pub(super) fn party(&self) -> &Party {
         &self.party
     }
 
-    /// Returns the features that the guest has accepted.
+    /// Returns the features accepted by the guest.
     pub(super) fn accepted(&self) -> u32 {
         self.accepted
     }
@@ -171,7 +171,7 @@ impl Interface {
         self.counts.entries = self.counts.entries.saturating_add(count.into());
     }
 
-    /// Returns the channels that the guest has created.
+    /// Returns the channels created by the guest.
     pub(super) fn channels(&self) -> Vec<u8> {
         self.channels.iter().copied().collect()
     }
@@ -203,7 +203,7 @@ impl Interface {
         self.channels.remove(&channel.0);
     }
 
-    /// Resets the interface to its initial state, except the counters.
+    /// Resets the interface to its initial state, but keeps the counters.
     pub(super) fn reset(&mut self) {
         (self.accepted, self.status, self.setup) = (0, status::RESET, queue::Setup::default());
         (self.queue, self.ongoing) = (None, None);
@@ -221,7 +221,7 @@ impl Interface {
         ])
     }
 
-    /// Returns true if a byte offset of BAR0 belongs to the interface.
+    /// Returns true if the byte offset in BAR0 belongs to the interface.
     pub(super) fn covers(offset: u64) -> bool {
         (u64::from(OFFSET)..u64::from(OFFSET + register::BYTES)).contains(&offset)
     }

@@ -1,6 +1,6 @@
 //! Saved state of a VM's use of the card, without its registers and address spaces.
 //!
-//! The connection of the VMM is saved separately. The process that restores the VM provides a link to the same client.
+//! The VMM's connection is saved separately. The process that restores the VM provides a link to the same client.
 
 use super::backend::{Description, SavedBackend, VmBackend};
 use super::device::{Client, Core, MediatedDevice, MediatedVm, Settings, StatusCell};
@@ -39,7 +39,7 @@ impl SavedOwn {
 #[derive(Debug)]
 pub struct SavedSide {
     own: SavedOwn,
-    /// Segments that the VM maps, if any. A program without support for segments can take over a VM without them.
+    /// Segments mapped by the VM, if any. A program without support for segments can take over a VM that has none.
     segments: Option<SavedAttachments>,
     /// Apertures that the VMM maps, if any.
     apertures: Option<SavedRemap>,
@@ -48,7 +48,7 @@ pub struct SavedSide {
 }
 
 impl SavedSide {
-    /// Returns the parts, with the versions that this code can read.
+    /// Returns the parts, each with the versions that this code can read.
     #[must_use]
     pub fn known() -> [Known; 3] {
         [Known::for_part::<SavedOwn>(), Known::for_part::<SavedAttachments>(), Known::for_part::<SavedRemap>()]
@@ -59,7 +59,7 @@ impl SavedSide {
         std::mem::take(&mut self.files)
     }
 
-    /// Appends the parts to a file. Their owner number is `vm`.
+    /// Appends the parts to a file, with owner number `vm`.
     ///
     /// # Errors
     /// Returns a [`WriteError`] if the parts cannot be written.
@@ -85,7 +85,7 @@ impl SavedSide {
 }
 
 impl Settings {
-    /// Returns the environment in which a VM with these settings is restored on this card.
+    /// Returns the environment for restoring a VM with these settings on this card.
     #[must_use]
     pub fn surroundings(&self, info: &CardInfo, card: Identity) -> VmSurroundings {
         let limits = Limits { table_bytes: POOL_BYTES };
@@ -93,10 +93,10 @@ impl Settings {
         VmSurroundings { config: self.origin(info, card), mode: self.shadow, limits, table_bytes }
     }
 
-    /// Returns the description of a vGPU with these settings.
+    /// Returns the configuration of a vGPU with these settings.
     pub(super) fn origin(&self, info: &CardInfo, card: Identity) -> VGpuConfig {
         let mut config = VGpuConfig::of_chip(info.chip, self.share.vram_bytes, Arc::clone(&info.vbios));
-        // The guest may use any channel number. The number of bound channels is checked when channels are bound.
+        // The guest may use any channel number. Binding a channel checks the number of bound channels.
         config.channels = nvspec::fifo::CHANNELS;
         config.pci.bar1_bytes = card.bar1_size;
         config.pci.bar3_bytes = card.bar3_size;
@@ -106,20 +106,20 @@ impl Settings {
 }
 
 impl MediatedVm {
-    /// Checks that the VM can be handed over, moved or saved. The caller must do this before anything is quiesced.
+    /// Checks that the VM can be handed over, moved or saved. The caller must do this before quiescing anything.
     ///
     /// # Errors
     /// Returns an error if a part cannot be handed over. The error describes the first such part.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
             Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it for a migration")),
-            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM logs its writes of guest RAM")),
+            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM logs its writes to guest RAM")),
             Client { stopped: false, logs: false } => Ok(()),
         }
     }
 
     /// Saves the mediator's records of the VM, and the VM's own state. The card must be
-    /// [quiescent](card_manager::ManagedCard::stand_still), and the VM must not be served.
+    /// [quiescent](card_manager::ManagedCard::stand_still), and the VM must not be in service.
     ///
     /// # Errors
     /// Returns [`ManagerError::Unsettled`] if any of its work is in progress; see also [`Self::check_movable`].
@@ -135,7 +135,7 @@ impl MediatedVm {
 }
 
 impl Core {
-    /// Saves the VM, except the apertures that its VMM maps.
+    /// Saves the VM, except for the apertures that its VMM maps.
     ///
     /// # Errors
     /// Returns [`ManagerError::Unsettled`] if any of its work is in progress.
@@ -143,19 +143,19 @@ impl Core {
         let Self {
             gpu,
             backend,
-            // The next process starts to poll on its own.
+            // The next process starts its own polling.
             polls: _,
             // The next process arms the alarm.
             alarm: _,
             deferred,
             rung,
             gone: _,
-            // The client neither stops the VM nor logs its writes; otherwise the client itself would save the VM.
+            // The client neither stops the VM nor logs its writes: otherwise it would save the VM itself.
             client: _,
             board: _,
         } = self;
         if deferred.is_some() {
-            return Err(ManagerError::Unsettled("a VM's doorbell is deferred and was not submitted"));
+            return Err(ManagerError::Unsettled("a VM's deferred doorbell has not been submitted"));
         }
         if !rung.is_empty() {
             return Err(ManagerError::Unsettled("the card was only just taken over"));
@@ -166,8 +166,8 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Creates a VM from its saved state, on a card that was not taken over yet, with a `link` to the VM's client. The
-    /// client must lend the same memory.
+    /// Creates a VM from its saved state on a card that has not been taken over yet, with a `link` to the VM's client.
+    /// The client must lend the same memory.
     ///
     /// # Errors
     /// Returns an error if the state is invalid or does not match the settings, or the client's memory is not mapped.
@@ -178,7 +178,7 @@ impl MediatedVm {
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
-        // The client keeps its existing mappings; the settings apply to the apertures of the next client.
+        // The client keeps its existing mappings; the settings apply only to the next client's apertures.
         let Settings { share, shadow, apertures: _, queue_limit, paravirtual } = settings;
         let host = Arc::clone(card.host());
         let RestoredVm { gpu, spaces, tables, pool } = card.take_vm(vm)?;
@@ -214,7 +214,7 @@ impl MediatedVm {
         Ok((MediatedDevice::for_vm(&this, pci, settings), this))
     }
 
-    /// Resumes after the card was taken over: requests memory again for waiting work, and polls doorbells.
+    /// Resumes after the card was taken over: requests memory again for waiting work, and starts polling doorbells.
     pub fn go_on(self: &Arc<Self>) {
         self.core().backend.poll_again();
         self.ring_again();

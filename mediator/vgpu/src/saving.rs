@@ -1,8 +1,8 @@
-//! Saves a VM and its memory as a stream of bytes, and restores it.
+//! Saves a VM and its memory as a byte stream, and restores it.
 //!
 //! The stream contains the state that a VM takes to another card ([`moving`](super::moving)). Guest RAM belongs to the
-//! client and is not included. The bytes are as untrusted as a guest: each part is checked, and the card's state of a
-//! channel is rebuilt, except for values that the channel's own work has written.
+//! client and is not included. The stream is as untrusted as a guest: each part is checked, and a channel's state on
+//! the card is rebuilt, except for values that its own work has written.
 
 use super::device::{MediatedVm, Settings};
 use super::memory::Overlay;
@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::GuestVramAddr;
 
-/// Identity of the head of a stream. Checksums identify the VM.
+/// Identity in the stream header. Checksums identify the VM.
 const IDENTITY: [u8; 16] = *b"VM of a mediator";
 /// Owner number of all parts, because a stream contains only one VM.
 const OWNER: u32 = 0;
 
-/// Origin of a saved VM: its requirements on the card and the settings, and values that its parts do not contain.
+/// Origin of a saved VM: its card requirements, its settings, and values that its parts do not contain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
     /// Value of PMC_BOOT_0.
@@ -33,7 +33,7 @@ pub(super) struct Origin {
     vram_bytes: u64,
     /// Sizes of BAR1 and BAR3 in bytes.
     apertures: [u64; 2],
-    /// The capability of the paravirtual interface; empty if it is not offered.
+    /// The capability of the paravirtual interface; empty if the interface is not offered.
     paravirtual: Vec<u8>,
     strikes: u32,
     /// Card time in ns.
@@ -59,13 +59,13 @@ impl Origin {
     fn check(&self, here: &Self) -> Result<(), Invalid> {
         let Self { chip, vram_bytes, apertures, paravirtual, strikes: _, now_ns: _ } = self;
         let mib = |bytes: u64| bytes >> 20;
-        Invalid::unless(*chip == here.chip, || format!("it had chip {chip:#x}, and this card has {:#x}", here.chip))?;
+        Invalid::unless(*chip == here.chip, || format!("it had chip {chip:#x}, but this card has {:#x}", here.chip))?;
         Invalid::unless(*vram_bytes == here.vram_bytes, || {
-            format!("it had `vram_mib` = {}, and this VM has {}", mib(*vram_bytes), mib(here.vram_bytes))
+            format!("it had `vram_mib` = {}, but this VM has {}", mib(*vram_bytes), mib(here.vram_bytes))
         })?;
         Invalid::unless(*apertures == here.apertures, || {
             let ([bar1, bar3], [own1, own3]) = (apertures.map(mib), here.apertures.map(mib));
-            format!("it had apertures of {bar1} and {bar3} MiB, and this card has {own1} and {own3}")
+            format!("it had apertures of {bar1} and {bar3} MiB, but this card has {own1} and {own3}")
         })?;
         Invalid::unless(*paravirtual == here.paravirtual, || {
             let offered = |capability: &[u8]| if capability.is_empty() { "no" } else { "a" };
@@ -86,7 +86,7 @@ pub struct Saving {
     first: Option<Vec<u8>>,
     writer: Option<StreamWriter>,
     chunks: std::vec::IntoIter<GuestVramAddr>,
-    /// Addresses of the current chunk that were not written yet.
+    /// Remaining addresses of the current chunk to write.
     left: std::ops::Range<u64>,
     chunk_bytes: u64,
     data: Vec<u8>,
@@ -94,11 +94,11 @@ pub struct Saving {
 }
 
 impl MediatedVm {
-    /// Halts the VM, which must not be served, and starts to save it. A channel that does not leave its engines within
-    /// `limit` is killed as hung.
+    /// Halts the VM, which must not be in service, and starts saving it. A channel that does not leave its engines
+    /// within `limit` is killed as hung.
     ///
     /// # Errors
-    /// Returns an error for the same reasons as [`Self::check_movable`], and if the VM does not quiesce.
+    /// Returns an error for the same reasons as [`Self::check_movable`], or if the VM does not quiesce.
     pub fn save_all(&self, limit: Duration) -> Result<Saving, ManagerError> {
         self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
@@ -107,7 +107,7 @@ impl MediatedVm {
         Ok(Saving::for_halted(halted, &head, overlay))
     }
 
-    /// Returns the head of the stream, which precedes the memory. The VM must be halted and not served.
+    /// Returns the stream header, which precedes the memory. The VM must be halted and not in service.
     ///
     /// # Errors
     /// Returns an error if a part of the VM does not quiesce within `limit`, or cannot be saved.
@@ -129,7 +129,7 @@ impl MediatedVm {
 }
 
 impl Saving {
-    /// Creates the value for a halted VM. `head` is the head of the stream.
+    /// Creates the value for a halted VM. `head` is the stream header.
     pub(super) fn for_halted(halted: Halted, head: &[u8], overlay: Overlay) -> Self {
         let (writer, first) = StreamWriter::new(head);
         let chunk_bytes = halted.chunk_bytes();
@@ -157,7 +157,7 @@ impl Saving {
         self.halted
     }
 
-    /// Returns the next bytes of the stream, or `None` at its end.
+    /// Returns the next part of the stream, or `None` at its end.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -172,7 +172,7 @@ impl Saving {
                 self.data.fill(0);
             }
             let over = self.overlay.lay_over(at, &mut self.data);
-            // Chunks without memory are zero, and so are pages that the stream omits.
+            // Chunks without memory are zero, as are pages that the stream omits.
             if !(there || over) || self.data.iter().all(|byte| *byte == 0) {
                 continue;
             }
@@ -207,14 +207,14 @@ pub(super) enum Phase {
     Stopped(Halted),
     Saving(Box<Reading>),
     Loading(Halted, Box<Coming>),
-    /// The received state was invalid, and the incomplete VM is unusable.
+    /// The received state was invalid. The incomplete VM is unusable.
     Failed(#[expect(dead_code, reason = "keeps the VM halted")] Option<Halted>),
 }
 
 /// The state of a VM while the client reads it.
 pub(super) struct Reading {
     saving: Saving,
-    /// Bytes that were produced but not read yet, and the offset of the first one.
+    /// Bytes that have not been read yet, and the offset of the first one.
     left: (Vec<u8>, usize),
 }
 
@@ -228,7 +228,7 @@ impl Reading {
         self.saving.into_halted()
     }
 
-    /// Copies the next bytes into `data`. Copies fewer bytes than fit only at the end of the stream.
+    /// Copies the next bytes into `data`. Fills `data` completely except at the end of the stream.
     pub(super) fn read(&mut self, data: &mut [u8]) -> Result<usize, ManagerError> {
         let mut done = 0;
         while done < data.len() {
@@ -250,7 +250,7 @@ impl Reading {
     }
 }
 
-/// A saved VM that is being loaded. Its memory is written directly to the waiting VM. Other state is checked and stored
+/// A saved VM that is being loaded. Memory is written directly to the waiting VM; other state is checked, and kept
 /// until the end.
 #[must_use]
 pub struct Coming {
@@ -279,7 +279,7 @@ impl Coming {
         })
     }
 
-    /// Handles the next bytes.
+    /// Processes the next part of the stream.
     ///
     /// # Errors
     /// Returns an error if the bytes do not describe a VM that can run on this card, or if too little memory is free.
@@ -295,7 +295,7 @@ impl Coming {
             Item::Piece(at, data) => {
                 let within = at.checked_add(data.len() as u64).is_some_and(|end| end <= vram_bytes);
                 Invalid::unless(within, || {
-                    format!("{:#x} bytes at {at:#x} do not belong to a VM with {vram_bytes:#x}", data.len())
+                    format!("{:#x} bytes at {at:#x} exceed a VM with {vram_bytes:#x}", data.len())
                 })?;
                 *memory_bytes = memory_bytes.saturating_add(data.len() as u64);
                 there.host().write_received(there.id(), GuestVramAddr(at), data)
@@ -303,33 +303,33 @@ impl Coming {
         })
     }
 
-    /// Returns the number of bytes of memory that have arrived so far.
+    /// Returns the number of bytes of memory received so far.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
 
-    /// Returns the loaded state once all bytes were handled. `strikes` is the number of strikes of the receiving VM.
+    /// Returns the loaded state after all bytes have been processed. `strikes` is the receiving VM's number of strikes.
     ///
     /// # Errors
     /// Returns an error if bytes are missing.
     pub(super) fn finish(self, strikes: u32) -> Result<Migrating, ManagerError> {
         let Self { reader, come, .. } = self;
         reader.finish()?;
-        let come = come.ok_or_else(|| Invalid::new("it has no head"))?;
+        let come = come.ok_or_else(|| Invalid::new("it has no header"))?;
         Ok(Migrating { departing: come.departing.beyond(strikes), ..come })
     }
 
-    /// Replaces `old` with the VM that has received all bytes. `old` must not be served. A channel that does not leave
-    /// its engines within `limit` is killed as hung. The new VM may be served before the result is dropped.
+    /// Replaces `old` with the VM that has received all bytes. `old` must not be in service. A channel that does not
+    /// leave its engines within `limit` is killed as hung. The new VM may be served before the result is dropped.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not a valid VM for this card. `old` then continues unchanged, and the other VM
-    /// must be [released](MediatedVm::release).
+    /// Returns an error if the bytes do not describe a valid VM for this card. `old` then continues unchanged, and the
+    /// caller must [release](MediatedVm::release) the other VM.
     pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, ManagerError> {
         let Self { there, settings, reader, come, memory_bytes } = self;
         reader.finish()?;
-        let come = come.ok_or_else(|| Invalid::new("it has no head"))?;
+        let come = come.ok_or_else(|| Invalid::new("it has no header"))?;
         old.check_movable()?;
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;

@@ -12,8 +12,8 @@ const MAX_POLLS: u32 = 10;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl MediatedVm {
-    /// Returns the operator's view. Waits a few milliseconds for a working VM, but never for its lock. If the VM is
-    /// busy for longer, returns the last published status; a later call returns a new one.
+    /// Returns the operator's view. Waits a few milliseconds for a busy VM, but never for its lock. If the VM is busy
+    /// for longer, returns the last published status; a later call then returns a new one.
     #[must_use]
     pub fn status(&self) -> DeviceStatus {
         self.board.wanted.store(true, Ordering::Relaxed);

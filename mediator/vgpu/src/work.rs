@@ -1,4 +1,4 @@
-//! The mediator's record of the guest's channels, without locks or accesses to the card.
+//! The mediator's record of guest channels, without locks or card accesses.
 
 mod saved;
 
@@ -20,20 +20,20 @@ pub(crate) struct Bound {
     pub(crate) space: SpaceId,
     /// Channel number on the card.
     pub(crate) physical: ChannelId,
-    /// Addresses in the address space at which the mediator's pages are mapped.
+    /// Addresses at which the address space maps the mediator's pages.
     pub(crate) span: Span,
 }
 
-/// A channel that the guest has bound. The channel need not be on the card.
+/// A channel that the guest has bound; it need not be on the card.
 #[derive(Debug)]
 struct Channel {
     instance: Place,
     bound: Option<Bound>,
-    /// Bytes of GP_PUT that have arrived so far.
+    /// Bytes of GP_PUT received so far.
     gp_put: [u8; 4],
     /// Slot of the channel's USERD, if it is under a mapped aperture.
     polled: Option<Slot>,
-    /// GP_PUT in that USERD at the last poll.
+    /// GP_PUT value in that USERD at the last poll.
     seen: Option<u32>,
     /// Known classes of the objects on the channel's subchannels.
     objects: Objects,
@@ -67,7 +67,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Adds a channel that the guest has bound. `userd` is the address of its USERD, if known.
+    /// Adds a channel that the guest has bound. `userd` is its USERD address, if known.
     pub(crate) fn enlist(&mut self, channel: VirtualChannelId, instance: Place, userd: Option<u64>) {
         let (objects, bindings) = Default::default();
         let fresh = || Channel { instance, bound: None, gp_put: [0; 4], polled: None, seen: None, objects, bindings };
@@ -79,7 +79,7 @@ impl Work {
         }
     }
 
-    /// Removes a channel that the guest has unbound. Returns the channel's instance block, if the channel was bound.
+    /// Removes a channel that the guest has unbound. Returns its instance block if the channel was bound.
     pub(crate) fn delist(&mut self, channel: VirtualChannelId) -> Option<Place> {
         self.userd.retain(|_, owner| *owner != channel);
         self.channels.remove(&channel).map(|channel| channel.instance)
@@ -99,7 +99,7 @@ impl Work {
         self.userd.get(&page).copied()
     }
 
-    /// Returns the channel's state, if the channel is on the card.
+    /// Returns the channel's state if the channel is on the card.
     pub(crate) fn bound(&self, channel: VirtualChannelId) -> Option<Bound> {
         self.channels.get(&channel)?.bound
     }
@@ -126,7 +126,7 @@ impl Work {
         self.departing.insert(bound.physical, bound);
     }
 
-    /// Records that a channel has left the card. Returns the last state of the channel.
+    /// Records that a channel has left the card. Returns its last state.
     pub(crate) fn departed(&mut self, physical: ChannelId) -> Option<Bound> {
         self.departing.remove(&physical)
     }
@@ -136,8 +136,8 @@ impl Work {
         self.channels.get_mut(&channel).map(|channel| (&mut channel.objects, &mut channel.bindings))
     }
 
-    /// Stores a write by the guest's CPU to a USERD page at byte `offset`. Returns GP_PUT, which is the doorbell, when
-    /// its last byte is written, so that several narrow stores ring the doorbell once.
+    /// Stores a CPU write by the guest to byte `offset` of a USERD page. Returns GP_PUT, which is the doorbell, once
+    /// its last byte is written, so several narrow stores ring the doorbell only once.
     pub(crate) fn store(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) -> Option<u32> {
         let word = &mut self.channels.get_mut(&channel)?.gp_put;
         let mut rung = false;
@@ -150,8 +150,8 @@ impl Work {
         rung.then_some(u32::from_le_bytes(*word))
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture (`home` returns the slot of a page), because their
-    /// doorbells cause no messages. Returns the channels whose doorbells have moved there.
+    /// Finds the channels whose USERD is under a mapped aperture: their doorbells cause no messages. `home` returns the
+    /// slot of a page. Returns the channels whose doorbells have moved there.
     pub(crate) fn choose_polled(&mut self, home: impl Fn(u64) -> Option<Slot>) -> Vec<(VirtualChannelId, Slot)> {
         let slots: BTreeMap<VirtualChannelId, Slot> =
             self.userd.iter().filter_map(|(page, channel)| Some((*channel, home(*page)?))).collect();
@@ -174,7 +174,7 @@ impl Work {
         self.channels.get(&channel)?.polled
     }
 
-    /// Records a GP_PUT that a poll has read. Returns true if the value is new.
+    /// Records a GP_PUT read by a poll. Returns true if the value is new.
     pub(crate) fn see_put(&mut self, channel: VirtualChannelId, put: u32) -> bool {
         self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))
     }

@@ -99,7 +99,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     // A domain that does not fit on the card fails to start, and reports the reason.
     host.ok("mediatorctl vm add hog --card card0 --vram-mib 192")?;
     let refused = host.sh("virsh --quiet start web")?;
-    ensure!(refused.code != 0 && refused.text().contains("no card has room"), "{}", refused.text());
+    ensure!(refused.code != 0 && refused.text().contains("no card has enough free capacity"), "{}", refused.text());
     host.ok("mediatorctl vm remove hog && virsh --quiet undefine web")?;
     ["virt", "answers", "gpu-mediator"].iter().try_for_each(|unit| host.stop(unit))
 }

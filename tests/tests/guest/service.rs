@@ -185,7 +185,7 @@ fn is_configured(host: &Host) -> Result<()> {
     assert_eq!(refused.code, 5);
     let said = refused.text();
     assert!(said.contains("this user may not use /run/gpu-mediator/admin.sock: Permission denied"), "{said}");
-    assert!(said.contains("join the group of the socket: `admin_group`"), "{said}");
+    assert!(said.contains("join the socket's group: `admin_group`"), "{said}");
     // The operator must not be able to run VMMs.
     let refused = host.sh(&format!("{OPERATOR} light-vmm /run/gpu-mediator/vm1.sock {VRAM_MIB}"))?;
     assert!(refused.code == 1 && refused.text().contains("Permission denied"), "{refused:?}");

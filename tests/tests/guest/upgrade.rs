@@ -101,8 +101,8 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
     put(&program, &fs::read(faulty_receiver()?)?)?;
     for (step, said) in [
         ("reads less", "card"),
-        ("ends when it has said who it is", "the other process has ended"),
-        ("ends with everything", "the other process has ended"),
+        ("ends when it has said who it is", "the other process exited"),
+        ("ends with everything", "the other process exited"),
         ("refuses", "it does not want to"),
         ("is silent", "before it was ready"),
     ] {
@@ -118,7 +118,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         (
             "more host memory",
             config.replace("vram_mib = 128\n", "vram_mib = 128\nmemory = { host_mib = 64 }\n"),
-            "host memory, which grow by a restart only",
+            "host memory, which only a restart can increase",
         ),
         ("another socket", config.replace("admin.sock", "other.sock"), "an upgrade keeps the paths of sockets"),
     ] {

@@ -38,7 +38,7 @@ fn host_card_is_bound_driven_and_given_back() -> Result<()> {
     // Check that a daemon reports the same obstacle.
     let refused = nest.run("mediatord --config /etc/mediatord.toml")?;
     assert!(refused.code != 0 && refused.text().contains(&format!("mediatorctl card bind {ADDRESS}")), "{refused:?}");
-    assert!(nest.ok(&format!("mediatorctl card bind {ADDRESS}"))?.contains("vfio-pci has"));
+    assert!(nest.ok(&format!("mediatorctl card bind {ADDRESS}"))?.contains("is now bound to vfio-pci"));
     let card = listed(&nest)?;
     assert_eq!((&card["driver"], &card["usable"]), (&"vfio-pci".into(), &true.into()), "{card}");
 

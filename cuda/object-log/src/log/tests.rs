@@ -22,6 +22,8 @@ const NONE: Outcome<'static> = Outcome {
     values: &NO_VALUES,
     results: &[],
     image: (&[], 0),
+    is_captured: false,
+    captures: 0,
 };
 
 impl Program {
@@ -253,23 +255,10 @@ fn objects_that_cannot_be_replayed_are_named_until_they_end() {
         assert_eq!(program.steps(), []);
     }
     for _ in 0..3 {
-        program.call("cuModuleGetGlobal_v2+", &[1, 0], &Outcome { results: &[0x7000, 4], ..NONE });
+        program.call("cuLibraryGetManaged+", &[1, 0], &Outcome { results: &[0x7000, 4], ..NONE });
     }
-    assert_eq!(program.log.steps().err(), Some(op("cuModuleGetGlobal_v2+")));
+    assert_eq!(program.log.steps().err(), Some(op("cuLibraryGetManaged+")));
     assert_eq!(program.log.entries.len(), 1);
-}
-
-#[test]
-fn captured_graph_is_an_obstacle_while_another_needs_it() {
-    let mut program = Program::default();
-    let [stream, graph, exec] = [Kind::Stream, Kind::Graph, Kind::Exec].map(|kind| object(kind, 1));
-    program.create("cuStreamCreate", stream, &[0]);
-    program.call("cuStreamEndCapture", &[stream, graph], &Outcome { made: Some(graph), ..NONE });
-    program.create("cuGraphInstantiateWithFlags", exec, &[graph, 0]);
-    program.destroy("cuGraphDestroy", graph);
-    assert!(matches!(program.log.steps(), Err(Obstacle::Object(_))));
-    program.destroy("cuGraphExecDestroy", exec);
-    assert_eq!(program.names(), ["cuStreamCreate"]);
 }
 
 #[test]
@@ -287,17 +276,21 @@ fn recorded_events_with_timing_are_an_obstacle() {
 }
 
 #[test]
-fn module_with_variables_is_an_obstacle_while_it_is_loaded() {
+fn address_of_a_variable_is_an_obstacle_until_unload() {
     let mut program = Program::default();
     let module = object(Kind::Module, 1);
-    let text = *b".global .u32 n;\0";
-    let words: Vec<u64> = text.chunks(8).map(|part| part.iter().rev().fold(0, |w, b| w << 8 | u64::from(*b))).collect();
+    let words = [7, 0];
     let load = |program: &mut Program, image: u64| {
-        let outcome = Outcome { made: Some(module), image: (&words, 15), ..NONE };
+        let outcome = Outcome { made: Some(module), image: (&words, 8), ..NONE };
         program.call("cuModuleLoadData+", &[module, image], &outcome);
     };
     load(&mut program, 1);
-    assert_eq!(program.log.steps().err(), Some(Obstacle::Variables));
+    assert_eq!(program.log.steps().expect("no obstacle")[0].image.as_deref().map(|image| image.bytes), Some(8));
+    for _ in 0..3 {
+        program.call("cuModuleGetGlobal_v2+", &[1, module, 1, 0x61], &NONE);
+    }
+    assert_eq!(program.log.steps().err(), Some(Obstacle::Addresses));
+    assert_eq!(program.log.entries.len(), 2, "a repeated query is not recorded again");
     program.destroy("cuModuleUnload", module);
     assert_eq!(program.steps(), []);
     load(&mut program, 0);
@@ -360,4 +353,187 @@ fn steps_of_described_calls_name_the_handles_that_they_create() {
     let created: Vec<_> = steps.iter().map(created_by).collect();
     assert_eq!(created, [Some((Kind::Stream, stream)), None]);
     assert_eq!(find("cuStreamCreate_ptsz"), Some(find_exact("cuStreamCreate")));
+}
+
+/// A program with a stream and a function.
+fn capturing() -> (Program, u64, u64) {
+    let (mut program, stream) = (Program::default(), object(Kind::Stream, 1));
+    let [module, function] = [Kind::Module, Kind::Function].map(|kind| object(kind, 1));
+    program.create("cuStreamCreate", stream, &[0]);
+    program.create("cuModuleLoadData+", module, &[0]);
+    let outcome = Outcome { made: Some(function), owner: Some(module), ..NONE };
+    program.call("cuModuleGetFunction", &[function, module, 1, 0x66], &outcome);
+    (program, stream, function)
+}
+
+impl Program {
+    fn begin(&mut self, stream: u64, captures: u64) {
+        self.call("cuStreamBeginCapture_v2", &[stream, 0], &Outcome { captures, ..NONE });
+    }
+
+    fn work(&mut self, stream: u64, function: u64) {
+        self.log.own(own::LAUNCH, route(0), &[function, 0, 0, 0, 0, stream, 0, 0], None, None);
+    }
+
+    fn end(&mut self, stream: u64, graph: u64, captures: u64) {
+        let outcome = Outcome { made: Some(graph), captures, ..NONE };
+        self.call("cuStreamEndCapture", &[stream, graph], &outcome);
+    }
+}
+
+#[test]
+fn capture_is_repeated_while_its_graph_is_used() {
+    let (mut program, stream, function) = capturing();
+    let [event, graph, exec] = [Kind::Event, Kind::Graph, Kind::Exec].map(|kind| object(kind, 1));
+    let captured = Outcome { is_captured: true, captures: 1, ..NONE };
+    program.begin(stream, 1);
+    program.work(stream, function);
+    program.create("cuEventCreate", event, &[2]);
+    program.call("cuEventRecord", &[event, stream], &captured);
+    program.call("cuStreamWaitEvent", &[object(Kind::Stream, 9), event, 0], &NONE);
+    program.destroy("cuEventDestroy_v2", event);
+    program.end(stream, graph, 0);
+    program.create("cuGraphInstantiateWithFlags", exec, &[graph, 0]);
+    program.destroy("cuGraphDestroy", graph);
+    let whole = [
+        "cuStreamCreate",
+        "cuModuleLoadData+",
+        "cuModuleGetFunction",
+        "cuStreamBeginCapture_v2",
+        "own",
+        "cuEventCreate",
+        "cuEventRecord",
+        "cuEventDestroy_v2",
+        "cuStreamEndCapture",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphDestroy",
+    ];
+    assert_eq!(program.names(), whole);
+    assert_eq!(program.names(), whole, "a second restart");
+    program.destroy("cuGraphExecDestroy", exec);
+    assert_eq!(program.names(), whole[..3]);
+}
+
+#[test]
+fn open_capture_stays_when_the_log_is_compacted() {
+    let (mut program, stream, function) = capturing();
+    program.begin(stream, 1);
+    program.work(stream, function);
+    program.log.compact();
+    program.end(stream, object(Kind::Graph, 1), 0);
+    assert_eq!(program.names()[3..], ["cuStreamBeginCapture_v2", "own", "cuStreamEndCapture"]);
+}
+
+#[test]
+fn captures_at_the_same_time_are_repeated_together() {
+    let (mut program, stream, function) = capturing();
+    let other = object(Kind::Stream, 2);
+    program.create("cuStreamCreate", other, &[0]);
+    let graphs = [1, 2, 3].map(|number| object(Kind::Graph, number));
+    program.begin(stream, 1);
+    program.begin(other, 2);
+    program.work(stream, function);
+    program.end(stream, graphs[0], 1);
+    program.end(other, graphs[1], 0);
+    program.begin(stream, 1);
+    program.end(stream, graphs[2], 0);
+    program.destroy("cuGraphDestroy", graphs[1]);
+    let begin = "cuStreamBeginCapture_v2";
+    let (end, destroy) = ("cuStreamEndCapture", "cuGraphDestroy");
+    assert_eq!(program.names()[4..], [begin, begin, "own", end, end, begin, end, destroy]);
+    program.destroy("cuGraphDestroy", graphs[0]);
+    assert_eq!(program.names()[4..], [begin, end], "no graph of the first captures is left");
+}
+
+#[test]
+fn graph_of_a_capture_that_cannot_be_repeated_is_an_obstacle() {
+    let refused = Some(Obstacle::Object(find_exact("cuStreamEndCapture") as u32));
+    let mut values = NO_VALUES;
+    values[1] = 64;
+    let results = [ADDRESSES.start];
+    let captured = Outcome { is_captured: true, captures: 1, values: &values, results: &results, ..NONE };
+    for breaks in [
+        |program: &mut Program, captured: &Outcome<'_>| {
+            program.call("cuMemAllocAsync+", &[64, object(Kind::Stream, 1)], captured);
+        },
+        |program: &mut Program, captured: &Outcome<'_>| {
+            program.call("cuMemFreeAsync", &[64, object(Kind::Stream, 1)], captured);
+        },
+        |program: &mut Program, _: &Outcome<'_>| program.log.break_captures(),
+    ] {
+        let (mut program, stream, _) = capturing();
+        let graph = object(Kind::Graph, 1);
+        program.begin(stream, 1);
+        breaks(&mut program, &captured);
+        program.end(stream, graph, 0);
+        assert_eq!(program.log.steps().err(), refused);
+        program.destroy("cuGraphDestroy", graph);
+        assert!(program.log.steps().is_ok());
+        program.begin(stream, 1);
+        program.end(stream, graph, 0);
+        assert!(program.log.steps().is_ok(), "the next capture can be repeated");
+    }
+}
+
+#[test]
+fn captured_work_keeps_the_attributes_that_it_had() {
+    let (mut program, stream, function) = capturing();
+    let set = |program: &mut Program, value| program.call("cuFuncSetAttribute+", &[function, 8, value], &NONE);
+    let values = |program: &mut Program| {
+        let steps = program.steps().into_iter().filter(|(name, _)| *name == "cuFuncSetAttribute+");
+        steps.map(|(_, words)| words[2]).collect::<Vec<_>>()
+    };
+    set(&mut program, 1);
+    set(&mut program, 2);
+    program.begin(stream, 1);
+    program.work(stream, function);
+    program.end(stream, object(Kind::Graph, 1), 0);
+    set(&mut program, 3);
+    set(&mut program, 4);
+    assert_eq!(values(&mut program), [2, 4]);
+}
+
+#[test]
+fn captured_records_have_no_times_except_external_ones() {
+    for (flags, obstacle) in [(0, None), (1, Some(Obstacle::Timing))] {
+        let (mut program, stream, _) = capturing();
+        let event = object(Kind::Event, 1);
+        program.create("cuEventCreate", event, &[0]);
+        program.begin(stream, 1);
+        let captured = Outcome { is_captured: true, captures: 1, ..NONE };
+        program.call("cuEventRecordWithFlags", &[event, stream, flags], &captured);
+        program.end(stream, object(Kind::Graph, 1), 0);
+        assert_eq!(program.log.steps().err(), obstacle, "flags {flags}");
+    }
+}
+
+#[test]
+fn captures_that_need_each_other_are_found_in_few_searches() {
+    let (mut program, stream, _) = capturing();
+    let other = object(Kind::Stream, 2);
+    program.create("cuStreamCreate", other, &[0]);
+    let captured = Outcome { is_captured: true, captures: 1, ..NONE };
+    // The graph of each pair that ends last launches the graph that ended last in the pair before.
+    let mut last = None;
+    for number in 1..100 {
+        let [first, second] = [2 * number, 2 * number + 1].map(|number| object(Kind::Graph, number));
+        let exec = object(Kind::Exec, number);
+        program.begin(stream, 1);
+        program.begin(other, 2);
+        program.end(stream, first, 1);
+        if let Some(before) = last.replace(exec) {
+            program.call("cuGraphLaunch", &[before, other], &captured);
+        }
+        program.end(other, second, 0);
+        program.create("cuGraphInstantiateWithFlags", exec, &[first, 0]);
+        program.destroy("cuGraphDestroy", first);
+        program.destroy("cuGraphDestroy", second);
+    }
+    for number in 1..99 {
+        program.destroy("cuGraphExecDestroy", object(Kind::Exec, number));
+    }
+    let launches = program.names().into_iter().filter(|name| *name == "cuGraphLaunch").count();
+    assert_eq!(launches, 98, "each graph needs the one before");
+    program.destroy("cuGraphExecDestroy", object(Kind::Exec, 99));
+    assert!(!program.names().contains(&"cuStreamEndCapture"));
 }

@@ -138,8 +138,9 @@ enum What {
         kib: u64,
     },
     /// Uses objects of all kinds that survive a restart of its worker, and checks all results. Prints a line for each
-    /// round until standard input ends. A line of input creates an object: `event`, `mapping`, `array`, `module`,
-    /// `captured`, or `capture` and `end`.
+    /// round until standard input ends. A line of input creates an object: `event`, `mapping`, `array`,
+    /// `address`, `pointer`, `pinned`, `unreadable`, `missing`, `pointers`, `heap`, `captured` or `capture`; `end` ends
+    /// them.
     Objects,
     /// Runs graphs that allocate. Prints how much the free memory shrinks in MiB, and the results of graphs that
     /// request too much.

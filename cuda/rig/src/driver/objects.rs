@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::nodes::{HostNode, KernelNode};
+use super::variables::Counters;
 use super::{Cuda, Failed, check};
 
 /// Number of words of each buffer.
@@ -39,10 +40,13 @@ pub struct Objects {
     /// A graph that can be launched, and its node that adds. The graph adds to the first buffer and calls a function.
     exec: u64,
     node: u64,
+    /// A captured graph that can be launched. The graph adds 3 to the second buffer and calls a function.
+    captured: u64,
     /// Another context with a buffer.
     other: u64,
     far: u64,
     called: u64,
+    counters: Counters,
     obstacles: Vec<(String, u64)>,
 }
 
@@ -90,8 +94,50 @@ impl Cuda {
         self.enter()?;
         let [exec, node] = self.graph_of(add, buffers[0].0)?;
         debug_assert!(first != other, "two contexts");
-        let (called, obstacles) = (0, Vec::new());
-        Ok(Objects { buffers, small, pinned, streams, event, add, exec, node, other, far, called, obstacles })
+        let captured = self.captured(streams[0], add, buffers[1].0)?;
+        let (called, counters, obstacles) = (0, self.counters()?, Vec::new());
+        Ok(Objects {
+            buffers,
+            small,
+            pinned,
+            streams,
+            event,
+            add,
+            exec,
+            node,
+            captured,
+            other,
+            far,
+            called,
+            counters,
+            obstacles,
+        })
+    }
+
+    /// Captures a graph that adds 3 to a buffer and calls a function. The graph and an event are destroyed.
+    fn captured(&self, stream: u64, add: u64, at: u64) -> Result<u64, Failed> {
+        let launch_host = function!(self, c"cuLaunchHostFunc", 12_000, fn(u64, unsafe extern "C" fn(u64), u64));
+        let create_event = function!(self, c"cuEventCreate", 12_000, fn(*mut u64, u32));
+        let end_event = function!(self, c"cuEventDestroy", 12_000, fn(u64));
+        let wait_event = function!(self, c"cuStreamWaitEvent", 12_000, fn(u64, u64, u32));
+        let end_graph = function!(self, c"cuGraphDestroy", 12_000, fn(u64));
+        let (mut event, mut graph, mut exec) = (0, 0, 0);
+        self.begin_capture(stream)?;
+        self.launch(add, &[at, WORDS, 1], stream)?;
+        // SAFETY: the pointers point to local variables, and the objects exist.
+        unsafe {
+            check("cuEventCreate", create_event(&raw mut event, 2))?;
+            check("cuEventRecord", (self.functions.raw_record)(event, stream))?;
+            check("cuStreamWaitEvent", wait_event(stream, event, 0))?;
+            check("cuEventDestroy", end_event(event))?;
+            check("cuLaunchHostFunc", launch_host(stream, count, 100))?;
+        }
+        self.launch(add, &[at, WORDS, 2], stream)?;
+        self.raw_end(stream, &raw mut graph)?;
+        self.raw_instantiate(&raw mut exec, graph, 0)?;
+        // SAFETY: the graph exists.
+        check("cuGraphDestroy", unsafe { end_graph(graph) })?;
+        Ok(exec)
     }
 
     /// Builds a graph that adds 5 to a buffer, and calls a function.
@@ -155,9 +201,12 @@ impl Objects {
             }
         }
         if !capturing {
+            self.counters.round(cuda)?;
             cuda.graph(self.exec, second)?;
+            cuda.graph(self.captured, second)?;
             self.buffers[0].1 += added;
-            self.called += 1;
+            self.buffers[1].1 += 3;
+            self.called += 101;
             if added != 5 {
                 cuda.finish(second)?;
                 self.change_exec(5, change)?;
@@ -223,6 +272,8 @@ impl Objects {
         let end_module = function!(cuda, c"cuModuleUnload", 12_000, fn(u64));
         let end_exec = function!(cuda, c"cuGraphExecDestroy", 12_000, fn(u64));
         let end_graph = function!(cuda, c"cuGraphDestroy", 12_000, fn(u64));
+        let pin = function!(cuda, c"cuMemHostAlloc", 12_000, fn(*mut u64, usize, u32));
+        let unpin = function!(cuda, c"cuMemFreeHost", 12_000, fn(u64));
         let mut made = 0u64;
         // SAFETY: the pointers point to local variables of the right sizes, and the objects exist.
         unsafe {
@@ -233,12 +284,26 @@ impl Objects {
                 }
                 "mapping" => made = cuda.create_own(2 << 20)?,
                 "array" => check("cuArrayCreate", array(&raw mut made, &raw const ARRAY))?,
-                "module" => made = cuda.module(".global .align 4 .b8 variable[4096];")?,
+                "address" => made = cuda.addressed_module()?,
+                "pointer" => {
+                    made = cuda.alloc(64)?;
+                    cuda.store_address(made)?;
+                }
+                "pinned" => {
+                    check("cuMemHostAlloc", pin(&raw mut made, 4096, 0))?;
+                    cuda.store_address(made)?;
+                }
+                "unreadable" => made = cuda.broken_module()?,
+                "missing" => made = cuda.module_with(".const .u32 missing;")?,
+                "pointers" => made = cuda.module_with(".global .u64 table[1] = {tally};")?,
+                "heap" => made = cuda.module_with(".extern .func (.param .b64 r) malloc (.param .b64 n);")?,
                 "captured" => {
                     let [stream, _] = self.streams;
                     let mut graph = 0;
                     cuda.begin_capture(stream)?;
-                    cuda.launch(self.add, &[self.buffers[0].0, 1, 0], stream)?;
+                    let inner = cuda.alloc_async(64, stream)?;
+                    cuda.launch(self.add, &[inner, 1, 0], stream)?;
+                    cuda.free_async(inner, stream)?;
                     cuda.raw_end(stream, &raw mut graph)?;
                     cuda.raw_instantiate(&raw mut made, graph, 0)?;
                     check("cuGraphDestroy", end_graph(graph))?;
@@ -253,7 +318,15 @@ impl Objects {
                             "event" => check("cuEventDestroy", end_event(made))?,
                             "mapping" => cuda.release(made)?,
                             "array" => check("cuArrayDestroy", end_array(made))?,
-                            "module" => check("cuModuleUnload", end_module(made))?,
+                            "address" | "unreadable" | "missing" | "pointers" | "heap" => {
+                                check("cuModuleUnload", end_module(made))?;
+                            }
+                            "pointer" => cuda.free(made)?,
+                            "pinned" => {
+                                // The library may keep the memory for later allocations.
+                                (made as *mut u64).add(1).write(0);
+                                check("cuMemFreeHost", unpin(made))?;
+                            }
                             "captured" => check("cuGraphExecDestroy", end_exec(made))?,
                             _ => {
                                 let mut graph = 0;

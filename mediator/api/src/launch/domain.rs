@@ -1,21 +1,21 @@
-//! A libvirt domain for a virtual machine.
+//! libvirt domains for virtual machines.
 //!
-//! libvirt does not support vfio-user, so that the device is a raw argument of QEMU, which libvirt passes on. libvirt
-//! does the rest: memory in a file that QEMU shares with the daemon, and a PCI Express machine.
+//! libvirt does not support vfio-user, so the device is specified as a QEMU argument that libvirt passes through.
+//! libvirt itself configures the rest: memory in a file that QEMU shares with the daemon, and a PCI Express machine.
 //!
 //! Sources: `formatdomain.html`, `drvqemu.html#pass-through-of-arbitrary-qemu-commands`.
 
 use super::{MemorySize, Named, Path};
 use crate::LaunchArgs;
 
-/// Emulator of the domain; it must be QEMU 10.1 or newer.
+/// Path of the domain's emulator, which must be QEMU 10.1 or newer.
 const EMULATOR: &str = "/usr/bin/qemu-system-x86_64";
-/// Name space of the element that tells the hook which vGPU to create.
+/// XML namespace of the element that specifies the vGPU for the hook.
 pub const NAMESPACE: &str = "urn:gpu-mediator:libvirt:1";
-/// The device's slot on the machine's bus: libvirt puts none of its own there.
+/// Slot of the device on the root bus. libvirt does not use this slot itself.
 const SLOT: &str = "1e.0";
 
-/// Escapes text for an attribute between apostrophes.
+/// Escapes text for an attribute value in single quotes.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -43,14 +43,14 @@ fn device(socket: &Path, id: &str) -> String {
     device.to_string()
 }
 
-/// Returns the domain, with comments about additions that an administrator makes.
+/// Returns the domain XML, with comments about additions by an administrator.
 pub(super) fn described(vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
     let Named { name, socket, profile, .. } = vm;
     let (name, device, mib) = (escaped(name), escaped(&device(socket, vm.id())), memory.mib());
     let vgpu = match profile {
         Some(profile) => format!("<gpu:vgpu xmlns:gpu='{NAMESPACE}' vm='{name}' profile='{}'/>", escaped(profile)),
         None => format!(
-            "<!-- With an element here as this, the hook makes the vGPU when the domain starts and removes it when that has ended:
+            "<!-- With an element like this, the hook creates the vGPU when the domain starts, and removes it after the domain has stopped:
          <gpu:vgpu xmlns:gpu='{NAMESPACE}' vm='{name}' vram-mib='256' weight='100'/> -->"
         ),
     };
@@ -61,7 +61,7 @@ pub(super) fn described(vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
     {vgpu}
   </metadata>
   <memory unit='MiB'>{mib}</memory>
-  <!-- The card reads the guest's memory through this file. -->
+  <!-- The card accesses the guest's memory through this file. -->
   <memoryBacking>
     <source type='memfd'/>
     <access mode='shared'/>
@@ -77,7 +77,7 @@ pub(super) fn described(vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
   <cpu mode='host-passthrough' migratable='off'/>
   <on_reboot>restart</on_reboot>
   <devices>
-    <!-- QEMU 10.1 or newer: `mediatorctl doctor` says whether this one is. -->
+    <!-- QEMU 10.1 or newer: `mediatorctl doctor` checks the version. -->
     <emulator>{EMULATOR}</emulator>
     <serial type='pty'/>
     <memballoon model='none'/>
@@ -89,7 +89,7 @@ pub(super) fn described(vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
 </domain>"
     );
     let notes = [
-        "add disks and networks with `virsh edit`",
+        "add disks and network interfaces with `virsh edit`",
         "do not migrate or save such a domain: the device's state would be lost",
     ];
     LaunchArgs {

@@ -1,5 +1,5 @@
-//! A model of the card as the feeder sees it, and of the mediator's state around it. All threads wait for changes of
-//! the model. Its clock advances when work ends or the timer expires.
+//! A model of the card as seen by the feeder, and of the mediator's state around it. All threads wait for changes of
+//! the model. Its clock advances when work completes or the timer expires.
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use vram::TenantId;
 
-/// Chooses one element, as part of the checker's schedule.
+/// Chooses an element, as part of the checker's schedule.
 pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
     if from.is_empty() { None } else { from.get(thread_rng().gen_range(0..from.len())) }
 }
@@ -37,12 +37,11 @@ pub(super) struct Ring {
     pub(super) acquires: bool,
     /// Set if the channel blocks the method unit while it waits.
     holds: bool,
-    /// Submissions that the mediator took from the guest and that have not started, each with its length in ns; a
-    /// submission with `None` never ends.
+    /// Submissions pulled from the guest but not started, each with its length in ns, or `None` if it never completes.
     waiting: VecDeque<(Submission, Option<u64>)>,
 }
 
-/// Work that was submitted to the card.
+/// Work submitted to the card.
 #[derive(Debug)]
 struct Work {
     channel: ChannelId,
@@ -59,30 +58,30 @@ pub(super) struct Hardware {
     alarm: Option<u64>,
     pub(super) expired: bool,
     pub(super) signalled: bool,
-    /// Set if the interrupt was raised and has not been served yet.
+    /// Set if an interrupt was raised and has not been served yet.
     raised: bool,
     pub(super) stopped: bool,
     pub(super) rings: BTreeMap<ChannelId, Ring>,
     engines: [VecDeque<Work>; Engine::COUNT],
-    /// Work that each engine has started. This work continues even if the channel changes.
+    /// Work that each engine has started. It continues even if the channel changes.
     begun: [Option<(ChannelId, Submission)>; Engine::COUNT],
     last_end: [u64; Engine::COUNT],
     busy: [u64; Engine::COUNT],
-    /// Completion records that the mediator has not seen, with the card's time, sorted by time.
+    /// Completion records that the mediator has not seen, each with its card time, sorted by time.
     records: Vec<(ChannelId, Submission, u64)>,
-    /// The submission whose completion record the mediator did not trust.
+    /// Submission whose completion record the mediator did not trust.
     doubted: Option<Submission>,
     deferred: bool,
-    /// Number of each VM's submissions in flight, as the guest counts them.
+    /// Number of each VM's submissions in flight, as counted by the guest.
     unfinished: BTreeMap<TenantId, usize>,
     /// VMs with completions that no interrupt has reported yet.
     news: BTreeSet<TenantId>,
-    /// VMs whose guest has received an interrupt.
+    /// VMs whose guests have received an interrupt.
     pub(super) interrupted: BTreeSet<TenantId>,
     removed: BTreeSet<TenantId>,
 }
 
-/// The hardware, for all threads.
+/// The hardware, shared by all threads.
 #[derive(Clone, Default)]
 pub(super) struct Card(Arc<(Mutex<Hardware>, Condvar)>);
 
@@ -99,7 +98,7 @@ impl Card {
         result
     }
 
-    /// Waits until `answer` returns a value. Returns `None` after the end of the test.
+    /// Waits until `answer` returns a value; returns `None` once the test has ended.
     pub(super) fn wait<T>(&self, mut answer: impl FnMut(&mut Hardware) -> Option<T>) -> Option<T> {
         let mut hardware = self.look();
         loop {
@@ -113,7 +112,7 @@ impl Card {
         }
     }
 
-    /// Body of the engine threads: each engine executes the first runnable submission.
+    /// Body of an engine thread, which executes the first runnable submission.
     pub(super) fn work(&self) {
         while self.wait(Hardware::run_one).is_some() {
             self.0.1.notify_all();
@@ -123,7 +122,7 @@ impl Card {
     /// Body of the timer thread. The timer expires at its set time, or later if other threads delay it.
     pub(super) fn expire(&self) {
         let mut expire = |hardware: &mut Hardware| {
-            // Work with an earlier end must end first.
+            // Work that completes earlier must complete first.
             hardware.alarm.filter(|at| hardware.next_end().is_none_or(|end| end > *at))?;
             hardware.clock = hardware.clock.max(hardware.alarm.take()?);
             hardware.expired = true;
@@ -149,7 +148,7 @@ impl Hardware {
         Engine::ALL.into_iter().filter_map(end).min()
     }
 
-    /// Starts or ends one submission, if possible.
+    /// Starts or completes one submission, if possible.
     pub(super) fn run_one(&mut self) -> Option<()> {
         let Self { rings, engines, begun, .. } = self;
         let runs = |work: &Work| {
@@ -161,7 +160,7 @@ impl Hardware {
                 let (works, begun) = (&engines[engine.index()], begun[engine.index()]);
                 let under_way = |work: &Work| Some((work.channel, work.submission)) == begun;
                 let at = works.iter().position(|work| if begun.is_some() { under_way(work) } else { runs(work) })?;
-                // Endless work keeps the engine busy.
+                // Endless work occupies the engine.
                 (begun.is_none() || works[at].length.is_some()).then_some((engine, at))
             })
             .collect();
@@ -194,7 +193,7 @@ impl Hardware {
         *self.unfinished.get_mut(&vm).expect("it has submitted") -= count;
     }
 
-    /// Adds a guest's submission, on a channel that must exist.
+    /// Adds a guest submission on a channel that must exist.
     pub(super) fn submit(&mut self, channel: ChannelId, submission: Submission, length: Option<u64>) {
         let ring = self.rings.get_mut(&channel).expect("the channel is bound");
         ring.waiting.push_back((submission, length));
@@ -232,12 +231,12 @@ impl Hardware {
         assert!(self.rings.insert(channel, ring).is_none());
     }
 
-    /// Returns true if all of a VM's submissions have ended, as the guest counts them.
+    /// Returns true if all of a VM's submissions have completed, as counted by the guest.
     pub(super) fn is_done(&self, vm: TenantId) -> bool {
         self.unfinished.get(&vm).is_none_or(|count| *count == 0)
     }
 
-    /// Returns true if an engine has started work of a channel.
+    /// Returns true if an engine has started a channel's work.
     pub(super) fn has_begun(&self, channel: ChannelId) -> bool {
         self.begun.iter().flatten().any(|(of, _)| *of == channel)
     }
@@ -247,12 +246,12 @@ impl Hardware {
         self.removed.contains(&vm)
     }
 
-    /// Returns true if the mediator has noticed the end of all work.
+    /// Returns true if the mediator has noticed the completion of all work.
     pub(super) fn is_seen(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// Returns the time for which an engine has worked on completed submissions, in ns.
+    /// Returns the time that an engine has spent on completed submissions, in ns.
     pub(super) fn busy(&self, engine: Engine) -> u64 {
         self.busy[engine.index()]
     }
@@ -283,12 +282,12 @@ impl Alarm for Card {
     }
 }
 
-/// The mediator's state of the card, under the card's lock.
+/// The mediator's state for the card, under the card's lock.
 pub(super) struct State {
     pub(super) schedule: Schedule<Card>,
     card: Card,
     submissions: u64,
-    /// Value of the clock when it was last read. Submissions that start afterwards get this start time.
+    /// Last value read from the clock. Submissions that start afterwards get this start time.
     read: Cell<u64>,
 }
 
@@ -303,12 +302,12 @@ impl State {
         Feeder::new(self)
     }
 
-    /// Changes the hardware.
+    /// Changes the hardware state.
     pub(super) fn change(&self, change: impl FnOnce(&mut Hardware)) {
         self.card.change(change);
     }
 
-    /// Handles a doorbell. Does nothing if the channel no longer exists.
+    /// Handles a doorbell, unless the channel no longer exists.
     pub(super) fn ring(&mut self, vm: TenantId, channel: ChannelId, length: Option<u64>) {
         if !self.card.look().rings.contains_key(&channel) {
             return;
@@ -329,14 +328,14 @@ impl State {
         (true, news.into_iter().map(|vm| (vm, GuestEvent::NonStall { engine: 0 })).collect())
     }
 
-    /// Same as `CardState::retire_channel`.
+    /// Like `CardState::retire_channel`.
     pub(super) fn end_channel(&mut self, vm: TenantId, channel: ChannelId) {
         self.feeder().complete();
         self.card.change(|hardware| hardware.unbind(channel));
         self.feeder().channel_ended(vm, channel);
     }
 
-    /// Same as `CardState::quiesce`.
+    /// Like `CardState::quiesce`.
     pub(super) fn remove_vm(&mut self, vm: TenantId) {
         self.feeder().complete();
         self.card.change(|hardware| {
@@ -348,7 +347,7 @@ impl State {
         self.feeder().unschedule_vm(vm);
     }
 
-    /// Checks the state at each release of the card's lock: waiting work will be polled again, and the card and the
+    /// Checks the state whenever the card's lock is released: waiting work will be polled again, and the card and the
     /// scheduler agree on each submission.
     pub(super) fn check(&self) {
         for (ticket, held) in &self.schedule.held {
@@ -396,8 +395,7 @@ impl CardView for State {
         self.card.look().rings.get(&channel).is_some_and(|ring| ring.enabled && ring.acquires && ring.holds)
     }
 
-    // The model's card does not clear PGRAPH between VMs, so channels are never kept off PGRAPH, and contexts do not
-    // change.
+    // This model does not clear PGRAPH between VMs, so channels are never kept off PGRAPH, and contexts do not change.
 
     fn is_shut_out(&self, _: ChannelId) -> bool {
         false
@@ -436,12 +434,12 @@ impl CardView for State {
         self.card.look().begun[engine.index()].map(|(channel, _)| channel)
     }
 
-    /// Waiting channels may have worked since the last call.
+    /// A waiting channel may have worked since the last call.
     fn progress(&mut self, _: ChannelId) -> u64 {
         thread_rng().gen_range(0..2)
     }
 
-    /// An engine completes the work that it has started before a channel leaves it.
+    /// Before a channel leaves an engine, the engine completes the work that it has started.
     fn ask_to_leave(&mut self, _: ChannelId) {}
 
     fn withhold(&mut self, channel: ChannelId, descheduled: bool) {
@@ -478,7 +476,7 @@ impl CardView for State {
         self.card.change(|hardware| {
             let mut ended = std::mem::take(&mut hardware.records);
             hardware.deferred = false;
-            // The last submission may have ended with a forged record, which the next poll accepts.
+            // The last submission may have completed with a forged record, which the next poll accepts.
             let doubted = hardware.doubted;
             let doubts =
                 |last: &mut (ChannelId, Submission, u64)| doubted != Some(last.1) && thread_rng().gen_bool(0.25);
@@ -486,7 +484,7 @@ impl CardView for State {
                 (hardware.doubted, hardware.deferred) = (Some(last.1), true);
                 hardware.records.push(last);
             }
-            // The order within each channel must be kept.
+            // The order within each channel must be preserved.
             ended.sort_by_key(|(channel, ..)| *channel);
             ended.into_iter().map(|(_, submission, at)| (submission, Some(Nanos(at)))).collect()
         })

@@ -1,4 +1,4 @@
-//! Tests the mailbox under schedules that a checker chooses: all schedules for a few threads, thousands for more
+//! Tests the mailbox under schedules chosen by a checker: all schedules for a few threads, and thousands for more
 //! threads.
 
 use crate::GuestEvent;
@@ -8,7 +8,7 @@ use nvspec::fifo::VirtualChannelId;
 use shuttle::sync::Arc;
 use shuttle::thread::{self, JoinHandle};
 
-/// The handled events in order, each with the delivering thread and that thread's number for the event.
+/// Handled events in order, each with the delivering thread and that thread's sequence number.
 #[derive(Debug, Default)]
 struct Guest {
     events: Vec<(u32, u32)>,
@@ -19,7 +19,7 @@ impl Recipient for Guest {
     fn take_up(&mut self, event: GuestEvent) {
         let GuestEvent::Pbdma { unit, data, .. } = event else { panic!("{event:?} was never delivered") };
         self.events.push((unit, data));
-        // Represents a guest's access that takes the card's lock.
+        // Represents a guest access that takes the card's lock.
         thread::yield_now();
     }
 }
@@ -40,7 +40,7 @@ fn deliver(mailbox: &Shared, from: u32, count: u32) -> JoinHandle<()> {
     })
 }
 
-/// Starts a thread that makes register accesses, as a VM's own thread does.
+/// Starts a thread that performs register accesses, as a VM's own thread does.
 fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
     let mailbox = Arc::clone(mailbox);
     thread::spawn(move || {
@@ -50,11 +50,11 @@ fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
     })
 }
 
-/// Joins all threads and checks that each event was handled once, in the order of each delivering thread.
+/// Joins all threads, and checks that each event was handled exactly once, in the order of its delivering thread.
 fn ended(mailbox: &Shared, threads: Vec<JoinHandle<()>>, deliverers: u32, each: u32, accesses: u32) {
     threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
-    // Check before the lock is taken again, because taking the lock would handle the remaining events.
-    assert!(mailbox.is_empty(), "an event was left");
+    // Check before locking again, because locking would handle the remaining events.
+    assert!(mailbox.is_empty(), "an event was left unhandled");
     let guest = mailbox.lock();
     for from in 0..deliverers {
         let of_this: Vec<_> = guest.events.iter().filter(|(unit, _)| *unit == from).map(|(_, data)| *data).collect();
@@ -90,7 +90,7 @@ fn delivery_waits_for_no_lock() {
         let mailbox = mailbox();
         let held = mailbox.lock();
         let threads: Vec<_> = (0..2).map(|from| deliver(&mailbox, from, 2)).collect();
-        // If a delivering thread waited for the lock, this join would deadlock.
+        // A delivering thread that waited for the lock would deadlock this join.
         threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
         assert!(held.events.is_empty());
         drop(held);

@@ -1,9 +1,9 @@
-//! Handles a failed card: a thread panicked in the middle of a change of the card's state, or one of the card's own
-//! threads has ended.
+//! Handles a failed card: a thread panicked while it changed the card's state, or one of the card's own threads has
+//! exited.
 //!
-//! The state that the tenants share is then not trustworthy, so it is not used. The card is reset, which stops all work
-//! and its access to host memory. The clients of its VMs are disconnected. Any thread that takes the card's lock from
-//! then on panics. The panic ends a VM's thread, and the VM is reported as failed. Other cards continue ([decision
+//! The tenants' shared state may then be inconsistent, so it is no longer used. The card is reset, which stops all work
+//! and its access to host memory, and the clients of its VMs are disconnected. Any thread that takes the card's lock
+//! from then on panics; the panic ends a VM's thread, and the VM is reported as failed. Other cards continue ([decision
 //! 115](../../../docs/decisions/115-panics.md)).
 
 use super::{CardState, ManagedCard};
@@ -14,37 +14,37 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 use std::time::Duration;
 
-/// The locked state of the card. The card fails if this value is dropped by a panic.
+/// The card's locked state. The card fails if a panic drops this value.
 pub struct StateGuard<'a> {
     host: &'a ManagedCard,
     state: Guard<'a, rank::Card, CardState>,
-    /// Set if the thread was already panicking when it took the lock, in which case its changes are complete.
+    /// Set if the thread was already panicking when it took the lock. Its changes are then complete.
     unwinding: bool,
 }
 
 impl<'a> StateGuard<'a> {
     /// # Panics
-    /// Panics if the card has failed, unless the thread is already panicking: a second panic would end the daemon.
+    /// Panics if the card has failed, unless the thread is already panicking: a second panic would abort the daemon.
     pub(crate) fn new(host: &'a ManagedCard, state: Guard<'a, rank::Card, CardState>) -> Self {
         let unwinding = std::thread::panicking();
         if let Some(why) = host.failure().filter(|_| !unwinding) {
             drop(state);
             if host.is_given_away() {
-                // This is not a fault, so the thread ends without a message.
+                // This is not a bug, so the thread exits without a message.
                 std::panic::resume_unwind(Box::new("the card was given away"));
             }
-            // PANIC: the state under the lock is inconsistent. All threads that reach this code catch panics.
+            // PANIC: the state under the lock is inconsistent. Every thread that reaches this code catches panics.
             panic!("the card has failed: {why}");
         }
         Self { host, state, unwinding }
     }
 
-    /// Lets a waiting thread take the lock first, and then takes the lock again. Use this function for work with many
-    /// short holds. Otherwise, they would act as one long hold, because a running thread takes the lock before a
-    /// sleeping thread wakes.
+    /// Releases the lock to a waiting thread, and then takes it again. Use this for work with many short critical
+    /// sections, which would otherwise act as one long one: a running thread retakes the lock before a sleeping thread
+    /// wakes.
     ///
     /// # Panics
-    /// Panics if the card has failed meanwhile.
+    /// Panics if the card has failed in the meantime.
     pub fn give_way(&mut self) {
         self.state.give_way();
         // PANIC: as above.
@@ -54,7 +54,7 @@ impl<'a> StateGuard<'a> {
     /// Releases the lock until `condition` is notified or `limit` has passed, and then takes it again.
     ///
     /// # Panics
-    /// Panics if the card has failed meanwhile.
+    /// Panics if the card has failed in the meantime.
     pub(crate) fn wait_for(&mut self, condition: &Condvar, limit: Duration) {
         condition.wait_for(&mut self.state, limit);
         // PANIC: as above.
@@ -79,8 +79,8 @@ impl DerefMut for StateGuard<'_> {
 impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         if !self.unwinding && std::thread::panicking() {
-            // The card is marked before the lock is released, because waiting threads must notice the failure.
-            self.host.fail("a thread panicked with the card's state half changed");
+            // Mark the card before the lock is released, because waiting threads must notice the failure.
+            self.host.fail("a thread panicked while it changed the card's state");
         }
     }
 }
@@ -92,17 +92,17 @@ impl ManagedCard {
         self.failure.get().map(String::as_str)
     }
 
-    /// Marks the card as failed, unless it is already marked. The card's threads do the rest.
+    /// Marks the card as failed unless it already is. The card's threads do the rest.
     pub(crate) fn fail(&self, why: &str) {
         if self.failure.set(why.to_owned()).is_ok() {
             self.wake_threads();
         }
     }
 
-    /// Takes all work off a failed card, and notifies its VMs.
+    /// Removes all work from a failed card, and notifies its VMs.
     fn shut_out(&self) {
         let why = self.failure().unwrap_or_default();
-        tracing::error!(why, "a card has failed and is out of service with its VMs; restart the daemon");
+        tracing::error!(why, "a card has failed; the card and its VMs are out of service; restart the daemon");
         self.card().set_interrupt(InterruptMode::Msi, None);
         self.card().reset();
         for vm in self.tenants() {
@@ -111,8 +111,8 @@ impl ManagedCard {
     }
 }
 
-/// Runs the body of one of the card's threads. When the body ends, the card fails, unless it is being closed. The first
-/// thread that ends takes the card out of service.
+/// Runs the body of one of the card's threads. When the body returns, the card fails unless it is being closed. The
+/// first thread to exit takes the card out of service.
 pub(crate) fn watched(host: &Weak<ManagedCard>, name: &str, body: impl FnOnce()) {
     let ended = catch_unwind(AssertUnwindSafe(body));
     let Some(host) = host.upgrade().filter(|host| !host.stopping()) else { return };

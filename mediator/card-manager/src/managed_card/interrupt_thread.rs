@@ -4,14 +4,14 @@ use crate::tenants::GuestEvent;
 use std::io;
 use vram::TenantId;
 
-/// Maximum number of passes through the interrupt tree per message. The thread then waits for the next message, because
-/// it must not spin on a stuck status bit.
+/// Maximum number of passes through the interrupt tree per message. The thread then waits for the next message instead
+/// of spinning on a stuck status bit.
 const MAX_ROUNDS_PER_MESSAGE: u32 = 64;
 
-/// Reason for a wake-up of the thread.
+/// Reason why the thread was woken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Woken {
-    /// Set if the card has raised an interrupt, or the outbox has events.
+    /// Set if the card has raised an interrupt, or if the outbox contains events.
     pub(crate) signalled: bool,
     /// Set if the scheduler's timer has expired.
     pub(crate) expired: bool,
@@ -34,14 +34,14 @@ pub(crate) trait Served {
     /// Returns the events for guests that were caused by the scheduler's decisions.
     fn take_outbox(&self) -> Vec<(TenantId, GuestEvent)>;
 
-    /// Delivers an event to a VM, if it still exists. Never waits for the VM.
+    /// Delivers an event to a VM if it still exists. Never waits for the VM.
     fn deliver(&self, vm: TenantId, event: GuestEvent);
 }
 
 /// Serves one wake-up.
 ///
-/// Clears the signal first, and then reads and clears the card's status. An edge between the two steps therefore causes
-/// a new message instead of being lost.
+/// Clears the signal first, and then reads and clears the card's status. An edge in between therefore causes a new
+/// message instead of being lost.
 ///
 /// # Errors
 /// Returns an error if the signal cannot be read.

@@ -1,6 +1,7 @@
-//! The thread that evicts memory when the card has too little of it, and returns the memory when the card has enough.
+//! The thread that evicts memory when the card runs short, and returns it when the card has enough.
 //!
-//! The thread sleeps until it is woken or the balancer's next plan is due, so it costs nothing while memory suffices.
+//! The thread sleeps until it is woken, or until the balancer's next plan is due. It costs nothing while memory
+//! suffices.
 
 use super::{CardState, ManagedCard};
 use crate::tenants::GuestEvent;
@@ -11,10 +12,10 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 use vram::{Step, TenantId, To};
 
-/// Maximum number of plans that are executed per wake-up before VMs that wait for memory are notified.
+/// Maximum number of plans executed per wake-up before VMs that wait for memory are notified.
 const MAX_PLANS_PER_WAKEUP: u32 = 16;
 
-/// Body of the thread: serves `host` until the card is closed or dropped.
+/// Body of the thread, which serves `host` until the card is closed or dropped.
 pub(crate) fn serve(host: &Weak<ManagedCard>, wakeup: &Wakeup) {
     let (mut limit, mut told) = (None, WaiterNotifications::default());
     loop {
@@ -27,19 +28,19 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, wakeup: &Wakeup) {
     }
 }
 
-/// The last notification of the VMs that wait for memory. Each notified VM retries, and wakes the mover if it gets no
-/// memory. Without this record, VMs and mover would wake each other repeatedly while the VMs wait.
+/// Last notification of the VMs that wait for memory. Each notified VM retries, and wakes the mover if it gets no
+/// memory. This record keeps waiting VMs and the mover from waking each other endlessly.
 #[derive(Debug, Default)]
 struct WaiterNotifications {
     at: Option<Instant>,
     waiting: BTreeSet<TenantId>,
-    /// Number of the card's chunks that are available to any VM.
+    /// Number of card chunks available to any VM.
     spare: u32,
 }
 
 impl WaiterNotifications {
-    /// Returns true if the waiting VMs should be notified now: memory has moved, more is available, another VM is also
-    /// waiting, or the last notification is old.
+    /// Returns true if waiting VMs should be notified now: memory has moved, more is available, another VM has started
+    /// to wait, or the last notification is old.
     fn tells(&mut self, waiting: &BTreeSet<TenantId>, moved: bool, spare: u32, now: Instant) -> bool {
         let long_ago = self.at.is_none_or(|at| now.saturating_duration_since(at) >= SCAN_INTERVAL);
         let tells = moved || spare > self.spare || long_ago || !waiting.is_subset(&self.waiting);
@@ -84,13 +85,13 @@ impl ManagedCard {
         if told.tells(&wait, moved, spare, Instant::now()) {
             wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         }
-        // Zeroing starts after all work that a VM waits for, and stops as soon as a VM waits again.
+        // Zero memory only after all work for which a VM waits, and stop as soon as a VM waits again.
         while !self.wakeup.is_rung() && self.zero_by_engines(false) {}
         while !self.wakeup.is_rung() && self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         next.into_iter().chain(retry).min()
     }
 
-    /// Reserves the mediator's first structures for a new VM, and moves chunks that occupy their memory. If no chunk
+    /// Reserves memory for the mediator's first structures for a new VM, and moves chunks that occupy it. If no chunk
     /// can move, the structures are allocated on demand, which may fail.
     pub(crate) fn admit(&self, vm: TenantId) {
         {
@@ -105,11 +106,11 @@ impl ManagedCard {
         }
     }
 
-    /// Runs `attempt`, which guarantees memory of the card. If VMs above their guarantee occupy this memory, moves
-    /// their chunks and runs `attempt` again.
+    /// Runs `attempt`, which guarantees card memory. If VMs above their guarantees occupy this memory, moves their
+    /// chunks and runs `attempt` again.
     ///
     /// # Errors
-    /// The last error of `attempt`.
+    /// Returns the last error of `attempt`.
     pub fn make_room(&self, attempt: impl FnMut(&mut CardState) -> Result<(), vram::Error>) -> Result<(), vram::Error> {
         self.lock().memory.promise(true);
         let done = self.promise(attempt);
@@ -137,8 +138,8 @@ impl ManagedCard {
         attempt(&mut self.lock())
     }
 
-    /// Executes a plan. Returns true if any step had an effect. Executes the mediator's own moves between the steps of
-    /// the plan, because the work of all VMs may wait for them.
+    /// Executes a plan. Returns true if any step had an effect. Executes the mediator's own moves between the plan's
+    /// steps, because the work of all VMs may wait for them.
     fn carry_out(&self, plan: Plan) -> bool {
         let mut any = false;
         for (vm, steps) in plan {
@@ -152,7 +153,7 @@ impl ManagedCard {
         any
     }
 
-    /// Moves chunks that occupy memory for the mediator's own structures. Returns true if any chunk moved.
+    /// Moves chunks that occupy memory needed for the mediator's own structures. Returns true if any chunk moved.
     fn make_own_room(&self) -> bool {
         let plan = self.lock().plan_own();
         let mut any = false;
@@ -167,7 +168,7 @@ impl ManagedCard {
         any
     }
 
-    /// Same as [`Self::relocate`], and also counts the moves.
+    /// Like [`Self::relocate`], but also counts the moves.
     pub fn relocate_counted(&self, vm: TenantId, steps: &[Step]) -> Relocated {
         let from = self.lock().card_time();
         let done = self.relocate(vm, steps);
@@ -191,7 +192,7 @@ mod tests {
         let (mut told, now) = (WaiterNotifications::default(), Instant::now());
         assert!(told.tells(&one, false, 0, now), "the first");
         for _ in 0..1000 {
-            assert!(!told.tells(&one, false, 0, now), "it has just looked in vain, and woken the mover");
+            assert!(!told.tells(&one, false, 0, now), "the VM has just retried unsuccessfully and woken the mover");
         }
         assert!(told.tells(&one, true, 0, now) && told.tells(&two, false, 0, now) && told.tells(&one, false, 1, now));
         assert!(

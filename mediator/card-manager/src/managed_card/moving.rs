@@ -1,13 +1,13 @@
-//! Moves one VM from this card to another card of the same host, while other VMs continue.
+//! Moves one VM to another card of the same host while other VMs continue.
 //!
-//! Before the VM stops, its memory is evicted to host memory while its guest works ([`ManagedCard::empty`]), and the
-//! other card borrows this memory. The rest is copied to the other card ([`ManagedCard::copy_ahead`]). Then the VM is
-//! suspended ([`ManagedCard::suspend`]): its channels leave the engines, and this card's state of the channels is
-//! copied ([`Halted::depart`]), together with memory that was not borrowed and differs on the target
-//! ([`Suspended::copy_memory`]). The other card has already created the VM, which is [held](CardState::hold_still). The
-//! other card receives the channels ([`CardState::arrive`]) and resumes the VM. Until then, this card's state is
-//! unchanged. After a failure, the guard is dropped, and the VM continues on this card. Afterwards the other card
-//! copies the borrowed memory ([`ManagedCard::copy_borrowed_memory`]).
+//! While the guest still runs, the VM's memory is evicted to host memory ([`ManagedCard::empty`]), and the other card
+//! borrows this memory; the rest is copied to the other card ([`ManagedCard::copy_ahead`]). Then the VM is suspended
+//! ([`ManagedCard::suspend`]): its channels leave the engines, and their state on this card is copied
+//! ([`Halted::depart`]), together with memory that was not borrowed and differs on the target
+//! ([`Suspended::copy_memory`]). The other card, on which the VM has already been created and
+//! [held](CardState::hold_still), receives the channels ([`CardState::arrive`]) and resumes the VM. Until then, this
+//! card's state is unchanged: on failure, the guard is dropped, and the VM continues on this card. Finally, the other
+//! card copies the borrowed memory ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -30,25 +30,24 @@ use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 use vram::{GuestVramAddr, HostAddr, Lookup, Place, Step, TenantId, Tier, To};
 
-/// Number of bytes that are evicted to host memory at a time. The guest's work is stopped while they are copied.
+/// Number of bytes evicted to host memory at a time. The guest's work is stopped while they are copied.
 const BATCH_BYTES: u64 = 8 << 20;
-/// Maximum number of checks for chunks that have returned to the card or are new on the card.
+/// Maximum number of checks for chunks that have returned to the card or are new on it.
 const MAX_CHECK_ROUNDS: u32 = 3;
-/// Maximum number of bytes that are written while a card's lock is held once.
+/// Maximum number of bytes written per critical section of a card's lock.
 const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
-/// Number of bytes that are compared at a time, and copied if they differ. The bytes and their copy fit in a
-/// processor's cache.
+/// Number of bytes compared at a time, and copied if they differ. Both copies of them fit in a CPU cache.
 const COMPARED: u64 = 64 << 10;
-/// Maximum number of threads that copy a VM's memory.
+/// Maximum number of threads to copy a VM's memory.
 const THREADS: usize = 4;
-/// Maximum number of strikes that move with a VM, which is more than any quarantine needs.
+/// Maximum number of strikes that move with a VM; more than any quarantine needs.
 const STRIKES_MAX: u32 = 1024;
 
-/// A VM's channels and strikes, which move together with the VM's own state and memory.
+/// A VM's channels and strikes, which move together with its own state and memory.
 #[derive(Debug)]
 pub struct Departing {
     channels: Moving,
-    /// Number of submissions that exceeded their limit.
+    /// Number of submissions that exceeded their time limit.
     strikes: u32,
 }
 
@@ -62,13 +61,13 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
-    /// Raises the strikes to those of the replaced VM, if that VM had more.
+    /// Raises the strikes to those of the replaced VM if that VM had more.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
     }
 
-    /// Subtracts the strikes that the receiving VM already has.
+    /// Subtracts the receiving VM's own strikes.
     #[must_use]
     pub fn beyond(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.saturating_sub(strikes), ..self }
@@ -79,7 +78,7 @@ impl Departing {
     /// # Errors
     /// Returns an error if the channels are invalid.
     pub fn restored(channels: SavedMoving, strikes: u32) -> Result<Self, ManagerError> {
-        Invalid::unless(strikes <= STRIKES_MAX, || format!("{strikes} strikes are more than any VM has"))?;
+        Invalid::unless(strikes <= STRIKES_MAX, || format!("{strikes} strikes exceed the maximum of a VM"))?;
         Ok(Self { channels: channels.restored()?, strikes })
     }
 }
@@ -93,7 +92,7 @@ pub struct Halted {
     stays: bool,
 }
 
-/// A VM whose work is stopped, and whose memory does not move, until this value is dropped.
+/// A VM whose work is stopped and whose memory stays in place until this value is dropped.
 #[must_use = "the VM continues when this is dropped"]
 pub struct Suspended<'a> {
     // Dropped first.
@@ -102,8 +101,8 @@ pub struct Suspended<'a> {
 }
 
 impl Suspended<'_> {
-    /// Lets the card's memory move again, except the memory of the VM that has moved to another card, because that card
-    /// may have borrowed it. The VM's work stays stopped.
+    /// Lets the card's memory move again, except that of the VM that has moved to another card, because that card may
+    /// have borrowed it. The VM's work stays stopped.
     pub fn gone(self) -> Halted {
         let Self { halted, _no_moves } = self;
         halted.host.lock().vram_mut().chunks.freeze(halted.vm);
@@ -148,11 +147,11 @@ impl ManagedCard {
     }
 
     /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory while the VM works. The copy
-    /// may miss writes that the VM makes meanwhile ([`Suspended::copy_memory`]). Returns the number of bytes that are
-    /// copied now or when the memory is returned.
+    /// may miss concurrent writes by the VM ([`Suspended::copy_memory`]). Returns the number of bytes copied now or
+    /// when the memory is returned.
     ///
     /// # Errors
-    /// Returns an error if the other card has too little memory, or one of the cards does not respond.
+    /// Returns an error if the other card has too little memory, or if one of the cards does not respond.
     pub fn copy_ahead(&self, vm: TenantId, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let (chunks, bytes) = {
             let state = self.lock();
@@ -163,27 +162,27 @@ impl ManagedCard {
         Ok(lent + self.carry(vm, rest, to, its, &Known::Zeros)?)
     }
 
-    /// Allows the memory of a VM that does not move away to return to the card.
+    /// Allows the memory of a VM to return to the card because the VM does not move away.
     pub fn stays(&self, vm: TenantId) {
         self.lock().memory.set_migrating(vm, false);
         self.look_again();
     }
 
-    /// Makes a VM's work leave the engines. A channel that has not left within `limit` counts as hung: it is killed,
-    /// and its guest is notified. The caller must not hold a lock.
+    /// Makes a VM's work leave the engines. A channel that has not left within `limit` is killed as hung, and its guest
+    /// is notified. The caller must not hold a lock.
     ///
     /// # Errors
-    /// Returns an error if a channel still stays on the card. In this case the VM continues.
+    /// Returns an error if a channel still stays on the card; the VM then continues.
     pub fn suspend(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Suspended<'_>, ManagerError> {
         let no_moves = self.moving.lock();
         Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
     }
 
-    /// Same as [`Self::suspend`], but memory of other VMs may move meanwhile, and the VM's own memory may move at an
-    /// operator's request.
+    /// Like [`Self::suspend`], but other VMs' memory may still move, as may the VM's own memory at an operator's
+    /// request.
     ///
     /// # Errors
-    /// Same as [`Self::suspend`].
+    /// Returns the same errors as [`Self::suspend`].
     pub fn halt(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Halted, ManagerError> {
         let halted = Halted { host: Arc::clone(self), vm, stays: false };
         if let Some(why) = self.failure() {
@@ -199,27 +198,27 @@ impl ManagedCard {
 }
 
 impl Halted {
-    /// Notifies the VM of completed work. No work completes from then on.
+    /// Notifies the VM of completed work. No work completes afterwards.
     pub fn notify_ended_work(&self) {
         self.host.tell_ended();
     }
 
-    /// Copies this card's state of the VM's channels without changing it.
+    /// Copies the state of the VM's channels on this card without changing it.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any work is in flight, or an error if the card does not respond.
+    /// Returns [`ManagerError::Unsettled`] if any work is in flight, or an error if the card does not respond.
     pub fn depart(&self) -> Result<Departing, ManagerError> {
         let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
         if state.memory.segments_of(vm) {
-            return Err(ManagerError::Stays("it has created a segment that other address spaces may share"));
+            return Err(ManagerError::Stays("it has created a segment that may be shared with other address spaces"));
         }
         // Wait for the last writes of the VM's engines.
         state.vram().memory.barrier()?;
         let strikes = state.scheduler().strikes(vm).map_or(0, |(strikes, _)| strikes);
         let CardState { memory, work, .. } = state;
         let channels = work.channels().moving(memory.card_mut(), vm);
-        let channels = channels.ok_or(ManagerError::Unsettled("a channel leaves the card"))?;
+        let channels = channels.ok_or(ManagerError::Unsettled("a channel is leaving the card"))?;
         Ok(Departing { channels, strikes })
     }
 
@@ -241,7 +240,7 @@ impl Halted {
         self.host.lock().chunks_of(self.vm)
     }
 
-    /// Reads `data` from the VM's memory, within a chunk; returns `false` if the chunk is unplaced.
+    /// Reads `data` from within one chunk of the VM's memory. Returns `false` if the chunk is unplaced.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -259,11 +258,11 @@ impl Halted {
 }
 
 impl Suspended<'_> {
-    /// Copies the VM's memory to VM `its` of card `to`, except parts that are equal on both cards. Returns the number
-    /// of copied bytes.
+    /// Copies the VM's memory to VM `its` of card `to`, except for parts that are equal on both cards. Returns the
+    /// number of copied bytes.
     ///
     /// # Errors
-    /// Returns an error if the other card has too little memory, or one of the cards does not respond.
+    /// Returns an error if the other card has too little memory, or if one of the cards does not respond.
     pub fn copy_memory(&self, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let chunks = self.chunks();
         let same = self.host.part(self.vm, &chunks, to, its)?;
@@ -282,7 +281,7 @@ impl Drop for Halted {
     }
 }
 
-/// Known content of the target memory.
+/// Known contents of the target memory.
 enum Known {
     Zeros,
     Something,
@@ -303,7 +302,7 @@ impl End {
         memory.map_or(Self::Card(place), |(memory, offset)| Self::Memory(memory, offset))
     }
 
-    /// Reads at offset `at`. Memory is read without the card's lock.
+    /// Reads at offset `at`. Host-visible memory is read without the card's lock.
     fn read(&self, host: &ManagedCard, at: u64, data: &mut [u8]) -> Result<(), ManagerError> {
         match self {
             Self::Memory(memory, offset) => {
@@ -336,7 +335,7 @@ fn behind(place: Place, by: u64) -> Place {
 }
 
 fn beyond(error: impl std::fmt::Display) -> ManagerError {
-    Invalid::new(format_args!("memory that is copied: {error}")).into()
+    Invalid::new(format_args!("memory to copy: {error}")).into()
 }
 
 impl ManagedCard {
@@ -370,7 +369,7 @@ impl ManagedCard {
         std::thread::scope(|scope| {
             let runs: Vec<_> =
                 parts.chunks(share).map(|share| scope.spawn(move || share.iter().try_for_each(each))).collect();
-            // Wait for all threads, even after an error.
+            // Wait for all threads even after an error.
             let ended: Vec<_> = runs.into_iter().map(ScopedJoinHandle::join).collect();
             ended.into_iter().try_for_each(|run| run.unwrap_or(Err(ManagerError::OutOfService)))
         })?;
@@ -382,7 +381,7 @@ impl ManagedCard {
         state.place_of(vm, at).map(|place| End::from_place(&state, place))
     }
 
-    /// Zeroes chunks of VM `its` of card `to` that the VM on this card no longer has: they were copied and then freed.
+    /// Zeroes chunks of VM `its` of card `to` that were copied and that the VM on this card has since freed.
     fn take_back(&self, chunks: Vec<GuestVramAddr>, to: &ManagedCard, its: TenantId) -> Result<(), ManagerError> {
         let here = self.lock().chunk_bytes();
         let has: BTreeSet<u64> = chunks.into_iter().map(|at| at.0).collect();
@@ -401,10 +400,10 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Writes memory of a VM, which arrives from another card or in a stream, into zeroed memory.
+    /// Writes memory of a VM that arrives from another card or in a stream, into zeroed memory.
     ///
     /// # Errors
-    /// Returns an error if the memory does not belong to the VM, no memory is free, or the card does not respond.
+    /// Returns an error if the memory does not belong to the VM, if no memory is free, or if the card does not respond.
     pub fn write_received(&self, vm: TenantId, at: GuestVramAddr, data: &[u8]) -> Result<(), ManagerError> {
         let chunk = self.lock().chunk_bytes();
         let mut rest = (at, data);
@@ -438,7 +437,7 @@ impl ManagedCard {
             }
         };
         if let Place::Host(slot) = place {
-            // The host allocates pages while the card's lock is released.
+            // The host allocates pages without the card's lock.
             let wanted = self.lock().vram().pinned.lacks(slot);
             if let Some(wanted) = wanted {
                 let memory = wanted.find()?;
@@ -451,7 +450,7 @@ impl ManagedCard {
     }
 }
 
-/// Copies `bytes` bytes, except parts that are already equal. Returns the number of copied bytes.
+/// Copies `bytes` bytes, except for parts that are already equal. Returns the number of copied bytes.
 fn copy(
     host: &ManagedCard,
     from: &End,
@@ -477,8 +476,8 @@ fn copy(
 }
 
 impl CardState {
-    /// With `held`, stops a VM's channels, removes them from the engines, and keeps the VM's memory in place. Otherwise
-    /// undoes these steps.
+    /// If `held` is true, stops a VM's channels, removes them from the engines, and pins the VM's memory in place.
+    /// Otherwise, undoes these steps.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);
@@ -493,12 +492,12 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Keeps a VM's memory in place while it arrives from another card, or allows it to move again.
+    /// Pins a VM's memory in place while it arrives from another card, or allows it to move again.
     pub fn travels(&mut self, vm: TenantId, travels: bool) {
         self.memory.set_migrating(vm, travels);
     }
 
-    /// Returns the channels of a VM that have not left their engines; `None` if all have left.
+    /// Returns a VM's channels that have not left their engines; `None` if all have left.
     fn stays_of(&mut self, vm: TenantId) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
@@ -518,7 +517,7 @@ impl CardState {
         self.vram().chunks.chunk_bytes()
     }
 
-    /// Returns the location of a byte of guest VRAM, if memory is allocated for it.
+    /// Returns the location of a byte of guest VRAM if it has memory.
     pub(super) fn place_of(&self, vm: TenantId, at: GuestVramAddr) -> Option<Place> {
         match self.vram().chunks.lookup(vm, at, 1) {
             Lookup::Placed(place) => Some(place),
@@ -527,11 +526,12 @@ impl CardState {
     }
 
     /// Adopts the channels of a VM that arrives from another card and is [held](Self::hold_still) on this card.
-    /// `directory` maps an old directory to the new directory. The VM's address spaces must map the pages of the
-    /// channels before it resumes.
+    /// `directory` maps old directories to new ones. The VM's address spaces must map the channels' pages before it
+    /// resumes.
     ///
     /// # Errors
-    /// If too few channels are free, or the channels are invalid for this card. In both cases, the state is unchanged.
+    /// Returns an error if too few channels are free, or if the channels are invalid for this card. In both cases, the
+    /// state is unchanged.
     pub fn arrive(
         &mut self,
         vm: TenantId,

@@ -1,4 +1,4 @@
-//! Channels that faulted, and channels that must leave the card.
+//! Recovers from faulted channels, and handles channels that must leave the card.
 
 use super::scrubber::SCRUBBER;
 use super::{CardState, ManagedCard};
@@ -16,15 +16,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::TenantId;
 
-/// Poll interval of a thread that waits, without a lock, for channels to leave.
+/// Interval at which a thread polls, without a lock, for channels to leave.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl CardState {
     /// Ends one channel of a VM.
     ///
     /// # Errors
-    /// [`Stuck`] if the channel has not left its engines yet. The channel then departs, and its VM is notified when the
-    /// channel has left ([`GuestEvent::Left`]).
+    /// Returns [`Stuck`] if the channel has not left its engines yet. The channel then departs, and its VM is notified
+    /// once the channel has left ([`GuestEvent::Left`]).
     pub fn end_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.feeder().complete();
         let physical = self.work.channels().physical(vm, channel);
@@ -33,8 +33,7 @@ impl CardState {
         ended
     }
 
-    /// Makes a channel leave its engines; it may be scheduled again. If the channel does not leave, its engine is
-    /// reset.
+    /// Makes a channel leave its engines; it may be scheduled again later. If it does not leave, its engine is reset.
     pub fn clear_engines(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let Some(physical) = self.work.channels().physical(vm, channel) else { return };
         if self.work.channels_mut().kick(self.memory.card_mut(), physical).is_err() {
@@ -44,10 +43,10 @@ impl CardState {
         }
     }
 
-    /// Takes a channel off the card permanently, and reserves its number until [`Self::end_channel`].
+    /// Removes a channel from the card permanently, and reserves its number until [`Self::end_channel`].
     ///
     /// # Errors
-    /// [`Stuck`] if the channel has not left its engines yet. It then departs.
+    /// Returns [`Stuck`] if the channel has not left its engines yet. It then departs.
     pub fn retire_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.feeder().complete();
         let physical = self.work.channels().physical(vm, channel);
@@ -57,20 +56,20 @@ impl CardState {
         {
             tracing::error!(
                 ?channel,
-                "the mediator's own channel has failed; the CPU moves memory until the engines are retried"
+                "the mediator's own channel has failed; the CPU moves memory until the copy engines are retried"
             );
             copier.breaks();
         }
         if vm == SCRUBBER {
             let now = self.now_ns();
             self.scrubber.iter_mut().for_each(|scrubber| scrubber.breaks(now));
-            tracing::error!("the mediator's channel on PGRAPH has failed; it is bound again");
+            tracing::error!("the mediator's channel on PGRAPH has failed; it will be bound again");
         }
         self.departs(vm, physical, retired);
         retired
     }
 
-    /// Same as [`Self::retire_channel`], for a channel that the card must no longer run. If the channel stays on an
+    /// Like [`Self::retire_channel`], for a channel that the card must no longer run. If the channel stays on an
     /// engine, the engine is reset, because the channel's work is no longer charged.
     pub(crate) fn retire_now(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.work.channels().physical(vm, channel);
@@ -82,24 +81,24 @@ impl CardState {
         }
     }
 
-    /// Retires a channel that holds `engine` and makes no progress. The engine is reset immediately, because waiting
-    /// would only delay other VMs. An engine that has switched to another channel in the meantime is not reset.
+    /// Retires a channel that occupies `engine` without progress. Resets the engine immediately, because waiting would
+    /// only delay other VMs, unless the engine has switched to another channel in the meantime.
     pub fn kill_channel(&mut self, vm: TenantId, channel: VirtualChannelId, engine: u32) {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         let physical = self.work.channels().physical(vm, channel);
-        // The engine must not schedule anything between the check and the reset.
+        // The engine must not schedule any work between the check and the reset.
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << engine);
         if physical.is_some_and(|physical| holds(&*card, engine, physical))
             && let Err(error) = restart_engine(&*card, &self.firmware, engine)
         {
-            tracing::error!(engine, %error, "an engine that was reset does not start");
+            tracing::error!(engine, %error, "an engine does not start after a reset");
         }
         self.retire_now(vm, channel);
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
     }
 
-    /// Removes all channels of a VM from the card, and prevents the VM from binding new ones. Channels that are still
+    /// Removes all of a VM's channels from the card, and prevents the VM from binding new ones. Channels that are still
     /// on the card depart later.
     pub(crate) fn quiesce(&mut self, vm: TenantId) {
         self.feeder().complete();
@@ -110,7 +109,7 @@ impl CardState {
         stuck.into_iter().for_each(|stuck| self.work.departures_mut().begin(vm, stuck.channel, false, now_ns));
     }
 
-    /// Records that a channel of a VM must leave the card, with the result of its removal.
+    /// Records that a VM's channel must leave the card, with the result of its removal.
     fn departs(&mut self, vm: TenantId, physical: Option<ChannelId>, left: Result<(), Stuck>) {
         let Some(physical) = physical else { return };
         let now_ns = self.now_ns();
@@ -124,7 +123,7 @@ impl CardState {
         }
     }
 
-    /// Handles a departing channel that has left its engines.
+    /// Handles a departing channel that has now left its engines.
     fn departed(&mut self, vm: TenantId, physical: ChannelId) {
         let stuck = self.work.channels().run_state(physical) == RunState::Stuck;
         let lingers = stuck && !self.work.channels_mut().let_go(self.memory.card_mut(), physical);
@@ -145,14 +144,14 @@ impl CardState {
         self.removed.remove(&vm);
         tracing::info!(%vm, "the card has released the channels of a removed VM; the VM's memory is free");
         if let Err(error) = self.memory.destroy_vm(vm) {
-            tracing::error!(%vm, %error, "the memory of a VM that was removed stays out of use");
+            tracing::error!(%vm, %error, "the memory of a removed VM stays unusable");
         }
         // The memory is scrubbed on demand, or by the mover.
         self.vram().wakeup.ring();
     }
 
-    /// Polls the departing channels. Makes a bounded number of accesses for each channel. Must be called until no
-    /// departing channel is left.
+    /// Polls the departing channels with a bounded number of accesses per channel. Must be called until no departing
+    /// channel is left.
     pub(crate) fn look_at_departures(&mut self) {
         let now_ns = self.now_ns();
         for (physical, vm) in self.work.departures_mut().due(now_ns) {
@@ -164,7 +163,7 @@ impl CardState {
                 None => {}
                 Some(Remedy::Reset) => self.reset_engines_of(physical),
                 Some(Remedy::GiveUp) => {
-                    tracing::error!(%vm, channel = physical.0, "resetting engines did not help; the channel's memory \
+                    tracing::error!(%vm, channel = physical.0, "a channel stays on the card despite engine resets; its memory \
                         is kept until the channel has left or the card is reset");
                     if self.work.departures_mut().discharge(physical) {
                         self.feeder().channel_ended(vm, physical);
@@ -174,42 +173,46 @@ impl CardState {
         }
     }
 
-    /// Returns true if a channel of a VM must still leave its engines.
+    /// Returns true if a VM's channel has yet to leave its engines.
     #[must_use]
     pub(crate) fn is_departing(&self, vm: TenantId) -> bool {
         self.work.departures().any_leaving(Some(vm))
     }
 
-    /// Returns a VM's channels that have left but whose work areas are still mapped. The VM unmaps the work areas and
-    /// then calls [`Self::free_left`].
+    /// Returns a VM's channels that have left but whose work areas are still mapped. The VM must unmap the work areas
+    /// and then call [`Self::free_left`].
     pub fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         self.work.departures_mut().take_left(vm)
     }
 
-    /// Frees the number of a departed channel once the card cannot access its work area.
+    /// Frees a departed channel's number once the card cannot access its work area.
     pub fn free_left(&mut self, physical: ChannelId) {
         self.work.channels_mut().unstrand(physical);
         self.work.channels_mut().let_go(self.memory.card_mut(), physical);
     }
 
-    /// Schedules an early tick.
+    /// Schedules the next tick early.
     fn look_soon(&mut self) {
         let now = self.card_time();
         self.work.schedule_mut().arm(now, Some(LOOK_NS));
     }
 
-    /// Resets the engines that work for a channel and do not release it. Contexts of other channels are in memory, so
-    /// no other work is lost.
+    /// Resets the engines that execute a channel and do not release it. Contexts of other channels are in memory, so no
+    /// other work is lost.
     pub(crate) fn reset_engines_of(&mut self, physical: ChannelId) {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         for unit in 0..engine::COUNT {
-            // The engine must not schedule anything between the check and the reset.
+            // The engine must not schedule any work between the check and the reset.
             card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << unit);
             if holds(&*card, unit, physical) {
-                tracing::error!(channel = physical.0, engine = unit, "an engine does not end its work and is reset");
+                tracing::error!(
+                    channel = physical.0,
+                    engine = unit,
+                    "an engine does not release a channel and is reset"
+                );
                 if let Err(error) = restart_engine(&*card, &self.firmware, unit) {
-                    tracing::error!(engine = unit, %error, "an engine that was reset does not start");
+                    tracing::error!(engine = unit, %error, "an engine does not start after a reset");
                 }
             }
             card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
@@ -235,7 +238,7 @@ impl CardState {
             && stopped(card, engine, physical)
             && let Err(error) = restart_engine(card, &self.firmware, engine)
         {
-            tracing::error!(engine, %error, "an engine that was reset after a fault does not start");
+            tracing::error!(engine, %error, "an engine does not start after a reset due to a fault");
         }
         if let Some((vm, channel)) = channel {
             self.retire_now(vm, channel);
@@ -246,15 +249,15 @@ impl CardState {
 }
 
 impl ManagedCard {
-    /// Waits, for a limited number of polls, until a VM's departing channels have left or are known to stay. Holds no
-    /// lock while it waits. The caller must not hold a VM's lock.
+    /// Waits, for a limited number of polls and without a lock, until a VM's departing channels have left or are known
+    /// to stay. The caller must not hold a VM's lock.
     pub fn wait_departed(&self, vm: TenantId) {
         loop {
             {
                 let mut state = self.lock();
                 state.look_at_departures();
                 if !state.is_departing(vm) {
-                    // The VM's memory may be wiped and given to another VM next.
+                    // Next, the VM's memory may be wiped and given to another VM.
                     if let Err(error) = state.vram().memory.barrier() {
                         tracing::error!(%vm, %error, "the last writes of a VM's channels may arrive late");
                     }
@@ -267,13 +270,13 @@ impl ManagedCard {
 }
 
 /// Returns true if an engine that raised a fault is still stopped: the scheduler waits for the acknowledgement, or the
-/// faulted channel is on the engine. Otherwise, the engine was reset in the meantime and may work for another channel.
+/// faulted channel is on the engine. Otherwise, the engine was reset in the meantime and may execute another channel.
 fn stopped(card: &dyn Card, unit: u32, channel: Option<ChannelId>) -> bool {
     let waits = card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) & 1 << unit != 0;
     waits || channel.is_some_and(|channel| holds(card, unit, channel))
 }
 
-/// Returns true if an engine works for a channel.
+/// Returns true if a channel is on an engine.
 fn holds(card: &dyn Card, unit: u32, channel: ChannelId) -> bool {
     let status = card.read32(pfifo::ENGINE_STATUS::at(unit));
     pfifo::ENGINE_STATUS::BUSY.is_set(status) && pfifo::ENGINE_STATUS::CHANNEL.get(status) == u32::from(channel.0)

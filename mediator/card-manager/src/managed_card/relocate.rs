@@ -1,13 +1,13 @@
-//! Moves chunks of a VM between the card and host memory while the VM continues. This module executes
-//! [`tenancy::relocation`] for VMs.
+//! Moves a VM's chunks between the card and host memory while the VM continues. Executes [`tenancy::relocation`] for
+//! VMs.
 //!
 //! 1. The destinations are reserved, and the host allocates pages for destinations in host memory.
 //! 2. The VM's channels are stopped and leave the engines. Its CPUs are not affected: submitted work waits in the
-//!    rings, and CPU writes go to the old location of the chunks and are recorded.
+//!    rings, and CPU writes go to the chunks' old locations and are recorded.
 //! 3. The mediator's own channels copy the chunks, in batches.
-//! 4. Later batches are copied meanwhile. Under the VM's lock and the card's lock, pages of a batch that were written
-//!    in the meantime are copied again. Then the chunks change places, the shadow entries that refer to them are
-//!    rewritten, and the card's TLBs are flushed.
+//! 4. For each batch, while later ones are still being copied, pages that were written in the meantime are copied again
+//!    under the VM's lock and the card's lock. Then the chunks switch to their new locations, the shadow entries that
+//!    refer to them are rewritten, and the card's TLBs are flushed.
 //! 5. The channels resume.
 //!
 //! Neither lock is held while waiting.
@@ -28,27 +28,26 @@ use std::time::{Duration, Instant};
 use tenancy::relocation::{Action, User};
 use vram::{Ended, GuestVramAddr, HostAddr, Move, Place, Step, TenantId, Tier, VramAddr};
 
-/// Poll interval for channels to leave their engines. The card has no interrupt for this event.
+/// Interval at which channels are polled for leaving their engines. The card has no interrupt for this event.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// Time limit for the engines to make progress. Afterwards the CPU copies the rest.
-// TIMEOUT: covers a part of 512 KiB that follows a queue of guests' copies. The watchdog handles hung channels of the
-// mediator.
+/// Time limit for progress by the engines, after which the CPU copies the rest.
+// TIMEOUT: covers a 512 KiB copy behind a queue of guest copies. The watchdog handles hung channels of the mediator.
 const STILL_LIMIT: Duration = Duration::from_secs(20);
-/// Interval at which the progress is checked.
+/// Interval between progress checks.
 const STILL_LOOK: Duration = Duration::from_secs(1);
-/// Number of bytes that the CPU copies while the card's lock is held once, if the engines fail.
+/// Number of bytes that the CPU copies per critical section of the card's lock if the engines fail.
 const BY_HAND: u64 = 64 << 10;
 
-/// Total size in bytes of the chunks that change places while the locks are held once, unless one chunk is larger.
+/// Total size of the chunks that switch locations per critical section, in bytes, unless a single chunk is larger.
 const COMMIT_BYTES: u64 = 2 << 20;
-/// Number of pages that are copied again while the card's lock is held once.
+/// Number of pages copied again per critical section of the card's lock.
 const AGAIN_PAGES: usize = 8;
 
-/// A batch of copies that was submitted to the engines.
+/// A batch of copies submitted to the engines.
 struct InFlight {
     batch: u64,
     chunks: Vec<Chunk>,
-    /// One copy for each chunk; `None` if the engines accept no copies.
+    /// One copy per chunk; `None` if the engines accept no copies.
     copies: Option<Vec<CopyId>>,
 }
 
@@ -57,7 +56,7 @@ impl ManagedCard {
     pub fn relocate(&self, vm: TenantId, steps: &[Step]) -> Relocated {
         let _one_at_a_time = self.moving.lock();
         let mut done = Relocated::default();
-        // Otherwise the card was given away or closed while this thread waited.
+        // Otherwise, the card was handed over or closed while this thread waited.
         let holder = if self.over() { None } else { self.holder(vm) };
         let Some(holder) = holder else {
             done.stayed = steps.len() as u32;
@@ -79,7 +78,7 @@ impl ManagedCard {
         done
     }
 
-    /// Executes the steps of a VM's relocation until the relocation ends.
+    /// Executes the steps of a VM's relocation until it ends.
     fn carry_out_moves(&self, holder: &dyn GuestEvents, vm: TenantId, done: &mut Relocated) {
         let (mut wanted, mut copying) = (Vec::new(), VecDeque::new());
         let (mut current, mut copies_began) = (0, None);
@@ -105,11 +104,11 @@ impl ManagedCard {
                     self.lock().abort_moves(vm, &chunks);
                     done.stayed += chunks.len() as u32;
                 }
-                // The accounts changed together with the mapping.
+                // The accounts were updated together with the mapping.
                 Some(Action::Ended { moved: true, .. }) => {}
                 Some(Action::Resume { user, .. } | Action::Cancelled { user, .. }) => self.lock().go_on(user),
                 Some(Action::GiveUp { user, .. }) => {
-                    tracing::error!(vm = %user, "memory of a VM does not move: its channels do not leave the engines");
+                    tracing::error!(vm = %user, "memory of a VM cannot move: its channels do not leave the engines");
                     self.lock().memory.relocations().0.cancel(user);
                 }
                 None if !wanted.is_empty() => {
@@ -120,7 +119,7 @@ impl ManagedCard {
                     Some(first) => {
                         let copied = self.await_copies(&first, &mut copying);
                         if let Err(error) = &copied {
-                            tracing::error!(%vm, %error, "memory of a VM does not move");
+                            tracing::error!(%vm, %error, "memory of a VM cannot move");
                         }
                         done.copied_ns = copies_began.map_or(0, |began: Instant| nanoseconds(began.elapsed()));
                         self.lock().has_copied(first.batch, copied.is_ok());
@@ -142,7 +141,7 @@ impl ManagedCard {
                 let arrived = state.vram().memory.barrier();
                 let (relocations, chunks) = state.memory.relocations();
                 if let Err(error) = arrived {
-                    tracing::error!(%vm, %error, "memory of a VM does not move");
+                    tracing::error!(%vm, %error, "memory of a VM cannot move");
                     return relocations.declined(now, vm, order);
                 }
                 return relocations.quiet(chunks, vm, order);
@@ -152,8 +151,7 @@ impl ManagedCard {
         locks::sleep(POLL_INTERVAL);
     }
 
-    /// Returns the object that must be notified of moves of a VM's memory. Without such an object, the VM's memory
-    /// stays in place.
+    /// Returns the object to notify of moves of a VM's memory. Without one, the VM's memory stays in place.
     fn holder(&self, vm: TenantId) -> Option<Arc<dyn GuestEvents>> {
         let mut state = self.lock();
         let holder = state.vms.get(&vm).and_then(Weak::upgrade);
@@ -163,14 +161,14 @@ impl ManagedCard {
         holder
     }
 
-    /// Reserves the destinations. Chunks that cannot move are omitted. Also returns the number of steps that needed no
-    /// copy. The card's lock is released between two chunks, and between the parts of a scrub.
+    /// Reserves the destinations, and omits chunks that cannot move. Also returns the number of steps that needed no
+    /// copy. Releases the card's lock between chunks, and between the parts of a scrub.
     fn reserve_moves(&self, vm: TenantId, steps: &[Step]) -> (Vec<Move>, u32) {
         let (mut moves, mut rebooked) = (Vec::new(), 0);
         for step in steps.iter().copied().filter(|step| step.vm == vm) {
             let begun = loop {
-                // Both steps need the same hold of the lock. Otherwise, another thread could scrub the last chunk
-                // between them.
+                // Both steps need the same critical section. Otherwise, another thread could scrub the last chunk in
+                // between.
                 let state = &mut *self.lock();
                 let vram = state.vram_mut();
                 match vram.chunks.start(step) {
@@ -180,15 +178,15 @@ impl ManagedCard {
             };
             match begun {
                 Ok(Some(chunk)) => moves.push(chunk),
-                // Only the accounts changed.
+                // Only the accounts have changed.
                 Ok(None) => rebooked += 1,
-                Err(error) => tracing::debug!(%vm, chunk = step.index, %error, "a chunk does not move"),
+                Err(error) => tracing::debug!(%vm, chunk = step.index, %error, "a chunk cannot move"),
             }
         }
         (moves, rebooked)
     }
 
-    /// Allocates pages for destinations in host memory. Omits chunks whose destination gets no memory.
+    /// Allocates pages for destinations in host memory. Omits chunks whose destinations get no memory.
     fn fill(&self, vm: TenantId, mut moves: Vec<Move>) -> Vec<Move> {
         moves.retain(|chunk| {
             let mut state = self.lock();
@@ -202,8 +200,8 @@ impl ManagedCard {
         moves
     }
 
-    /// Copies pages again that were written after their copy. Releases the lock between parts, and leaves only a few
-    /// pages for the commit. The number of rounds is limited, because the VM may continue to write.
+    /// Copies pages again that were written after their copy, so that only a few are left for the commit. Releases the
+    /// lock between parts. The number of rounds is limited, because the VM may keep writing.
     fn copy_again(&self, vm: TenantId, chunk: &Chunk) {
         let bytes = self.lock().chunk_bytes();
         for _ in 0..bytes / SMALL_PAGE / AGAIN_PAGES as u64 {
@@ -213,7 +211,7 @@ impl ManagedCard {
             let last = pages.len() < AGAIN_PAGES;
             for page in pages {
                 if let Err(error) = state.copy_by_hand(chunk, page, SMALL_PAGE) {
-                    tracing::debug!(%vm, %error, "a page is copied again later");
+                    tracing::debug!(%vm, %error, "a page will be copied again later");
                     if let Some(dirty) = state.vram_mut().copied.get_mut(&(vm, u64::from(chunk.index))) {
                         dirty.mark(page, SMALL_PAGE);
                     }
@@ -226,8 +224,8 @@ impl ManagedCard {
         }
     }
 
-    /// Makes the host allocate the pages of destinations. This takes long but delays no VM, because the VM still works
-    /// and the card's lock is free. A failed allocation is retried under the lock, and reported then.
+    /// Makes the host allocate the pages of destinations. This takes long but does not delay any VM, because the VM
+    /// still works and the card's lock is free. Failed allocations are retried under the lock, and reported then.
     fn find_pages(&self, chunks: &[Move]) {
         let lacking: Vec<(HostAddr, Wanted)> = {
             let state = self.lock();
@@ -242,7 +240,7 @@ impl ManagedCard {
         for (at, found) in places.into_iter().zip(allocate_parallel(&wanted)) {
             let given = found.and_then(|memory| self.lock().vram_mut().pinned.give(at, memory));
             if let Err(error) = given {
-                tracing::debug!(%error, "no pages for a slot of host memory");
+                tracing::debug!(%error, "no pages are available for a slot of host memory");
             }
         }
     }
@@ -266,7 +264,7 @@ impl ManagedCard {
         }
     }
 
-    /// Submits copies of batches of chunks to the engines.
+    /// Submits batches of chunk copies to the engines.
     fn submit_copies(&self, batches: Vec<(u64, Vec<Chunk>)>) -> Vec<InFlight> {
         let mut state = self.lock();
         let bytes = state.chunk_bytes();
@@ -280,16 +278,16 @@ impl ManagedCard {
         batches.into_iter().map(flight).collect()
     }
 
-    /// Waits for a batch. If the engines fail, the CPU copies this batch, and later also the `later` batches.
+    /// Waits for a batch. If the engines fail, the CPU copies this batch and the `later` batches.
     fn await_copies(&self, first: &InFlight, later: &mut VecDeque<InFlight>) -> Result<(), ManagerError> {
         let by_engine = first.copies.as_deref().ok_or_else(dead).and_then(|copies| self.await_jobs(copies));
         by_engine.or_else(|error| {
-            tracing::warn!(%error, "chunks are copied by the CPU");
-            // An engine that still works would later write to memory that may belong to a guest at that time.
+            tracing::warn!(%error, "the copy engines failed; the CPU copies chunks");
+            // An engine that still works could later write to memory that belongs to a guest by then.
             let batches = std::iter::once(first).chain(later.iter());
             let to: Vec<Place> = batches.flat_map(|batch| &batch.chunks).map(|chunk| chunk.to).collect();
             let stopped = self.stop_copier(&to);
-            // A single wait for the engines is sufficient.
+            // A single wait for the engines suffices.
             later.iter_mut().for_each(|batch| batch.copies = None);
             stopped?;
             let bytes = self.lock().chunk_bytes();
@@ -302,8 +300,8 @@ impl ManagedCard {
         })
     }
 
-    /// Removes the mediator's own channels from the card, if they exist, so that they cannot write later. If they do
-    /// not leave, their targets `places` stay out of use.
+    /// Removes the mediator's own channels, if any, from the card, so that they cannot write later. If they do not
+    /// leave, their targets `places` stay unusable.
     pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -323,7 +321,7 @@ impl ManagedCard {
         Err(ManagerError::OwnChannelsStay)
     }
 
-    /// Makes the engines execute the jobs that `wanted` returns, and waits for their completion.
+    /// Makes the engines execute the jobs returned by `wanted`, and waits for their completion.
     pub(super) fn have_done(&self, wanted: impl FnOnce(&mut CardState) -> Vec<Job>) -> Result<(), ManagerError> {
         let copies = {
             let mut state = self.lock();
@@ -357,8 +355,8 @@ impl ManagedCard {
         }
     }
 
-    /// Switches the chunks to their copies in groups, because other threads need the locks between two groups. Returns
-    /// the moves that have ended: the moves of chunks that have moved or no longer exist.
+    /// Switches the chunks to their copies in groups, releasing the locks between groups for other threads. Returns
+    /// which moves have ended: those of chunks that have moved or no longer exist.
     fn commit(&self, holder: &dyn GuestEvents, vm: TenantId, chunks: &[Chunk], done: &mut Relocated) -> Vec<bool> {
         let group = (COMMIT_BYTES / self.lock().chunk_bytes()).max(1) as usize;
         let mut ended = Vec::new();
@@ -372,7 +370,7 @@ impl ManagedCard {
             };
             if let Err(error) = holder.relocated(&mut commit) {
                 tracing::error!(%vm, %error, "the card may still use a former location of guest memory; that memory \
-                    stays out of use until the card is reset");
+                    stays unusable until the card is reset");
             }
             ends.resize(chunks.len(), false);
             ended.extend(ends);
@@ -382,13 +380,13 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Begins moves, and starts to record writes to the chunks.
+    /// Begins moves, and starts recording writes to the chunks.
     fn begin_moves(&mut self, vm: TenantId, moves: &[Move]) {
         let now = self.now_ns();
         for chunk in moves {
             self.vram_mut().copied.insert((vm, u64::from(chunk.index)), Dirty::new(chunk.bytes));
         }
-        // No VM is killed because its memory cannot move.
+        // Never kill a VM because its memory cannot move.
         let user = User { id: vm, tenant: vm, run_limit_ns: None };
         let (relocations, chunks) = self.memory.relocations();
         for &Move { id, vm, index, from, to, bytes: _ } in moves {
@@ -399,8 +397,8 @@ impl CardState {
         relocations.submit(chunks, now);
     }
 
-    /// Returns the channels of a stopped VM that are on an engine; `None` if no channel is on an engine or about to
-    /// leave one.
+    /// Returns a stopped VM's channels that are on an engine; `None` if no channel is on an engine or about to leave
+    /// one.
     fn stays_on(&mut self, vm: TenantId) -> Option<Vec<VirtualChannelId>> {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
@@ -410,11 +408,11 @@ impl CardState {
     fn has_copied(&mut self, batch: u64, done: bool) {
         let now = self.now_ns();
         let (relocations, chunks) = self.memory.relocations();
-        // The durations of concurrent batches are measured together.
+        // Concurrent batches are measured together.
         relocations.copied(chunks, now, batch, done, 0);
     }
 
-    /// Reports the moves of a batch that have ended: the chunks are at their destinations, or no longer exist.
+    /// Reports a batch's moves that have ended: the chunks are at their destinations, or no longer exist.
     fn has_remapped(&mut self, vm: TenantId, order: u32, ended: &[bool]) {
         let now = self.now_ns();
         let (relocations, chunks) = self.memory.relocations();
@@ -424,8 +422,8 @@ impl CardState {
         }
     }
 
-    /// Resets the engines of a channel that does not leave them. The watchdog may notify the VM's guest, but this code
-    /// needs only the engine.
+    /// Resets the engines of channels that do not leave them. The watchdog may notify the guest; this code needs only
+    /// the engine.
     fn force_off(&mut self, vm: TenantId) {
         let first = self
             .stays_on(vm)
@@ -464,7 +462,7 @@ impl CardState {
             let copied = copied.and_then(|()| chunk.id.ok_or_else(dead));
             ended.push(copied.is_ok());
             match copied {
-                Err(error) => tracing::error!(%vm, %error, "a chunk stays in its place"),
+                Err(error) => tracing::error!(%vm, %error, "a chunk stays at its old location"),
                 Ok(id) => {
                     if self.vram_mut().chunks.commit_move(id) == Ended::Committed {
                         self.memory.leave(chunk.from);
@@ -476,8 +474,8 @@ impl CardState {
         ranges
     }
 
-    /// Quarantines the old locations of chunks that have just moved, because the card's TLBs may still contain
-    /// translations to these locations.
+    /// Quarantines the old locations of chunks that have just moved, because the card's TLBs may still translate to
+    /// them.
     pub fn quarantine_left(&mut self) {
         self.memory.quarantine_left();
     }
@@ -489,7 +487,7 @@ impl CardState {
         }
     }
 
-    /// Binds the mediator's own channels again, if they have failed and a retry is due.
+    /// Binds the mediator's own channels again if they have failed and a retry is due.
     fn revive_copier(&mut self) {
         if !self.memory.vram_and_copier().1.is_some_and(Copier::is_due) {
             return;
@@ -502,8 +500,8 @@ impl CardState {
         let channels = work.channels_mut();
         let revived = ended.map_err(ManagerError::Stuck).and_then(|()| copier.revive(vram, channels));
         match revived {
-            Ok(()) => tracing::info!("the copy engines are tried again for memory that moves"),
-            Err(error) => tracing::warn!(%error, "the copy engines cannot be tried again for memory that moves"),
+            Ok(()) => tracing::info!("the copy engines are retried for memory moves"),
+            Err(error) => tracing::warn!(%error, "the copy engines cannot be retried for memory moves"),
         }
     }
 

@@ -1,9 +1,9 @@
-//! Opens a card that another owner has saved, with its VMs, and takes the card over.
+//! Opens a card that another owner has saved, with its VMs, and takes over the card.
 //!
-//! The other owner continues with the card unless this process takes it over, so the takeover has two steps.
-//! [`ManagedCard::reopen`] restores and checks all saved state; VMs are restored and [readmitted](Reopened::readmit).
-//! Until then only registers of the card are read, and writes to its memory are queued. [`Reopened::take_over`]
-//! performs these writes and resumes all VMs.
+//! The other owner keeps the card unless this process takes it over, so the takeover has two steps. First,
+//! [`ManagedCard::reopen`] restores and checks all saved state, and VMs are restored and
+//! [readmitted](Reopened::readmit); this step only reads card registers, and queues writes to card memory. Then
+//! [`Reopened::take_over`] performs these writes and resumes all VMs.
 //!
 //! The mediator's own channels are bound again, because they have no work in flight when a card is quiesced.
 
@@ -35,33 +35,34 @@ use tenancy::Residency;
 use vram::TenantId;
 
 /// Time limit for the mediator's own channels, which have no work, to leave the engines.
-// TIMEOUT: leaving takes microseconds on hardware. The software card needs its thread, and a busy host may not run it.
+// TIMEOUT: leaving takes microseconds on hardware. The software card needs its thread to run, which a busy host may
+// delay.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
-/// Interval at which their departure is polled.
+/// Interval at which departing channels are polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Input for the restoration of a card.
+/// Input for restoring a card.
 pub struct Handed {
     /// The saved parts.
     pub saved: SavedHost,
-    /// The file with host memory for chunks, if any.
+    /// File with the host memory for chunks, if any.
     pub host_memory: Option<File>,
 }
 
-/// A card that can be taken over but still belongs to another owner.
+/// A card that can be taken over, but still belongs to another owner.
 pub struct Reopened {
     host: Arc<ManagedCard>,
     waits: Waits,
     vms: BTreeMap<TenantId, RestoredVm>,
-    /// I/O addresses that are not claimed by an owner yet.
+    /// I/O addresses that no owner has claimed yet.
     claims: Claims,
-    /// Queued writes to the card's memory.
+    /// Queued writes to card memory.
     writes: Vec<(VramAddr, Vec<u8>)>,
     scheduler: sched::Config,
     clear: bool,
 }
 
-/// The card as the context in which its parts are restored.
+/// The card, as the context for restoring its parts.
 struct Around<'a> {
     layout: channels::Layout,
     own: (u32, u32),
@@ -93,12 +94,12 @@ impl Surroundings for Around<'_> {
 }
 
 impl ManagedCard {
-    /// Opens a `card` that another owner has saved, without changing it. Uses the settings from `sharing`, except the
-    /// chunk size and the host memory; `vm` returns the settings of each VM.
+    /// Opens a `card` that another owner has saved, without changing it. Uses the settings from `sharing`, except for
+    /// the chunk size and the host memory; `vm` returns the settings of each VM.
     ///
     /// # Errors
-    /// Returns an error if the saved state is invalid, belongs to another card or does not match the settings, or if
-    /// the host has too little memory.
+    /// Returns an error if the saved state is invalid, belongs to another card or contradicts the settings, or if the
+    /// host has too little memory.
     pub fn reopen(
         card: Arc<dyn Card>,
         sharing: &Sharing,
@@ -110,7 +111,7 @@ impl ManagedCard {
         let SavedOwner { chunk_bytes: had, own: (first, bytes), context_bytes, host_ns, memory, work } = owner;
         let Sharing { chunk_bytes, host_bytes, division, scheduler: config, clear, engines_zero, .. } = *sharing;
         Invalid::unless(had == chunk_bytes, || {
-            format!("it has chunks of {had:#x} bytes, which stay so, and {chunk_bytes:#x} is set")
+            format!("it has chunks of {had:#x} bytes, which cannot change, but {chunk_bytes:#x} is set")
         })?;
         let info = start::look_at(&*card, context_bytes)?;
         let layout = layout_of(first, bytes, &info, chunk_bytes)?;
@@ -133,7 +134,7 @@ impl ManagedCard {
             && u64::from(summary.host.budget.max(summary.host.end)) * chunk_bytes <= pinned.range().1;
         Invalid::unless(fits, || {
             format!(
-                "it has {} chunks of {:#x} bytes and {} in host memory, and this card {:#x} bytes in chunks of \
+                "it has {} chunks of {:#x} bytes and {} in host memory, but this card {:#x} bytes in chunks of \
                  {chunk_bytes:#x}, and {:#x} in host memory",
                 summary.total,
                 summary.chunk_bytes,
@@ -145,13 +146,13 @@ impl ManagedCard {
         let slots = chunk(host_bytes);
         Invalid::unless(u64::from(slots) * chunk_bytes <= pinned.range().1, || {
             format!(
-                "it has {:#x} bytes of host memory, which grow by a restart only, and {host_bytes:#x} are set",
+                "it has {:#x} bytes of host memory, which only a restart can increase, but {host_bytes:#x} are set",
                 pinned.range().1
             )
         })?;
         check_places(&chunks, &pinned)?;
         let moving = vms.keys().find(|vm| !channels.is_paused(**vm, Pause::Standstill));
-        Invalid::unless(moving.is_none(), || format!("VM {moving:?} does not stand still"))?;
+        Invalid::unless(moving.is_none(), || format!("VM {moving:?} is not quiescent"))?;
         let is_held = |vm: &TenantId| channels.is_paused(*vm, Pause::Turn);
         let held = vms.keys().copied().filter(is_held).map(|vm| (vm, host_ns)).collect();
         let divider = Divider::restored(&division, Residency::restored(balancer, quanta, turns, held), chunk_bytes);
@@ -179,25 +180,24 @@ impl ManagedCard {
             state.memory_mut().set_division(&division)?;
             state.vram_mut().chunks.set_host_budget(slots);
         }
-        // Reject now any setting that a later step would reject.
+        // Reject any setting now that a later step would reject.
         config.check()?;
         Ok(Reopened { host, waits, vms, claims, writes, scheduler: config, clear })
     }
 }
 
-/// Lays out the fixed structures in `bytes` bytes starting at `first`.
+/// Lays out the fixed structures in the `bytes` bytes starting at `first`.
 fn layout_of(first: u64, bytes: u64, info: &CardInfo, chunk_bytes: u64) -> Result<Layout, ManagerError> {
     let whole = |bytes: u64| bytes.checked_rem(chunk_bytes) == Some(0);
     let within = first.checked_add(bytes).is_some_and(|end| end <= info.vram_bytes);
     Invalid::unless(whole(first) && whole(bytes) && within && first < 1 << 40, || {
-        format!("the mediator's structures are {bytes:#x} bytes at {first:#x} of a card of {:#x}", info.vram_bytes)
+        format!("the mediator's structures take {bytes:#x} bytes at {first:#x} of a card with {:#x}", info.vram_bytes)
     })?;
     Ok(Layout::new(VramAddr(first), bytes, info.context_bytes.into())?)
 }
 
 impl Reopened {
-    /// Returns the card. The card serves only [readmitted](Self::readmit) VMs, and no VM resumes before
-    /// [`Self::take_over`].
+    /// Returns the card. It serves only [readmitted](Self::readmit) VMs, and no VM resumes before [`Self::take_over`].
     #[must_use]
     pub fn host(&self) -> &Arc<ManagedCard> {
         &self.host
@@ -212,13 +212,13 @@ impl Reopened {
     /// Takes the restored state of a VM, from which the VM can be rebuilt.
     ///
     /// # Errors
-    /// Returns an error if the VM was not saved, or its state was already taken.
+    /// Returns an error if the VM was not saved, or if its state was already taken.
     pub fn take_vm(&mut self, vm: TenantId) -> Result<RestoredVm, ManagerError> {
         let restored = self.vms.remove(&vm);
         Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or already exists")))?)
     }
 
-    /// Readmits a saved VM, which receives `events`. `ram` is the VM's ranges of I/O addresses, and `held` is the size
+    /// Readmits a saved VM, which receives `events`. `ram` contains the VM's I/O address ranges, and `held` is the size
     /// of its page pool in bytes.
     ///
     /// # Errors
@@ -242,7 +242,7 @@ impl Reopened {
         Ok(())
     }
 
-    /// Marks ranges of I/O addresses as used by restored objects.
+    /// Marks I/O address ranges as used by restored objects.
     ///
     /// # Errors
     /// Returns an error if the ranges belong to another owner.
@@ -254,15 +254,15 @@ impl Reopened {
         Ok(())
     }
 
-    /// Takes over the card and resumes its VMs. The previous owner has given up the card.
+    /// Takes over the card, which the previous owner has given up, and resumes its VMs.
     ///
     /// # Errors
-    /// Returns an error if a VM was not restored, or the card does not respond. In the second case, the takeover may be
-    /// incomplete, and the card must be reset.
+    /// Returns an error if a VM was not restored, or if the card does not respond. In the second case, the takeover may
+    /// be incomplete, and the card must be reset.
     pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
         if let Some(vm) = vms.keys().next() {
-            return Err(Invalid::new(format_args!("VM {vm} was not created again")).into());
+            return Err(Invalid::new(format_args!("VM {vm} was not restored")).into());
         }
         let no_moves = host.moving.lock();
         host.owned.store(true, Ordering::Release);
@@ -300,7 +300,7 @@ impl Reopened {
             state.move_again();
             state.feeder().tick();
         }
-        // The card does not raise interrupts again that it has raised in the meantime.
+        // The card does not repeat interrupts raised in the meantime.
         host.wake_threads();
         drop(no_moves);
         Ok(host)
@@ -308,8 +308,8 @@ impl Reopened {
 }
 
 impl ManagedCard {
-    /// Makes the mediator's own channels leave the card, where the previous owner left them. Releases the lock between
-    /// two polls.
+    /// Makes the mediator's own channels, which the previous owner left behind, leave the card. Releases the lock
+    /// between polls.
     fn clear_own(&self) -> Result<(), ManagerError> {
         for vm in [COPIER, SCRUBBER] {
             let own: Vec<_> = self.lock().channels().bound_of(vm).collect();
@@ -317,7 +317,7 @@ impl ManagedCard {
             for physical in own {
                 while self.lock().leaves(physical).is_err() {
                     if began.elapsed() > LEAVE_LIMIT {
-                        return Err(CardError::Unresponsive("a channel of the mediator's own stays on it").into());
+                        return Err(CardError::Unresponsive("one of the mediator's own channels stays on it").into());
                     }
                     locks::sleep(POLL_INTERVAL);
                 }
@@ -327,7 +327,7 @@ impl ManagedCard {
                 work.channels_mut().destroy_vm(memory.card_mut(), vm)
             };
             if !stuck.is_empty() {
-                return Err(CardError::Unresponsive("a channel of the mediator's own stays on it").into());
+                return Err(CardError::Unresponsive("one of the mediator's own channels stays on it").into());
             }
         }
         Ok(())
@@ -350,8 +350,8 @@ impl CardState {
         Ok(())
     }
 
-    /// Makes VMs with started work that may need PGRAPH wait for PGRAPH again, because no VM holds it now, or their
-    /// channels ran without it.
+    /// Makes VMs with started work that may need PGRAPH wait for PGRAPH again, because no VM holds it now, or because
+    /// their channels ran without it.
     pub(super) fn want_graphics_again(&mut self) {
         let begun: Vec<TenantId> =
             self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();

@@ -1,6 +1,6 @@
 //! Saved state of a card for its next owner, and the handover of the card.
 //!
-//! VMs save their own state. The card itself, its memory and the host memory are handed over unchanged.
+//! VMs save their own state. The card itself, its memory, and the host memory are handed over as they are.
 
 use super::ManagedCard;
 use super::standstill::Standstill;
@@ -15,19 +15,19 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Owner of the card's parts in a file.
+/// Owner number of the card's parts in a file.
 const CARD: u32 = 0;
 
-/// The card manager's state of a card, without the parts that lower layers save themselves.
+/// The card manager's state of a card, without the parts saved by lower layers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwner {
-    /// Chunk size in bytes, checked against the settings before it is used for reading.
+    /// Chunk size in bytes, checked against the settings before the rest is parsed.
     pub(super) chunk_bytes: u64,
-    /// Address on the card of the chunks with the fixed structures, and their size in bytes.
+    /// Card address and size in bytes of the chunks that contain the fixed structures.
     pub(super) own: (u64, u64),
-    /// Size of a PGRAPH context in bytes, as reported by its firmware at start.
+    /// Size of a PGRAPH context in bytes, as reported by the firmware at startup.
     pub(super) context_bytes: u32,
-    /// Time since the card was taken over, in the host's clock.
+    /// Time since the card was taken over, by the host's clock, in ns.
     pub(super) host_ns: u64,
     pub(super) memory: SavedMemory,
     pub(super) work: SavedWork,
@@ -35,19 +35,19 @@ pub(super) struct SavedOwner {
 
 first_version!(SavedOwner, "owner");
 
-/// Saved state of a card and its VMs, without each VM's own state.
+/// Saved state of a card and its VMs, except for each VM's own state.
 #[derive(Debug)]
 pub struct SavedHost {
-    /// The parts of lower layers, which include the VMs.
+    /// Parts of lower layers, which include the VMs.
     pub card: SavedCard,
     /// The card manager's part.
     pub(super) owner: SavedOwner,
-    /// Segments that VMs share, if any. A program that does not support segments can take over a card without segments.
+    /// Segments shared between VMs, if any. A program without support for segments can take over a card that has none.
     pub(super) segments: Option<SavedSegments>,
 }
 
 impl SavedHost {
-    /// Returns the parts, in the versions that this code can read.
+    /// Returns the parts, each with the versions that this code can read.
     #[must_use]
     pub fn known() -> Vec<Known> {
         let mut known = SavedCard::known();
@@ -58,7 +58,7 @@ impl SavedHost {
     /// Appends all parts to a file.
     ///
     /// # Errors
-    /// Same as for [`WriteError`].
+    /// Returns a [`WriteError`] if the parts cannot be written.
     pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
         let Self { card, owner, segments } = self;
         card.write(file)?;
@@ -69,7 +69,7 @@ impl SavedHost {
     /// Reads all parts from a file.
     ///
     /// # Errors
-    /// Same as for [`ReadError`].
+    /// Returns a [`ReadError`] if the parts cannot be read.
     pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
         let (mut card, owner) = (SavedCard::read(file)?, file.take(CARD)?);
         let any = !file.owners::<SavedSegments>().is_empty();
@@ -80,7 +80,8 @@ impl SavedHost {
 }
 
 impl ManagedCard {
-    /// Checks that another process could continue with the card and its memory; called before the card is quiesced.
+    /// Checks that another process could continue with the card and its memory. Must be called before the card is
+    /// quiesced.
     ///
     /// # Errors
     /// Returns an error if a part cannot be handed over; the error contains the reason for the first such part.
@@ -98,7 +99,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Returns the file with host memory for chunks, for another process; `None` if the card has no such memory.
+    /// Returns the file with the host memory for chunks, for another process; `None` if the card has no such memory.
     #[must_use]
     pub fn host_memory(&self) -> Option<Arc<File>> {
         self.lock().memory.host_file().map(Arc::clone)
@@ -106,17 +107,19 @@ impl ManagedCard {
 }
 
 impl Standstill<'_> {
-    /// Saves the mediator's state of the card, including its VMs, which `vms` saves. Called without any lock.
+    /// Saves the mediator's state of the card, including its VMs, which `vms` saves. Must be called without any lock
+    /// held.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if events for a VM are still in flight; see also [`ManagedCard::check_movable`].
+    /// Returns [`ManagerError::Unsettled`] if events for a VM are still in flight; see also
+    /// [`ManagedCard::check_movable`].
     pub fn save(&self, vms: impl FnOnce() -> Result<Vec<SavedVm>, ManagerError>) -> Result<SavedHost, ManagerError> {
         self.host.check_movable()?;
         self.host.tell_ended();
-        // The VMs handle their pending events, which may change the card's state.
+        // The VMs handle pending events, which may change the card's state.
         let vms = vms()?;
         let mut state = self.host.lock();
-        // The next owner expects that all channels have the contexts that their guests have set.
+        // The next owner expects all channels to have the contexts that their guests have set.
         let (vram, channels) = state.parts();
         channels.restore_graphics(&mut vram.memory);
         let residency = state.memory.divider().residency();
@@ -127,7 +130,7 @@ impl Standstill<'_> {
             channels: state.work.channels().save(),
             scheduler: state.work.schedule().scheduler().save(),
             pool: state.memory.own().save(),
-            // The segments are a separate part.
+            // Segments are saved separately.
             segments: Vec::new(),
             vms,
         };
@@ -142,17 +145,17 @@ impl Standstill<'_> {
         Ok(SavedHost { card, owner, segments: state.memory.save_segments() })
     }
 
-    /// Hands the card to the next owner of the saved state. This process no longer accesses the card, not even on drop.
-    /// Later calls that need the card's state fail, as on a failed card.
+    /// Hands the card over to the next owner of the saved state. This process never accesses the card again, not even
+    /// on drop. Later calls that need the card's state fail as for a failed card.
     pub fn give_away(self) {
         let host = self.host;
         host.lock().vram_mut().pinned.hand_over();
         host.owned.store(false, Ordering::Release);
         host.stop.store(true, Ordering::Release);
         host.fail("it was handed over");
-        // Wait until the current holder releases the card's lock; later holders see the failure.
+        // Wait until the current holder releases the card's lock. Later holders see the failure.
         drop(host.state.lock());
-        // Threads that wait to move memory see the failure from now on.
+        // From now on, threads waiting to move memory see the failure.
         drop(self);
         host.end_threads();
     }

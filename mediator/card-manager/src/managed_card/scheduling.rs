@@ -15,8 +15,8 @@ use residue::Tenancy;
 use sched::{Engine, Nanos};
 use vram::TenantId;
 
-/// Interval of the first polls for the departure of PGRAPH's tenant, which the card does not report. PGRAPH may idle
-/// meanwhile. A channel between two submissions leaves in a fraction of this time.
+/// Initial interval for polling whether PGRAPH's tenant has left, which the card does not report. PGRAPH may idle in
+/// the meantime. A channel between two submissions leaves in a fraction of this time.
 const LEAVES_NS: u64 = 50_000;
 
 impl CardState {
@@ -25,7 +25,7 @@ impl CardState {
         Feeder::new(self)
     }
 
-    /// Returns the card's time, which never decreases.
+    /// Returns the card time, which never decreases.
     #[must_use]
     pub fn card_time(&self) -> Nanos {
         self.clock.card_time()
@@ -135,7 +135,7 @@ impl CardView for CardState {
 
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
         let now_ns = self.now_ns();
-        // With a single VM, forged records harm no other VM.
+        // With a single VM, forged records cannot harm another VM.
         let shared = self.vms.len() > 1;
         let Self { memory, work, .. } = self;
         let mut completions = work.channels_mut().completed(memory.card_mut(), now_ns, shared);

@@ -1,8 +1,8 @@
 //! Clears PGRAPH between tenants by running the mediator's own kernel on its own channel.
 //!
-//! [`residue::Tenancy`] decides which VM uses PGRAPH, and this module executes its steps. A VM's channels with a PGRAPH
-//! context are kept off the card until the VM is admitted ([`channels::Channels::admit`]): the VM's slice begins with
-//! the clearing and is charged for it.
+//! [`residue::Tenancy`] decides which VM uses PGRAPH; this module executes its steps. A VM's channels with a PGRAPH
+//! context are kept off the card until the VM is admitted ([`channels::Channels::admit`]). The VM's slice begins with
+//! the clearing, which is charged to it.
 
 use super::CardState;
 use crate::ManagerError;
@@ -18,19 +18,19 @@ use residue::{Counts, Step, Tenancy};
 use sched::Nanos;
 use vram::{PagePool, Place, TenantId};
 
-/// The owner of the mediator's channel on PGRAPH, as a VM in [`Channels`]. No VM of an operator has this number.
+/// VM number of the mediator's PGRAPH channel in [`Channels`]. No operator's VM has this number.
 pub(super) const SCRUBBER: TenantId = TenantId::CLEARER;
 
 /// The mediator's only channel on PGRAPH.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
-/// Sizes of the kernel's code and of the push buffer in bytes.
+/// Size of the kernel's code and of the push buffer, in bytes each.
 const PART_BYTES: u64 = SMALL_PAGE;
 
 /// The channel and its kernel.
 pub(super) struct Scrubber {
     space: OwnSpace,
     physical: ChannelId,
-    /// The push buffer, which never changes, and its number of words.
+    /// Address of the push buffer, which never changes, and its length in dwords.
     push: (VramAddr, u32),
     ring: [u64; 1 << RING_LOG2],
     put: u32,
@@ -39,7 +39,7 @@ pub(super) struct Scrubber {
     broken: bool,
     pub(super) tenancy: Tenancy,
     pub(super) keeping: Keeping,
-    /// Channels that had not left the card before PGRAPH changed hands, because a copy engine was working for them.
+    /// Channels that had not left the card when PGRAPH changed hands, because a copy engine was executing them.
     elsewhere: Vec<ChannelId>,
 }
 
@@ -48,13 +48,13 @@ pub(super) struct Scrubber {
 pub(super) struct Keeping {
     /// The tenant, and the time of the last poll in this state.
     since: Option<(TenantId, Nanos)>,
-    /// The part of this time that was not reported to the scheduler yet: the tenant, and the start.
+    /// Part of this time that has not been reported to the scheduler yet: the tenant, and the start time.
     kept: Option<(TenantId, Nanos)>,
 }
 
 impl Keeping {
-    /// Records a poll while PGRAPH's tenant must leave. `keeps` means that the tenant has not left and PGRAPH is idle.
-    /// The tenant is charged for the time since the last poll in this state.
+    /// Records a poll while PGRAPH's tenant must leave. `keeps` is true if the tenant has not left and PGRAPH is idle;
+    /// the tenant is then charged for the time since the last poll in this state.
     fn look(&mut self, vm: TenantId, keeps: bool, now: Nanos) {
         if let Some((_, since)) = self.since.take().filter(|(of, _)| *of == vm) {
             let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
@@ -63,14 +63,14 @@ impl Keeping {
         self.since = keeps.then_some((vm, now));
     }
 
-    /// Takes the part that was not reported to the scheduler yet.
+    /// Takes the part that has not been reported to the scheduler yet.
     pub(super) fn take(&mut self) -> Option<(TenantId, Nanos)> {
         self.kept.take()
     }
 }
 
 impl Scrubber {
-    /// Binds the channel, and writes the kernel to the card's memory. From now on, only channels of the admitted VM use
+    /// Binds the channel, and writes the kernel to card memory. From now on, only the admitted VM's channels use
     /// PGRAPH.
     pub(super) fn new(
         vram: &mut CardVram,
@@ -134,14 +134,14 @@ impl Scrubber {
         Ok(())
     }
 
-    /// Records that PGRAPH changes hands while copy engines work for these channels of its tenant.
+    /// Records that PGRAPH changes hands while copy engines execute these channels of its tenant.
     fn not_awaited(&mut self, channels: Vec<ChannelId>) {
         self.elsewhere.extend(channels);
         self.elsewhere.sort_unstable();
         self.elsewhere.dedup();
     }
 
-    /// Returns true if a copy engine may still work for a channel that lost PGRAPH without a wait.
+    /// Returns true if a copy engine may still be executing a channel that lost PGRAPH without a wait.
     pub(super) fn is_awaited_elsewhere(&self) -> bool {
         !self.elsewhere.is_empty()
     }
@@ -159,20 +159,20 @@ impl Scrubber {
 }
 
 impl CardState {
-    /// Returns the number of times that PGRAPH changed hands, if it is cleared between VMs.
+    /// Returns how often PGRAPH has changed hands, if it is cleared between VMs.
     #[must_use]
     pub fn tenancy_counts(&self) -> Option<Counts> {
         self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
     }
 
-    /// Returns true if the engines of a channel's work must be known: the channel may use PGRAPH, PGRAPH is cleared
-    /// between VMs, and another VM exists.
+    /// Returns true if the engines needed by a channel's work must be known: the channel may use PGRAPH, PGRAPH is
+    /// cleared between VMs, and another VM exists.
     #[must_use]
     pub fn asks_needs(&self, channel: ChannelId) -> bool {
         self.scrubber.is_some() && self.vms.len() > 1 && self.work.channels().has_graphics(channel)
     }
 
-    /// Handles a VM's work for a channel. Work that may be for PGRAPH waits until the VM is admitted to PGRAPH.
+    /// Handles a VM's work for a channel. Work that may need PGRAPH waits until the VM is admitted to PGRAPH.
     pub(super) fn wants_graphics(&mut self, channel: ChannelId) {
         let [graphics, ..] = self.work.channels().contexts(channel);
         if let (Some(scrubber), Some((vm, _)), true) =
@@ -195,7 +195,7 @@ impl CardState {
         }
     }
 
-    /// Handles the end of the kernel.
+    /// Handles the completion of the kernel.
     pub(super) fn graphics_cleared(&mut self, submission: Submission) {
         let now = self.now_ns();
         if let Some(mut scrubber) = self.scrubber.take() {
@@ -208,8 +208,8 @@ impl CardState {
         }
     }
 
-    /// Admits a VM to PGRAPH. Before that, channels of other VMs that a copy engine still works for lose their PGRAPH
-    /// contexts.
+    /// Admits a VM to PGRAPH. Before that, channels of other VMs that a copy engine is still executing lose their
+    /// PGRAPH contexts.
     fn admit(&mut self, scrubber: &Scrubber, vm: TenantId) {
         let (vram, channels) = self.parts();
         for channel in &scrubber.elsewhere {
@@ -220,7 +220,7 @@ impl CardState {
         channels.admit(&mut vram.memory, Some(vm));
     }
 
-    /// Makes PGRAPH change hands, as far as this is possible now. Does nothing while the card is quiesced.
+    /// Changes PGRAPH's tenant as far as currently possible. Does nothing while the card is quiesced.
     pub(super) fn change_hands(&mut self) {
         let now = self.now_ns();
         while !self.still {
@@ -243,7 +243,7 @@ impl CardState {
                     for channel in self.work.channels().on_graphics(vm) {
                         self.work.channels_mut().ask_to_leave(self.memory.card_mut(), channel);
                     }
-                    // Work that waits for a semaphore returns through the scheduler ([`CardView::is_shut_out`]).
+                    // Work that waits for a semaphore returns through the scheduler
                     let started = self.started_on_graphics(vm);
                     let (copies, others): (Vec<_>, Vec<_>) =
                         started.into_iter().partition(|channel| self.is_copied_for(*channel));
@@ -255,7 +255,7 @@ impl CardState {
                 }
                 Step::Clear => {
                     if let Err(error) = self.clear_graphics(&mut scrubber, now) {
-                        tracing::error!(%error, "PGRAPH cannot be cleared: VMs wait until it can");
+                        tracing::error!(%error, "PGRAPH cannot be cleared; VMs wait until it can be");
                         scrubber.breaks(now);
                     }
                     false
@@ -288,37 +288,37 @@ impl CardState {
         scrubber.submit(vram, channels, now)
     }
 
-    /// Returns true if a VM has work at one of these stages that may be for PGRAPH.
+    /// Returns true if a VM has work at one of these stages that may need PGRAPH.
     pub(super) fn has_on_graphics(&self, vm: TenantId, stages: &[Stage]) -> bool {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
 
-    /// Returns true if a VM has work on PGRAPH, or work that may arrive there soon. Work on a copy engine while PGRAPH
-    /// is idle does not count.
+    /// Returns true if a VM has work on PGRAPH, or work that may reach it soon. Work on a copy engine while PGRAPH is
+    /// idle does not count.
     fn works_on_graphics(&mut self, vm: TenantId) -> bool {
         let on = self.started_on_graphics(vm);
         let busy = |state: &mut Self| state.work.channels_mut().occupant(state.memory.card_mut(), engine::GR).is_some();
         !on.is_empty() && (busy(self) || on.into_iter().any(|channel| !self.is_copied_for(channel)))
     }
 
-    /// Returns a VM's channels with started work that may be for PGRAPH.
+    /// Returns a VM's channels with started work that may need PGRAPH.
     fn started_on_graphics(&self, vm: TenantId) -> Vec<ChannelId> {
         let started = self.work.schedule().channels_at(&[Stage::Started]);
         let on = self.work.channels().on_graphics(vm).into_iter();
         on.filter(|channel| started.contains_key(channel)).collect()
     }
 
-    /// Returns true if a copy engine works for a channel.
+    /// Returns true if a copy engine is executing a channel.
     fn is_copied_for(&mut self, channel: ChannelId) -> bool {
         let mut works =
             |unit| self.work.channels_mut().occupant(self.memory.card_mut(), unit).is_some_and(|on| on == channel);
         works(engine::CE0) || works(engine::CE1)
     }
 
-    /// Returns two values: true if PGRAPH is idle; and true if, in addition, no further work of a VM can arrive at
-    /// PGRAPH. A channel on a copy engine cannot arrive, because it is stopped and reaches no other engine before its
-    /// VM is admitted again.
-    // GUESS: the card schedules a stopped channel only on the engine that already works for it.
+    /// Returns two flags: whether PGRAPH is idle, and whether in addition no more of a VM's work can reach PGRAPH. A
+    /// channel on a copy engine cannot, because it is stopped and reaches no other engine before its VM is admitted
+    /// again.
+    // GUESS: the card schedules a stopped channel only on the engine that is already executing it.
     fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: TenantId) -> (bool, bool) {
         let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         let on = self.work.channels().on_graphics(vm);
@@ -336,8 +336,8 @@ impl CardState {
         (true, !stays)
     }
 
-    /// Finds VMs with channels that lost PGRAPH while a copy engine was working for these channels. Queues such a VM
-    /// for PGRAPH as soon as this work has ended.
+    /// Finds VMs with channels that lost PGRAPH while a copy engine was executing them, and queues these VMs for PGRAPH
+    /// once this work has completed.
     fn look_elsewhere(&mut self, scrubber: &mut Scrubber, now: u64) {
         for channel in std::mem::take(&mut scrubber.elsewhere) {
             let Some((vm, _)) = self.work.channels().by_physical(channel) else { continue };
@@ -367,11 +367,11 @@ mod tests {
         let (a, b) = (TenantId(1), TenantId(2));
         let mut keeping = Keeping::default();
         keeping.look(a, true, Nanos(10));
-        assert_eq!(keeping.take(), None, "it is not known for how long");
+        assert_eq!(keeping.take(), None, "the duration is unknown");
         keeping.look(a, true, Nanos(20));
         keeping.look(a, false, Nanos(30));
         assert_eq!((keeping.take(), keeping.take()), (Some((a, Nanos(10))), None));
-        // The tenant works on PGRAPH in between. Afterwards another VM is the tenant.
+        // The tenant uses PGRAPH in between. Afterwards, another VM is the tenant.
         keeping.look(a, true, Nanos(40));
         keeping.look(b, true, Nanos(50));
         keeping.look(b, false, Nanos(60));

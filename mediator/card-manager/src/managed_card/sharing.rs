@@ -1,13 +1,13 @@
-//! Memory of a VM that moves to another card, while both cards use it. The VM's host memory is also mapped for the
-//! other card, so that it does not have to be copied during the VM's downtime. Only one of the cards runs the VM.
+//! Memory that two cards share while a VM moves between them. The VM's host memory is also mapped for the other card,
+//! which avoids copying it during the VM's downtime. Only one of the cards runs the VM.
 //!
-//! 1. The target card *borrows* the VM's memory in the other card's host memory ([`ManagedCard::lend`]), in addition to
-//!    its own memory, whose pages are already allocated.
+//! 1. The target card *borrows* the VM's memory from the other card's host memory ([`ManagedCard::lend`]), in addition
+//!    to its own memory, whose pages are already allocated.
 //! 2. When the VM is stopped, borrowed chunks that have moved in the meantime are returned ([`ManagedCard::part`]) and
 //!    copied like chunks that were never borrowed.
-//! 3. When the VM has resumed, the borrowed memory is copied in parts. The VM's work is off the engines during each
-//!    part, as in a relocation ([`ManagedCard::copy_borrowed_memory`]). Only then does the old card get its memory
-//!    back.
+//! 3. After the VM has resumed, the borrowed memory is copied in parts. The VM's work is off the engines during each
+//!    part, as in a relocation ([`ManagedCard::copy_borrowed_memory`]). Only then is the memory returned to the old
+//!    card.
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -18,7 +18,7 @@ use nvspec::addr::SMALL_PAGE;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{GuestVramAddr, HostAddr, Place, TenantId};
 
-/// Number of bytes that are copied at a time, while the VM's work is stopped.
+/// Number of bytes copied at a time, while the VM's work is stopped.
 const BATCH_BYTES: u64 = 8 << 20;
 
 /// A chunk whose memory belongs to another card.
@@ -29,11 +29,11 @@ struct Lent {
 }
 
 impl ManagedCard {
-    /// Makes VM `its` of card `to` borrow these chunks of a VM, which continues to work. Returns the chunks that cannot
-    /// be borrowed because they are on a card or the chunk sizes differ.
+    /// Makes VM `its` of card `to` borrow these chunks of a VM that keeps working. Returns the chunks that cannot be
+    /// borrowed, because they are on a card or because the chunk sizes differ.
     ///
     /// # Errors
-    /// Returns an error if the other card has too little memory, or does not respond.
+    /// Returns an error if the other card has too little memory or does not respond.
     pub(super) fn lend(
         &self,
         vm: TenantId,
@@ -60,7 +60,7 @@ impl ManagedCard {
         Ok(rest)
     }
 
-    /// Makes VM `its` of card `to` give up borrowed chunks of a VM that have moved in the meantime. Its own memory at
+    /// Makes VM `its` of card `to` return borrowed chunks of a VM that have moved in the meantime. Its own memory at
     /// these addresses is zero. Must be called while no memory of this card moves. Returns the chunks that are
     /// identical on both cards.
     ///
@@ -90,11 +90,11 @@ impl ManagedCard {
         Ok(same)
     }
 
-    /// Copies the borrowed memory of an arrived VM to this card's own memory. The VM's work leaves the engines
-    /// repeatedly, each time while a few MiB are copied.
+    /// Copies the borrowed memory of an arrived VM to this card's own memory, a few MiB at a time. The VM's work leaves
+    /// the engines during each copy.
     ///
     /// # Errors
-    /// Returns an error if this card still has memory of the other card. The other card must not reuse that memory.
+    /// Returns an error if this card still uses the other card's memory, which the other card must then not reuse.
     pub fn copy_borrowed_memory(&self, vm: TenantId) -> Result<(), ManagerError> {
         loop {
             let _one_at_a_time = self.moving.lock();
@@ -105,7 +105,7 @@ impl ManagedCard {
             }
             self.copy_borrowed_batch(vm, &lent)?;
         }
-        // Scrub memory that the VM has released in the meantime.
+        // Scrub memory released by the VM in the meantime.
         self.scrub();
         if self.lock().vram().pinned.borrows() {
             return Err(ManagerError::Unsettled("it still has memory of the card that a VM has left"));
@@ -154,7 +154,7 @@ impl CardState {
         self.chunks_of(vm).into_iter().filter_map(lent).collect()
     }
 
-    /// Stops a VM's channels, makes them leave the engines, and records the VM's CPU writes to these chunks.
+    /// Stops a VM's channels, makes them leave the engines, and records CPU writes by the VM to these chunks.
     fn begin_settling(&mut self, vm: TenantId, lent: &[Lent]) {
         let bytes = self.chunk_bytes();
         for one in lent {

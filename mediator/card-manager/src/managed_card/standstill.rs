@@ -1,8 +1,8 @@
-//! Quiesces the card: no channel of a VM is on an engine, ended work is reported, and no memory moves. In this state,
-//! the card can be saved or handed over.
+//! Quiesces the card: no channel of a VM is on an engine, completed work has been reported, and no memory moves. The
+//! card can then be saved or handed over.
 //!
-//! Guests continue: their submitted work waits in their rings, and their writes stay in place. The VMs' work only takes
-//! longer.
+//! Guests keep running: their submitted work waits in the rings, and their writes stay in place. They notice only that
+//! work takes longer.
 
 use super::scrubber::Scrubber;
 use super::{CardState, ManagedCard};
@@ -17,8 +17,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Additional time limit after the hung channels have been killed.
-// TIMEOUT: an engine has no work after a reset, and departures time out after a quarter of a second.
+/// Additional time limit after hung channels have been killed.
+// TIMEOUT: an engine is idle after a reset, and departures time out after a quarter of a second.
 const KILLED_LIMIT: Duration = Duration::from_secs(1);
 /// Interval at which departing channels are polled. The card has no interrupt for a channel's departure.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
@@ -31,11 +31,11 @@ pub struct Standstill<'a> {
 }
 
 impl ManagedCard {
-    /// Makes the work of all VMs leave the engines. A channel that has not left within `limit` counts as hung: it is
-    /// killed, its guest is notified, and the wait for the other channels continues. The caller must not hold a lock.
+    /// Makes the work of all VMs leave the engines. A channel that has not left within `limit` is killed as hung, its
+    /// guest is notified, and the wait for the other channels continues. The caller must not hold a lock.
     ///
     /// # Errors
-    /// Returns an error if a channel still stays on the card. In this case the card continues.
+    /// Returns an error if a channel still stays on the card; the card then continues.
     pub fn stand_still(&self, limit: Duration) -> Result<Standstill<'_>, ManagerError> {
         let still = Standstill { host: self, _no_moves: self.moving.lock() };
         let vms: Vec<TenantId> = {
@@ -43,7 +43,7 @@ impl ManagedCard {
             state.still = true;
             state.vms.keys().copied().collect()
         };
-        // The lock is released between two VMs.
+        // Release the lock between VMs.
         for vm in &vms {
             let mut state = self.lock();
             state.keep_still(*vm);
@@ -58,8 +58,8 @@ impl ManagedCard {
         Ok(still)
     }
 
-    /// Waits until `stays` returns `None`, and notifies guests of ended work. A channel that has not left within
-    /// `limit` counts as hung, and is killed.
+    /// Waits until `stays` returns `None`, and notifies guests of completed work. A channel that has not left within
+    /// `limit` is killed as hung.
     ///
     /// # Errors
     /// Returns an error if a channel still stays on the card.
@@ -72,7 +72,7 @@ impl ManagedCard {
         loop {
             let Some(stays) = stays(&mut self.lock()) else { break };
             if began.elapsed() > limit + KILLED_LIMIT {
-                tracing::error!(?stays, "channels are not quiescent");
+                tracing::error!(?stays, "channels do not leave the engines");
                 return Err(ManagerError::NotStill);
             }
             if began.elapsed() > limit {
@@ -90,7 +90,7 @@ impl ManagedCard {
         told.into_iter().for_each(|event| self.deliver(vm, event));
     }
 
-    /// Notifies guests of completed work. The card raises no interrupts afterwards, because no work runs.
+    /// Notifies guests of completed work. No work runs, so the card raises no more interrupts.
     pub(super) fn tell_ended(&self) {
         let events = {
             let mut state = self.lock();
@@ -104,20 +104,19 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Returns true if the card is quiesced, or is being quiesced.
+    /// Returns true if the card is quiesced or being quiesced.
     #[must_use]
     pub fn stands_still(&self) -> bool {
         self.still
     }
 
-    /// Stops a VM's channels, if the card is quiesced or this VM is held.
+    /// Stops a VM's channels if the card is quiesced or this VM is held.
     pub(super) fn keep_still(&mut self, vm: TenantId) {
         let still = self.still || self.held.contains(&vm);
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, still);
     }
 
-    /// Returns the channels that are still on their engines, or `None` if all have left. The list omits departing
-    /// channels.
+    /// Returns the channels that are still on their engines, or `None` if all have left. Omits departing channels.
     fn stays(&mut self) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
         let vms: BTreeSet<TenantId> = self.vms.keys().copied().collect();
@@ -138,8 +137,8 @@ impl CardState {
             .map(number_of)
             .find(|engine| self.work.channels_mut().occupant(self.memory.card_mut(), *engine) == Some(physical));
         let Some(engine) = on else {
-            // No engine works for this channel. A reset of the engines that it holds is sufficient, and its guest does
-            // not need a notification.
+            // No engine executes this channel. Resetting the engines that it occupies suffices, and its guest need not
+            // be notified.
             self.reset_engines_of(physical);
             return None;
         };
@@ -157,7 +156,7 @@ impl CardState {
             self.keep_still(vm);
             self.feeder().look_at_waits(Some(vm));
         }
-        // Channels that ran without a PGRAPH context may use PGRAPH again.
+        // Channels that ran without their PGRAPH contexts may use PGRAPH again.
         self.want_graphics_again();
         self.change_hands();
     }

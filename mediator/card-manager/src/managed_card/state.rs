@@ -1,4 +1,4 @@
-//! Queries and changes of a card's state from other modules.
+//! Queries and changes of a card's state for other modules.
 
 use super::CardState;
 use crate::work::usage::SchedulerUsage;
@@ -16,29 +16,29 @@ use vram::{Done, TenantId};
 
 /// Memory of the card.
 impl CardState {
-    /// Returns the card's memory: the VMs' shares, its division, and memory lent to it.
+    /// Returns the card's memory: the VMs' shares, its division, and memory lent to the card.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Same as [`Self::memory`], mutable.
+    /// Like [`Self::memory`], but mutable.
     pub fn memory_mut(&mut self) -> &mut Memory {
         &mut self.memory
     }
 
-    /// Returns guests' memory in all locations.
+    /// Returns guest memory in all locations.
     #[must_use]
     pub fn vram(&self) -> &CardVram {
         self.memory.vram()
     }
 
-    /// Same as [`Self::vram`], mutable.
+    /// Like [`Self::vram`], but mutable.
     pub fn vram_mut(&mut self) -> &mut CardVram {
         self.memory.vram_mut()
     }
 
-    /// Returns memory and physical channels, both mutable.
+    /// Returns mutable references to the memory and to the physical channels.
     pub fn parts(&mut self) -> (&mut CardVram, &mut Channels) {
         (self.memory.vram_mut(), self.work.channels_mut())
     }
@@ -46,12 +46,12 @@ impl CardState {
     /// Sets the amount of RAM that a VM may lend from now on. RAM that is already lent stays lent.
     ///
     /// # Errors
-    /// Returns an error if the guaranteed part is not available; in this case, the state is unchanged.
+    /// Returns an error if the guaranteed part is unavailable; the state is then unchanged.
     pub fn set_ram(&mut self, vm: TenantId, share: RamShare) -> Result<(), Shortage> {
         self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
     }
 
-    /// Returns how the memory is currently allocated.
+    /// Returns the current allocation of the memory.
     #[must_use]
     pub fn holdings(&self) -> Holdings {
         self.memory.holdings(self.now_ns())
@@ -81,13 +81,13 @@ impl CardState {
         self.memory.plan_own(now)
     }
 
-    /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
+    /// Returns the moves needed to guarantee `chunks` more card chunks.
     pub(super) fn plan_promise(&mut self, chunks: u32) -> Plan {
         let now = self.now_ns();
         self.memory.plan_promise(now, chunks)
     }
 
-    /// Returns random moves for tests, if they are due.
+    /// Returns random moves for tests, if due.
     pub(super) fn inject_random_moves(&mut self) -> Plan {
         self.memory.inject_random_moves()
     }
@@ -97,8 +97,8 @@ impl CardState {
         self.memory.next_plan()
     }
 
-    /// Records a scan of the mover: `waiting` waited for memory during the whole scan, and memory was moved for
-    /// `served`. Returns the VMs that are waiting now.
+    /// Records a scan by the mover: `waiting` are the VMs that waited for memory during the whole scan, and `served`
+    /// those for which memory was moved. Returns the VMs that are waiting now.
     pub(super) fn looked(&mut self, waiting: &BTreeSet<TenantId>, served: &BTreeSet<TenantId>) -> BTreeSet<TenantId> {
         let now = self.now_ns();
         self.memory.looked(now, waiting, served)
@@ -111,13 +111,13 @@ impl CardState {
         self.hold(holds);
     }
 
-    /// Records moves of memory.
+    /// Records memory moves.
     pub(super) fn has_moved(&mut self, vm: TenantId, done: &Relocated) {
         let now = self.now_ns();
         self.memory.has_moved(now, vm, done);
     }
 
-    /// Stops VMs during another VM's quantum, or lets them run again.
+    /// Stops VMs during another VM's quantum, or resumes them.
     fn hold(&mut self, holds: Vec<(TenantId, bool)>) {
         for (vm, waits) in holds {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Turn, waits);
@@ -127,7 +127,7 @@ impl CardState {
         self.compete();
     }
 
-    /// Makes the holder of a quantum compete for time with the settings of all members.
+    /// Makes a quantum's holder compete for time with the settings of all members.
     fn compete(&mut self) {
         let changed = self.memory.divider().machine().changed_competitors(self.work.schedule().scheduler());
         self.feeder().feed(changed.into_iter().map(|(vgpu, params)| Event::Competes { vgpu, params }));
@@ -142,7 +142,7 @@ impl CardState {
         self.work.channels()
     }
 
-    /// Same as [`Self::channels`], mutable.
+    /// Like [`Self::channels`], but mutable.
     pub fn channels_mut(&mut self) -> &mut Channels {
         self.work.channels_mut()
     }
@@ -159,13 +159,13 @@ impl CardState {
         self.memory.worked(now, vm);
     }
 
-    /// Returns the nanoseconds since the card was taken over, in the host's clock.
+    /// Returns the time since the card was taken over, by the host's clock, in ns.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.clock.host_ns()
     }
 
-    /// Measures how far the card's clock is ahead of the host's clock.
+    /// Measures the offset of the card's clock from the host's clock.
     pub(super) fn set_clock(&mut self) {
         self.clock.set(&**self.memory.vram().memory.card());
     }
@@ -177,20 +177,20 @@ impl CardState {
         self.guest_alarms.arm(vm, now, in_ns);
     }
 
-    /// Returns the number of interrupts without a completion that a VM has caused, and the number of times that its
-    /// channels were paused because of them.
+    /// Returns the number of interrupts without a completion that a VM has caused, and how often its channels were
+    /// paused because of them.
     #[must_use]
     pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
         self.work.noise().interrupts_and_pauses(vm)
     }
 
-    /// Returns the VM's share of the card's time if all VMs have work, in millionths.
+    /// Returns the VM's share of the card's time while all VMs have work, in millionths.
     #[must_use]
     pub fn time_share(&self, vm: TenantId) -> u64 {
         self.work.time_share(vm)
     }
 
-    /// Returns the scheduler's usage data, including the uses of the last `recent_ns` nanoseconds.
+    /// Returns the scheduler's usage data, including usage in the last `recent_ns` nanoseconds.
     #[must_use]
     pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
         let mut usage = self.work.usage(self.card_time(), recent_ns);
@@ -209,32 +209,32 @@ impl CardState {
         usage
     }
 
-    /// Starts a record of the scheduler of at most `limit` bytes; `names` are the VMs' names. Returns `false` if a
-    /// record is already running, or the scheduler's current state does not fit.
+    /// Starts recording the scheduler, in at most `limit` bytes; `names` are the VMs' names. Returns `false` if a
+    /// recording is already running, or if the scheduler's current state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         let at = self.card_time();
         self.work.start_record(at, names, limit)
     }
 
-    /// Adds a move of a VM's memory to the record of the scheduler.
+    /// Adds a move of a VM's memory to the scheduler recording.
     pub(super) fn note_move(&mut self, moved: MemoryMove) {
         self.work.note_move(moved);
     }
 
-    /// Starts to record how often a VM's memory is accessed. Returns `false` if the VM does not exist or already has a
-    /// record.
+    /// Starts recording how often a VM's memory is accessed. Returns `false` if the VM does not exist or is already
+    /// being recorded.
     pub fn start_accesses(&mut self, vm: TenantId) -> bool {
         let now = self.now_ns();
         self.memory.start_accesses(now, vm)
     }
 
-    /// Ends the record of accesses and returns it; `None` if no record is running, for example after the VM's removal.
+    /// Ends an access record and returns it; `None` if none is running, for example after the VM's removal.
     pub fn end_accesses(&mut self, vm: TenantId) -> Option<Accesses> {
         let now = self.now_ns();
         self.memory.end_accesses(now, vm)
     }
 
-    /// Ends the record of the scheduler and returns it; `None` if no record is running.
+    /// Ends the scheduler recording and returns it; `None` if none is running.
     pub fn end_record(&mut self) -> Option<Vec<u8>> {
         self.work.end_record()
     }

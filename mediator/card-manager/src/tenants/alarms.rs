@@ -1,18 +1,18 @@
-//! The alarms that guests have armed on their PTIMERs. One timer per card is set to the first alarm.
+//! Alarms that guests have armed on their PTIMERs. One timer per card is set to the earliest alarm.
 
 use crate::alarm::{Alarm, TimerAlarm};
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Minimum time between arming an alarm and its expiry, in ns. A guest that arms its alarm repeatedly wakes the card's
-/// interrupt thread at most this often.
+/// Minimum time from arming an alarm to its expiry, in ns. It limits how often a guest can wake the card's interrupt
+/// thread.
 const SOONEST_NS: u64 = 100_000;
 
-/// Alarms by VM, and the timer that expires at the first alarm.
+/// Alarms by VM, and the timer that expires at the earliest one.
 #[derive(Debug)]
 pub(crate) struct GuestAlarms<A = TimerAlarm> {
     timer: A,
-    /// Expiry times, in ns since the card was taken over.
+    /// Expiry times in ns since the card was taken over.
     at: BTreeMap<TenantId, u64>,
 }
 
@@ -21,7 +21,7 @@ impl<A: Alarm> GuestAlarms<A> {
         Self { timer, at: BTreeMap::new() }
     }
 
-    /// Arms a VM's alarm `in_ns` ns from `now`, replacing the previous one; `None` disarms it.
+    /// Arms a VM's alarm to expire `in_ns` ns after `now`, replacing the previous one; `None` disarms it.
     pub(crate) fn arm(&mut self, vm: TenantId, now: u64, in_ns: Option<u64>) {
         match in_ns {
             Some(in_ns) => drop(self.at.insert(vm, now.saturating_add(in_ns.max(SOONEST_NS)))),
@@ -30,10 +30,10 @@ impl<A: Alarm> GuestAlarms<A> {
         self.set(now);
     }
 
-    /// Removes the due alarms, and returns their VMs. Called when the timer has expired.
+    /// Removes the due alarms and returns their VMs. Called when the timer has expired.
     pub(crate) fn due(&mut self, now: u64) -> Vec<TenantId> {
         if let Err(error) = self.timer.silence() {
-            tracing::error!(%error, "the timer of guests' alarms cannot be read");
+            tracing::error!(%error, "cannot read the timer for guest alarms");
         }
         let due: Vec<TenantId> = self.at.iter().filter(|(_, at)| **at <= now).map(|(vm, _)| *vm).collect();
         self.at.retain(|_, at| *at > now);
@@ -44,7 +44,7 @@ impl<A: Alarm> GuestAlarms<A> {
     fn set(&mut self, now: u64) {
         let Some(first) = self.at.values().min() else { return };
         if let Err(error) = self.timer.set(first.saturating_sub(now)) {
-            tracing::error!(%error, "guests' alarms do not ring: their timer cannot be set");
+            tracing::error!(%error, "cannot set the timer for guest alarms; they will not expire");
         }
     }
 }

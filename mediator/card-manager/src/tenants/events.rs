@@ -1,37 +1,37 @@
-//! Events of the card that concern one VM.
+//! Card events that concern a single VM.
 
 use channels::Doorbell;
 use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// A card event for one VM. The event contains physical addresses and numbers if the card manager has no record of the
-/// VM's own addresses and numbers.
+/// A card event for one VM. Contains physical addresses and numbers if the card manager does not know the VM's own
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
-    /// Work of an engine has raised its interrupt; the VM had work on this engine.
+    /// Work on an engine has raised its interrupt, and the VM had work on this engine.
     NonStall {
         /// Number of the engine in `nvspec::fifo::engine`.
         engine: u32,
     },
-    /// The last runlist that the VM submitted is in effect.
+    /// The VM's last submitted runlist is in effect.
     Runlist,
     /// Departing channels have left the card ([`take_left`](crate::CardState::take_left)).
     Left,
-    /// The remaining entries of a channel's ring fit on the card again.
+    /// The card can accept the remaining entries of a channel's ring.
     Resume(Doorbell),
     /// The VM's PTIMER alarm is due or nearly due.
     Alarm,
-    /// Memory that the VM waits for may be available, or its wait has reached the time limit.
+    /// Memory for which the VM waits may be available, or the wait has reached its time limit.
     Memory,
-    /// A channel held an engine for too long without progress. The channel is off the card.
+    /// A channel occupied an engine for too long without progress, and was removed from the card.
     Hang {
         /// Number of the engine in `nvspec::fifo::engine`.
         engine: u32,
         /// The VM's channel.
         channel: VirtualChannelId,
     },
-    /// The card's MMU rejected an access of a channel. The channel is off the card.
+    /// The card's MMU rejected an access by a channel, which was removed from the card.
     MmuFault {
         /// The VM's channel.
         channel: VirtualChannelId,
@@ -39,10 +39,10 @@ pub enum GuestEvent {
         unit: u32,
         /// GPU virtual address.
         va: GpuVa,
-        /// The fault's type word, in the format of `pfifo::FAULT_TYPE`.
+        /// Fault type word, in the format of `pfifo::FAULT_TYPE`.
         kind: u32,
     },
-    /// A PBDMA found a method that it cannot execute, and has skipped it.
+    /// A PBDMA found a method that it cannot execute, and skipped it.
     Pbdma {
         /// The VM's channel.
         channel: VirtualChannelId,
@@ -55,7 +55,7 @@ pub enum GuestEvent {
         /// Data of the method.
         data: u32,
     },
-    /// PGRAPH rejected a method, and has skipped it.
+    /// PGRAPH rejected a method and skipped it.
     Graph {
         /// The VM's channel.
         channel: VirtualChannelId,
@@ -69,12 +69,12 @@ pub enum GuestEvent {
         address: u32,
         /// Data of the method.
         data: u32,
-        /// Units that trapped, as a word in the format of `pgraph::TRAP`.
+        /// Units that trapped, in the format of `pgraph::TRAP`.
         trap: u32,
         /// Error report of the first multiprocessor that trapped, if any.
         sm: Option<SmError>,
     },
-    /// A copy engine rejected a method, and has skipped it.
+    /// A copy engine rejected a method and skipped it.
     Copy {
         /// The VM's channel.
         channel: VirtualChannelId,

@@ -1,17 +1,17 @@
 //! Events from the card's interrupt thread for a VM whose lock is held.
 //!
-//! One thread serves the interrupts of all VMs of a card, so it must never wait for a VM. Otherwise a guest that keeps
-//! its own vGPU busy with a large flush would delay its neighbours' interrupts. The thread puts the event into the
-//! inbox instead, and `mailbox` handles it later.
+//! One thread serves the interrupts of all VMs of a card, so it must never wait for a VM: a guest that keeps its own
+//! vGPU busy with a large flush would otherwise delay its neighbours' interrupts. Instead, the thread puts the event
+//! into the inbox, and `mailbox` handles it later.
 
 use super::GuestEvent;
 use std::collections::VecDeque;
 
-/// Maximum number of queued errors. Engines continue after an error, so a guest can cause any number of errors. Further
-/// errors are only counted.
+/// Maximum number of queued errors; any more are only counted. Engines continue after an error, so a guest can cause
+/// any number of them.
 const MAX_QUEUED_ERRORS: usize = 256;
 
-/// Events that are waiting for a VM.
+/// Events waiting for a VM.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     events: VecDeque<GuestEvent>,
@@ -19,18 +19,18 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Appends an event, unless an equivalent event is queued.
+    /// Appends an event unless an equivalent one is already queued.
     pub(crate) fn push(&mut self, event: GuestEvent) {
         if self.events.contains(&event) {
             return;
         }
         match event {
-            // A channel's ring is read up to its last doorbell, so only the last doorbell is stored.
+            // A channel's ring is read up to its last doorbell, so store only that one.
             GuestEvent::Resume(doorbell) => {
                 let same = |old: &GuestEvent| matches!(old, GuestEvent::Resume(old) if old.channel == doorbell.channel);
                 self.events.retain(|old| !same(old));
             }
-            // Each of these events ends a channel that stays bound until the event is handled, so each channel has at
+            // Each of these events ends a channel, which stays bound until the event is handled, so each channel has at
             // most one.
             GuestEvent::MmuFault { .. }
             | GuestEvent::Hang { .. }
@@ -59,7 +59,7 @@ impl Inbox {
         self.events.is_empty()
     }
 
-    /// Returns the number of events that were dropped because the queue was full, since the VM was created.
+    /// Returns the number of events dropped since the VM was created because the queue was full.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }

@@ -1,9 +1,8 @@
-//! The VM's lock and its inbox, which the card's interrupt thread and the VM's own threads share.
+//! A VM's lock and its inbox, shared by the card's interrupt thread and the VM's own threads.
 //!
-//! The interrupt thread serves all VMs of a card and never waits for a VM. The thread puts its event into the inbox and
-//! tries to take the lock. If another thread holds the lock, that thread empties the inbox on release. An event may
-//! arrive between the holder's last check and the release, and still find the lock taken. The holder therefore checks
-//! once more after the release.
+//! The interrupt thread serves all VMs of a card and never waits for a VM. It puts its event into the inbox and tries
+//! to take the lock. If another thread holds the lock, that thread drains the inbox on release. An event may arrive
+//! after the holder's last check and still find the lock taken, so the holder checks once more after the release.
 
 use super::GuestEvent;
 use super::inbox::Inbox;
@@ -13,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Handles events.
 pub trait Recipient {
-    /// Shows an event to the guest. The caller holds the lock.
+    /// Reports an event to the guest. The caller holds the lock.
     fn take_up(&mut self, event: GuestEvent);
 
     /// Called before the lock is released.
@@ -25,14 +24,14 @@ pub trait Recipient {
 pub struct Mailbox<R, L: Locks = Real> {
     locked: Mutex<rank::Vm, R, L>,
     inbox: Mutex<rank::Inbox, Inbox, L>,
-    /// Set if a panic has left the recipient half changed.
+    /// Set if a panic may have left the recipient inconsistent.
     torn: AtomicBool,
 }
 
-/// A guard of the held lock. Queued events are handled before the lock is released.
+/// Guard of the lock. Queued events are handled before the lock is released.
 pub struct MailboxGuard<'a, R: Recipient, L: Locks = Real> {
     mailbox: &'a Mailbox<R, L>,
-    /// Always present, except at the end of [`Drop::drop`].
+    /// Present until the end of [`Drop::drop`].
     guard: Option<Guard<'a, rank::Vm, R, L>>,
     /// Set if the thread was panicking when it took the lock.
     unwinding: bool,
@@ -44,19 +43,19 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         Self { locked: Mutex::new(recipient), inbox: Mutex::default(), torn: AtomicBool::new(false) }
     }
 
-    /// Waits for the lock.
+    /// Takes the lock, waiting for it if necessary.
     ///
     /// # Panics
-    /// Panics if the recipient is [torn](Self::is_torn). The panic ends a VM's own thread. Other threads check first.
+    /// Panics if the recipient is [torn](Self::is_torn). The panic ends the VM's own thread; other threads check first.
     #[track_caller]
     pub fn lock(&self) -> MailboxGuard<'_, R, L> {
         let held = self.lock_torn();
-        // PANIC: half-changed state must not be used. The VM's thread catches panics.
-        assert!(!self.is_torn() || held.unwinding, "an earlier panic has left the VM in an inconsistent state");
+        // PANIC: inconsistent state must not be used. The VM's thread catches panics.
+        assert!(!self.is_torn() || held.unwinding, "an earlier panic left the VM in an inconsistent state");
         held
     }
 
-    /// Waits for the lock even if the recipient is torn, so that the VM can be removed.
+    /// Takes the lock even if the recipient is torn, so that the VM can be removed.
     #[track_caller]
     pub fn lock_torn(&self) -> MailboxGuard<'_, R, L> {
         MailboxGuard::new(self, self.locked.lock())
@@ -68,24 +67,24 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         self.locked.try_lock().map(|guard| MailboxGuard::new(self, guard)).filter(|_| !self.is_torn())
     }
 
-    /// Returns true if a panic has released the lock: the recipient may be half changed.
+    /// Returns true if a panic has released the lock. The recipient may then be inconsistent.
     pub fn is_torn(&self) -> bool {
         self.torn.load(Ordering::Acquire)
     }
 
-    /// Queues an event, which this thread or the holder of the lock handles. Never waits for the lock.
+    /// Queues an event, which this thread or the lock holder handles. Never waits for the lock.
     pub fn deliver(&self, event: GuestEvent) {
         self.inbox.lock().push(event);
         // If the lock is free, dropping this guard handles the event.
         drop(self.try_lock());
     }
 
-    /// Returns the number of events that were dropped because the queue was full, since the VM was created.
+    /// Returns the number of events dropped since the VM was created because the queue was full.
     pub fn lost(&self) -> u64 {
         self.inbox.lock().lost()
     }
 
-    /// Takes the next event in a separate statement, so that the inbox is unlocked while the event is handled.
+    /// Takes the next event. A separate function, so that the inbox is unlocked while the event is handled.
     fn next(&self) -> Option<GuestEvent> {
         self.inbox.lock().pop()
     }
@@ -134,8 +133,7 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
             torn.whole = true;
             drop(torn);
             drop(recipient);
-            // An event that arrived between the check and the release found the lock taken, so this thread must handle
-            // it.
+            // An event that arrived after the check still found the lock taken, so this thread must handle it.
             if !self.mailbox.is_empty() {
                 self.guard = self.mailbox.locked.try_lock();
             }
@@ -143,8 +141,8 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
     }
 }
 
-/// Marks a recipient as torn if a panic drops this value. The value is declared after the lock's guard, and is
-/// therefore dropped before the guard.
+/// Marks a recipient as torn if a panic drops this value, which is declared after the lock's guard and therefore
+/// dropped first.
 struct Tearing<'a> {
     torn: &'a AtomicBool,
     whole: bool,
@@ -195,7 +193,7 @@ mod tests {
         assert!(mailbox.is_torn() && mailbox.try_lock().is_none());
         assert!(panics(|| drop(mailbox.lock())));
         mailbox.deliver(GuestEvent::Memory);
-        assert_eq!(mailbox.lock_torn().taken, 0, "nothing is done with what is half changed");
+        assert_eq!(mailbox.lock_torn().taken, 0, "an inconsistent recipient must not handle events");
     }
 
     #[test]

@@ -8,11 +8,10 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use sched::{Engine, Nanos};
 use vram::TenantId;
 
-/// Queries and requests of a feeder to its card, implemented by the state of a card under its lock. Tests implement
-/// this trait with a model of a card.
+/// Queries and requests from a feeder to its card. Implemented by a card's locked state, and by a model in tests.
 ///
-/// The schedule is part of that state and not of the feeder, because a request may end channels, and the feeder of the
-/// same card must be notified before the request returns ([`Self::kill`]).
+/// The schedule is part of that state rather than of the feeder, because a request may end channels, and a feeder for
+/// the same card must be notified before the request returns ([`Self::kill`]).
 pub trait CardView {
     /// The alarm that wakes the interrupt thread.
     type Alarm: Alarm;
@@ -20,33 +19,32 @@ pub trait CardView {
     /// Returns the scheduler and its known submissions, which are part of the card's state.
     fn schedule(&mut self) -> &mut Schedule<Self::Alarm>;
 
-    /// Returns the card's time, which never decreases.
+    /// Returns the card time, which never decreases.
     fn card_time(&self) -> Nanos;
 
-    /// Returns the VM of a channel on the card, and the guest's number of the channel.
+    /// Returns the VM of a channel on the card, and the guest's channel number.
     fn owner(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)>;
 
-    /// Returns the engines that a channel can work on, according to its contexts.
+    /// Returns the engines that can execute a channel, according to its contexts.
     fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT];
 
-    /// Returns true if a channel may run, now or in its slice: neither the guest nor the mediator has stopped the
-    /// channel.
+    /// Returns true if a channel may run, now or in its slice: neither the guest nor the mediator has stopped it.
     fn wants(&self, channel: ChannelId) -> bool;
 
-    /// Returns the location of a channel, as the card reports it.
+    /// Returns a channel's location as reported by the card.
     fn presence(&mut self, channel: ChannelId) -> Presence;
 
     /// Returns true if a channel's semaphore wait blocks the method unit for other channels.
     fn holds(&mut self, channel: ChannelId) -> bool;
 
-    /// Returns the channel that an engine works for, as reported by the card.
+    /// Returns the channel that an engine is executing, as reported by the card.
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId>;
 
     /// Returns a value that changes while the channel makes progress.
     fn progress(&mut self, channel: ChannelId) -> u64;
 
-    /// Returns true if a channel is kept off an engine that another VM holds, so that the channel cannot poll its
-    /// semaphore. The card's report about the channel is then from the channel's last run.
+    /// Returns true if a channel is kept off an engine that another VM holds, so it cannot poll its semaphore. The
+    /// card's report about the channel is then from its last run.
     fn is_shut_out(&self, channel: ChannelId) -> bool;
 
     /// Returns true if a channel is [shut out](Self::is_shut_out) and its VM will not get the engine for other work
@@ -63,21 +61,22 @@ pub trait CardView {
     /// Returns true if a channel has so much work that its completions must be noticed immediately.
     fn needs_ends(&self, channel: ChannelId) -> bool;
 
-    /// Returns the time in ns until the timer must expire if no other event comes first. At that time
+    /// Returns the time until the timer must expire if no other event comes first, in ns. At that time,
     /// [`Self::take_ended`] must be called again, or a departing channel must be polled.
     fn deferred_ns(&self) -> Option<u64>;
 
-    /// Returns the submissions that have ended since the last call, with the card's time of the end if known.
+    /// Returns the submissions that have completed since the last call, each with the card time of its completion if
+    /// known.
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
 
     /// Lets the card fetch a submission and the channel's earlier submissions. Returns `false` if the channel no longer
     /// exists.
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
-    /// Suppresses the interrupt at the end of a submission. Returns `false` if the interrupt cannot be suppressed.
+    /// Suppresses the interrupt at the end of a submission. Returns `false` if it cannot be suppressed.
     fn suppress_completion_irq(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
-    /// Makes a channel without work on the card [ready](Self::is_ready_for). Returns `false` if the channel must still
+    /// Makes a channel without work on the card [ready](Self::is_ready_for). Returns `false` if the channel has yet to
     /// leave an engine.
     fn make_ready(&mut self, channel: ChannelId, needs: Needs) -> bool;
 
@@ -87,11 +86,10 @@ pub trait CardView {
     /// Keeps a channel off the card, or lets it return with its work.
     fn withhold(&mut self, channel: ChannelId, descheduled: bool);
 
-    /// Makes an engine that one VM at a time uses change hands, if this is due. Returns the VM that has blocked PGRAPH
-    /// with work on other engines since the last call, if any, and the start of this time.
+    /// Changes the tenant of an engine that only one VM at a time may use, if due. Returns the VM that has blocked
+    /// PGRAPH with work on other engines since the last call, if any, and the start of this time.
     fn hand_over(&mut self) -> Option<(TenantId, Nanos)>;
 
-    /// Removes a channel that has held an engine for too long from the card, and reports the end of the channel through
-    /// [`Feeder::channel_ended`](super::feeder::Feeder::channel_ended).
+    /// Removes a channel that has occupied an engine for too long from the card, and reports its end through
     fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, engine: Engine);
 }

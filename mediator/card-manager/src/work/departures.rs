@@ -1,35 +1,34 @@
-//! Channels that must leave the card and have not left their engines yet.
+//! Channels that must leave the card but have not left their engines yet.
 //!
 //! No thread holds the card's lock while it waits for these channels. The scheduler's tick polls each channel, resets
-//! an engine that keeps a channel for too long, and gives up if the channel still stays. Until a channel has left, its
-//! number, its shadow directory and its work area do not change, and its work is charged to its VM.
+//! an engine that keeps a channel for too long, and gives up if the channel stays nevertheless. Until a channel has
+//! left, its number, shadow directory and work area do not change, and its work is charged to its VM.
 
 use nvspec::fifo::ChannelId;
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Minimum time between two counted polls, in ns.
+/// Minimum time between counted polls, in ns.
 pub(crate) const LOOK_NS: u64 = 500_000;
-/// Number of polls before the engine that works for a channel is reset. These polls take at least 20 ms.
-// TIMEOUT: an engine without current work releases a channel much sooner. A busy host delays the polls.
+/// Number of polls before the engine that executes a channel is reset. These polls take at least 20 ms.
+// TIMEOUT: an idle engine releases a channel much sooner. A busy host delays the polls.
 const ASKED_LOOKS: u32 = 40;
-/// Number of polls after the reset before the channel counts as kept by the card.
+/// Number of polls after the reset before the card is considered to keep the channel.
 const RESET_LOOKS: u32 = 200;
-/// Time between two polls of a channel that stays on the card, in ns. The card may not continue because the host is
-/// slow.
+/// Interval between polls of a channel that stays on the card, in ns. The channel may still leave, because a slow host
+/// may only have delayed the card.
 const KEPT_LOOK_NS: u64 = 100_000_000;
 
-/// Progress of a channel's end.
+/// Stage of a channel's departure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The card was requested to remove the channel from its engines.
+    /// The card was asked to remove the channel from its engines.
     Asked,
-    /// The engines that worked for the channel were reset.
+    /// The engines that executed the channel were reset.
     Reset,
-    /// The channel has left; its VM must remove its work area from the address space.
+    /// The channel has left. Its VM must unmap its work area.
     Left,
-    /// The channel stays on the card, and no thread waits for it. The channel may leave late, or after a reset of the
-    /// card.
+    /// The channel stays on the card, and no thread waits for it. It may still leave late, or after a card reset.
     Kept,
 }
 
@@ -42,16 +41,16 @@ struct Departure {
     looks: u32,
     /// Time of the last counted poll, in ns since the card was taken over.
     looked_ns: u64,
-    /// Set if the scheduler charges the channel's work until the channel has left.
+    /// Set if the scheduler charges the channel's work until it has left.
     charged: bool,
 }
 
-/// Next step for a channel that stays.
+/// Next remedy for a channel that stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
-    /// Reset the engines that work for the channel.
+    /// Reset the engines that execute the channel.
     Reset,
-    /// Stop waiting: the channel stays on the card.
+    /// Stop waiting; the channel stays on the card.
     GiveUp,
 }
 
@@ -60,36 +59,35 @@ pub(crate) enum Remedy {
 pub(crate) struct Departures(BTreeMap<ChannelId, Departure>);
 
 impl Departures {
-    /// Starts the departure of a channel of `vm`, unless it is already departing. `charged` means that its work is
-    /// charged until the channel has left.
+    /// Starts the departure of one of `vm`'s channels, unless it is already departing. If `charged` is true, its work
+    /// is charged until it has left.
     pub(crate) fn begin(&mut self, vm: TenantId, channel: ChannelId, charged: bool, now_ns: u64) {
         let new = Departure { vm, stage: Stage::Asked, looks: 0, looked_ns: now_ns, charged };
         self.0.entry(channel).or_insert(new).charged |= charged;
     }
 
-    /// Returns true if a channel is tracked: it departs, has left, or stays on the card.
+    /// Returns true if a channel is tracked: it is departing, has left, or stays on the card.
     pub(crate) fn contains(&self, channel: ChannelId) -> bool {
         self.0.contains_key(&channel)
     }
 
-    /// Returns the channels to poll, with their VMs: departing channels, and occasionally the channels that stayed on
-    /// the card.
+    /// Returns the channels to poll, with their VMs: departing channels, and occasionally those that stay on the card.
     pub(crate) fn due(&self, now_ns: u64) -> Vec<(ChannelId, TenantId)> {
         let due = self.0.iter().filter(|(_, departure)| departure.is_due(now_ns));
         due.map(|(channel, departure)| (*channel, departure.vm)).collect()
     }
 
-    /// Returns true if any channel, or any channel of `vm` if a VM is given, must still leave.
+    /// Returns true if any channel (of `vm`, if given) has yet to leave.
     pub(crate) fn any_leaving(&self, vm: Option<TenantId>) -> bool {
         self.0.values().any(|departure| departure.is_leaving() && vm.is_none_or(|vm| vm == departure.vm))
     }
 
-    /// Returns true if a channel of `vm` stays on the card.
+    /// Returns true if any channel of `vm` stays on the card.
     pub(crate) fn any_kept(&self, vm: TenantId) -> bool {
         self.0.values().any(|departure| departure.stage == Stage::Kept && departure.vm == vm)
     }
 
-    /// Returns true if no channel is departing, stays on the card, or has departed and waits for its VM.
+    /// Returns true if no channel is departing, stays on the card, or has left and waits for its VM.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -99,8 +97,8 @@ impl Departures {
         self.0.values().any(|departure| departure.stage == Stage::Kept)
     }
 
-    /// Counts a poll at `now_ns` of a channel that is still on the card, unless the previous poll was too recent.
-    /// Returns the next step if it is due.
+    /// Counts a poll at `now_ns` that found a channel still on the card, unless the previous one was too recent.
+    /// Returns the next remedy if due.
     pub(crate) fn stays(&mut self, channel: ChannelId, now_ns: u64) -> Option<Remedy> {
         let departure = self.0.get_mut(&channel)?;
         if departure.stage == Stage::Kept {
@@ -122,8 +120,8 @@ impl Departures {
         Some(remedy)
     }
 
-    /// Records that a channel has left. `lingers` means that its VM must still remove its work area from the address
-    /// space. Returns true if the scheduler must be notified that the channel's work has ended.
+    /// Records that a channel has left. If `lingers` is true, its VM has yet to unmap its work area. Returns true if
+    /// the scheduler must be notified that the channel's work has ended.
     pub(crate) fn leave(&mut self, channel: ChannelId, lingers: bool) -> bool {
         let charged = self.discharge(channel);
         match self.0.get_mut(&channel) {
@@ -138,7 +136,7 @@ impl Departures {
         self.0.get_mut(&channel).is_some_and(|departure| std::mem::take(&mut departure.charged))
     }
 
-    /// Returns the departed channels of `vm`, so that the VM can unmap their work areas.
+    /// Returns the departed channels of `vm`, whose work areas the VM can now unmap.
     pub(crate) fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         let left = |departure: &Departure| departure.vm == vm && departure.stage == Stage::Left;
         self.0.extract_if(.., |_, departure| left(departure)).map(|(channel, _)| channel).collect()
@@ -162,7 +160,7 @@ mod tests {
     const VM: TenantId = TenantId(1);
     const CHANNEL: ChannelId = ChannelId(7);
 
-    /// Polls `times` times, at intervals at which polls count. Returns the last remedy.
+    /// Polls `times` times, at intervals long enough to be counted. Returns the last remedy.
     fn look(departures: &mut Departures, times: u32, now_ns: &mut u64) -> Option<Remedy> {
         let mut remedy = None;
         for _ in 0..times {
@@ -177,7 +175,7 @@ mod tests {
     fn engine_is_reset_after_fixed_poll_count_despite_extra_polls() {
         let (mut departures, mut now) = (Departures::default(), 0);
         departures.begin(VM, CHANNEL, true, now);
-        // Waiting threads poll more often than the tick.
+        // Waiting threads poll more often than the tick does.
         assert!((0..1000).all(|_| departures.stays(CHANNEL, now).is_none()));
         assert_eq!(look(&mut departures, ASKED_LOOKS, &mut now), Some(Remedy::Reset));
         assert!(departures.any_leaving(Some(VM)) && !departures.any_leaving(Some(TenantId(2))));

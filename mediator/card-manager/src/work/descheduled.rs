@@ -1,21 +1,21 @@
-//! Channels whose started work is currently kept off the card. The work resumes in its VM's next slice.
+//! Channels whose started work is currently kept off the card. It resumes in its VM's next slice.
 //!
-//! There are two kinds. The first kind is a channel that was stopped (through its guest's registers, or because memory
-//! moves) and has left the card. Such a channel resumes when it may run again. The second kind is a channel that waits
-//! for a semaphore and *rests* (is descheduled) while other channels have work. One reason is that an acquire may block
-//! the unit that fetches methods for its whole time slice, repeatedly. The other reason is that the channel's VM has
-//! used up its [hops](WakeAllowance) with work between its waits. Periodically, one resting channel may poll its
-//! semaphore again, as a submission does in its slice. If the card has no other work, no channel rests.
+//! There are two kinds. First, a channel that was stopped, through its guest's registers or because memory moves, and
+//! has left the card: it resumes when it may run again. Second, a channel that waits for a semaphore and *rests* while
+//! other channels have work, either because its acquire may repeatedly block the method fetch unit for a whole time
+//! slice, or because its VM has used up its [hops](WakeAllowance) with work between waits. Periodically, one resting
+//! channel may poll its semaphore again, as a submission does in its slice. If the card has no other work, no channel
+//! rests.
 
 use nvspec::fifo::ChannelId;
 use sched::Nanos;
 use std::collections::{BTreeMap, VecDeque};
 use vram::TenantId;
 
-/// Time between the polls of two channels' semaphores, in ns. A poll takes up to a millisecond, which is 3 % of this
-/// time.
+/// Interval between polls of resting channels' semaphores, in ns. A poll takes up to a millisecond, which is 3 % of
+/// this time.
 const REST_NS: u64 = 32_000_000;
-/// Number of hops that a VM gets in advance ([`WakeAllowance`]).
+/// Number of hops that a VM may make in a burst ([`WakeAllowance`]).
 const BURST_HOPS: u64 = 4;
 
 /// Reason why a channel is descheduled.
@@ -33,7 +33,7 @@ pub(crate) enum Why {
 #[derive(Debug, Default)]
 pub(crate) struct DescheduledChannels {
     pub(super) channels: BTreeMap<ChannelId, (TenantId, Why)>,
-    /// Resting channels; the first is the next to poll its semaphore.
+    /// Resting channels, in the order of their next polls.
     pub(super) resting: VecDeque<ChannelId>,
     /// Time of the next poll.
     pub(super) next: Nanos,
@@ -49,7 +49,7 @@ impl DescheduledChannels {
         self.channels.contains_key(&channel)
     }
 
-    /// Returns true if a resting channel waits for its poll.
+    /// Returns true if any resting channel waits for its poll.
     pub(crate) fn any_rests(&self) -> bool {
         !self.resting.is_empty()
     }
@@ -73,15 +73,15 @@ impl DescheduledChannels {
         self.channels.remove(&channel).is_some()
     }
 
-    /// Forgets channels that are off the card permanently.
+    /// Forgets channels that are permanently off the card.
     pub(crate) fn forget(&mut self, gone: impl Fn(TenantId, ChannelId) -> bool) {
         self.channels.retain(|channel, (vm, _)| !gone(*vm, *channel));
         let channels = &self.channels;
         self.resting.retain(|channel| channels.contains_key(channel));
     }
 
-    /// Returns the next channel that may poll, if a poll is due. The channel then no longer rests. `wanted` is true if
-    /// other VMs have work.
+    /// Returns the next channel to poll, which then no longer rests, if a poll is due. `wanted` is true if other VMs
+    /// have work.
     pub(crate) fn wake_next(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
         if wanted && now < self.next {
             return None;
@@ -95,8 +95,8 @@ impl DescheduledChannels {
     }
 }
 
-/// Limits how often a VM's channels work between two polls that found them waiting. This work is not measured and
-/// belongs to no slice. Each VM may therefore do such work a few times, and then once per poll of a resting channel.
+/// Limits how often a VM's channels do work between two polls that both find them waiting. Such work is not measured
+/// and does not belong to a slice, so each VM may do it a few times, and then only once per poll of a resting channel.
 #[derive(Debug, Default)]
 pub(crate) struct WakeAllowance(pub(super) BTreeMap<TenantId, Nanos>);
 
@@ -126,8 +126,8 @@ mod tests {
         let (mut hops, vm) = (WakeAllowance::default(), TenantId(1));
         let at = |ms: u64| Nanos(1_000_000_000 + ms * 1_000_000);
         assert_eq!((0..100).filter(|_| hops.allow(vm, at(0))).count() as u64, BURST_HOPS);
-        assert!(hops.allow(TenantId(2), at(0)), "another's are its own");
-        // A refused hop is not charged.
+        assert!(hops.allow(TenantId(2), at(0)), "each VM has its own allowance");
+        // A rejected hop is not charged.
         assert!(!hops.allow(vm, at(31)) && hops.allow(vm, at(32)) && !hops.allow(vm, at(63)));
         // Unused hops do not accumulate.
         assert_eq!((0..100).filter(|_| hops.allow(vm, at(100_000))).count() as u64, BURST_HOPS);

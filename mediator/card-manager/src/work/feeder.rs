@@ -1,19 +1,19 @@
-//! Feeds the scheduler of a card with events, and executes its decisions.
+//! Feeds events to a card's scheduler, and executes its decisions.
 //!
 //! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]), and the submission
-//! arrives at the feeder. When the submission gets a slice, on any thread, the card may fetch it. The submission's
-//! completion record marks its end with the card's timestamp.
+//! arrives at the feeder. Once it gets a slice, on any thread, the card may fetch it. Its completion record contains
+//! the card's timestamp.
 //!
-//! A submission that cannot run does not block others. Such a submission arrives only once the guest has enabled and
-//! listed its channel. A submission may start and then wait, for a semaphore or because its channel was stopped. The
-//! submission releases the engine to other submissions once the card reports that no engine works for its channel.
-//! Until then the submission is charged and its limit applies, regardless of the guest's register writes; a stopped
-//! channel must leave the engine. When the submission may run again, it resumes in its [slice](super::descheduled).
+//! A submission that cannot run does not block others: it arrives only once the guest has enabled and listed its
+//! channel. A started submission may wait, for a semaphore or because its channel was stopped. It releases the engine
+//! once the card reports that no engine executes its channel. Until then it is charged and its limit applies,
+//! regardless of the guest's register writes; a stopped channel must leave the engine. When the submission can run
+//! again, it resumes in its [slice](super::descheduled).
 //!
-//! Parts: `arrivals` (submissions until they are queued), `waits` (submissions and channels that cannot run), `engines`
-//! (the channels that the engines work for, and overruns).
+//! Modules: `arrivals` (submissions until they are queued), `waits` (submissions and channels that cannot run),
+//! `engines` (the channels on the engines, and overruns).
 //!
-//! A channel is killed only after the engine confirms that it is running the channel.
+//! A channel is killed only if the engine confirms that it is executing the channel.
 
 mod arrivals;
 mod engines;
@@ -36,7 +36,7 @@ pub struct Feeder<'a, C> {
 }
 
 impl<'a, C: CardView> Feeder<'a, C> {
-    /// Creates the feeder of a card for several events under one hold of the card's lock.
+    /// Creates the feeder of a card for several events within one critical section of the card's lock.
     pub(crate) fn new(card: &'a mut C) -> Self {
         Self { card }
     }
@@ -60,12 +60,12 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Removed { vgpu: vm }]);
     }
 
-    /// Changes the share of a VM from now on.
+    /// Changes a VM's share from now on.
     pub fn set_share(&mut self, vm: TenantId, params: VgpuParams) {
         self.feed([Event::Changed { vgpu: vm, params }]);
     }
 
-    /// Changes the policy of the card from now on. Waiting and running work continues.
+    /// Changes the card's policy from now on. Queued and running work continues.
     pub fn set_scheduler(&mut self, config: Config) {
         self.feed([Event::Configured(config)]);
     }
@@ -84,10 +84,10 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::ChannelEnded { vgpu: vm, channel: Channel(channel.0.into()) }]);
     }
 
-    /// Finds the submissions that have ended.
+    /// Finds the submissions that have completed.
     pub(crate) fn complete(&mut self) {
         let mut ended = self.card.take_ended();
-        // Ends on one engine are in order. An end without a time happened before now.
+        // Completions on one engine are in order. A completion without a time happened before now.
         ended.sort_by_key(|(_, at)| at.unwrap_or(Nanos(u64::MAX)));
         let mut events = Vec::new();
         for (submission, ended) in ended {
@@ -115,7 +115,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
     /// Handles the timer's expiry.
     pub(crate) fn tick(&mut self) {
         self.schedule().disarm();
-        // Work that has already ended did not exceed its limit.
+        // Work that has already completed did not exceed its limit.
         if self.next_look_ns().is_some() || self.schedule().scheduler.in_flight() > 0 {
             self.complete();
         }
@@ -126,10 +126,10 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Tick]);
     }
 
-    /// Finds the submissions (of one VM or of all VMs) that have become able or unable to run.
+    /// Finds submissions, of one VM or of all VMs, that have become able or unable to run.
     pub fn look_at_waits(&mut self, vm: Option<TenantId>) {
         if vm.is_none() {
-            // Guests' register writes do not trigger this step, because it reads the card, which delays other VMs.
+            // Guests' register writes do not trigger this step, because reading the card delays other VMs.
             let moved = self.look_at_engines();
             self.feed(moved);
         }
@@ -146,7 +146,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed(events);
     }
 
-    /// Returns the time in ns until the next poll that the scheduler does not request, if any.
+    /// Returns the time until the next poll that the scheduler does not request, if any, in ns.
     fn next_look_ns(&mut self) -> Option<u64> {
         let deferred =
             self.card.deferred_ns().or_else(|| (self.any_left_out() || self.any_unready()).then_some(LOOK_NS));
@@ -186,9 +186,13 @@ impl<'a, C: CardView> Feeder<'a, C> {
                 self.handle_overrun(vgpu, physical, engine, ran_ns, &mut told);
             }
             Decision::Quarantined { vgpu, until } => {
-                tracing::warn!(vm = vgpu.0, ?until, "a VM is quarantined: its submissions ran for too long, too often");
+                tracing::warn!(
+                    vm = vgpu.0,
+                    ?until,
+                    "a VM is quarantined: too many of its submissions ran for too long"
+                );
             }
-            Decision::Released { vgpu } => tracing::info!(vm = vgpu.0, "a VM is out of quarantine"),
+            Decision::Released { vgpu } => tracing::info!(vm = vgpu.0, "a VM was released from quarantine"),
         }
         events.extend(told);
     }
@@ -205,8 +209,8 @@ impl<'a, C: CardView> Feeder<'a, C> {
         if !self.card.start(channel, Submission(ticket.0)) {
             return told.push(descheduled);
         }
-        // The end of the work before this fence is noticed together with the fence's end, so one interrupt is
-        // sufficient for both.
+        // The completion of the work before this fence is noticed together with the fence's, so one interrupt suffices
+        // for both.
         if brief
             && let Some(before) = self.schedule().started_before(ticket, channel)
             && self.card.suppress_completion_irq(channel, Submission(before.0))

@@ -1,14 +1,14 @@
 //! Counts and limits the interrupts that VMs cause in addition to their completion interrupts.
 //!
-//! The card's single interrupt thread serves each interrupt under the card's lock: unknown methods, errors of engines,
-//! and interrupts in the middle of a submission. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of these between two
-//! checks of that thread. If a VM causes more, its channels are paused until the next check: the VM loses its own time,
-//! and other VMs are served.
+//! The card's single interrupt thread handles each of these interrupts (unknown methods, engine errors, interrupts
+//! within a submission) under the card's lock. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of them between two checks
+//! by that thread. If it causes more, its channels are paused until the next check, which costs the VM its own time
+//! rather than that of others.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Maximum number of interrupts of one VM between two checks, which are a tenth of a second apart.
+/// Maximum number of interrupts per VM between two checks, which are a tenth of a second apart.
 pub(crate) const MAX_INTERRUPTS_PER_CHECK: u32 = 256;
 /// Number of uncounted interrupts per submission, for the guest's fences.
 const FREE_INTERRUPTS_PER_SUBMISSION: u32 = 2;
@@ -16,7 +16,7 @@ const FREE_INTERRUPTS_PER_SUBMISSION: u32 = 2;
 /// Interrupt account of one VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caused {
-    /// Number of interrupts since the last check, minus the number permitted for the VM's submissions.
+    /// Number of interrupts since the last check, minus the allowance for the VM's submissions.
     pub(super) lately: u32,
     pub(super) total: u64,
     pub(super) paused: bool,
@@ -39,7 +39,7 @@ impl InterruptRateLimit {
         exceeds
     }
 
-    /// Handles the end of a submission of the VM.
+    /// Handles the completion of one of the VM's submissions.
     pub(crate) fn ended(&mut self, vm: TenantId) {
         if let Some(caused) = self.0.get_mut(&vm) {
             caused.lately = caused.lately.saturating_sub(FREE_INTERRUPTS_PER_SUBMISSION);
@@ -58,7 +58,7 @@ impl InterruptRateLimit {
         resumed
     }
 
-    /// Returns the number of interrupts that a VM has caused, and the number of pauses because of them.
+    /// Returns the number of interrupts that a VM has caused, and the number of resulting pauses.
     pub(crate) fn interrupts_and_pauses(&self, vm: TenantId) -> (u64, u64) {
         self.0.get(&vm).map(|caused| (caused.total, caused.pauses)).unwrap_or_default()
     }
@@ -82,7 +82,7 @@ mod tests {
         let most = u64::from(MAX_INTERRUPTS_PER_CHECK);
         assert!((0..most).all(|_| !noise.count(NOISY) && !noise.count(QUIET)));
         assert!(noise.count(NOISY));
-        assert!(!noise.count(NOISY), "it is paused once");
+        assert!(!noise.count(NOISY), "the VM is paused once");
         assert_eq!(noise.look(), [NOISY]);
         assert_eq!(noise.look(), []);
         assert!((0..most).all(|_| !noise.count(NOISY)));

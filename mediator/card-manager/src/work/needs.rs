@@ -1,7 +1,7 @@
-//! The engines that a submission needs, as far as its push buffer shows them.
+//! Engines that a submission needs, as far as its push buffer reveals them.
 //!
-//! This is only a hint, because the guest can change the words after they were read. Work that was classified as copies
-//! runs on a channel without a PGRAPH context. On such a channel, a method for PGRAPH faults and ends the channel.
+//! This is only a hint, because the guest can change the push buffer after it was read. Work classified as copies runs
+//! on a channel without a PGRAPH context, where a method for PGRAPH faults and ends the channel.
 
 use super::engine_numbered;
 use sched::Engine;
@@ -14,12 +14,12 @@ pub enum Needs {
     Graphics,
     /// Only copy engines. This one is used first.
     Copies(Engine),
-    /// No engine, because the methods are only for the host interface.
+    /// No engine: all methods are for the host interface.
     Host,
 }
 
 impl Needs {
-    /// Returns the needs of a method for the engine with this number on the card.
+    /// Returns the needs of a method for the engine with this card number.
     #[must_use]
     pub(crate) fn of_engine(number: u32) -> Self {
         match engine_numbered(number) {
@@ -28,7 +28,7 @@ impl Needs {
         }
     }
 
-    /// Returns the combined needs of work with these needs and of the work after it, which has the needs `other`.
+    /// Returns the combined needs of this work and of the work after it, which has the needs `other`.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {

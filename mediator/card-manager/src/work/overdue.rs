@@ -1,5 +1,5 @@
-//! Submissions that arrived long ago and have not ended, with the reason for each wait. This is shown by `mediatorctl
-//! sched show` and in the log.
+//! Submissions that arrived long ago and have not completed, with the reason for each wait. `mediatorctl sched show`
+//! and the log show them.
 
 use super::Work;
 use super::descheduled::Why;
@@ -11,21 +11,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use vram::TenantId;
 
-/// Age at which a submission becomes overdue, in ns.
+/// Age at which a submission counts as overdue, in ns.
 const OVERDUE_NS: u64 = 1_000_000_000;
-/// Minimum time between two log lines about one VM, in ns, because a guest can cause such lines.
+/// Minimum time between log lines about one VM, in ns, because a guest can cause them.
 const QUIET_NS: u64 = 10_000_000_000;
-/// Maximum number of submissions that are shown per VM.
+/// Maximum number of submissions shown per VM.
 const MAX_SHOWN_PER_VM: usize = 8;
 
-/// Reason why a submission has not ended.
+/// Reason why a submission has not completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// The guest has disabled the channel, removed it from the runlist or masked the engines.
     Guest,
-    /// Memory of the VM is being moved.
+    /// The VM's memory is being moved.
     Memory,
-    /// Another VM has the quantum for its memory on the card.
+    /// Another VM holds the quantum for memory on the card.
     MemoryTurn,
     /// The VM has caused more interrupts than permitted, and is paused until the next check.
     Interrupts,
@@ -37,7 +37,7 @@ pub enum Awaited {
     Quarantine,
     /// A semaphore has not been released.
     Semaphore,
-    /// The engine has not ended the work.
+    /// The engine has not completed the work.
     Engine,
     /// The channel has ended, and none of its work is running.
     Ended,
@@ -47,15 +47,15 @@ impl fmt::Display for Awaited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Guest => "its guest to enable and list its channel",
-            Self::Memory => "memory of its VM that moves",
+            Self::Memory => "its VM's memory to be moved",
             Self::MemoryTurn => "its VM's turn to have its memory on the card",
-            Self::Interrupts => "its VM's next share of interrupts",
-            Self::Standstill => "the card, which stands still,",
+            Self::Interrupts => "its VM's interrupt rate to drop",
+            Self::Standstill => "the card to resume",
             Self::Turn => "its turn",
             Self::Quarantine => "the end of its VM's quarantine",
             Self::Semaphore => "a semaphore",
-            Self::Engine => "the engine to end its work",
-            Self::Ended => "its channel to be taken off",
+            Self::Engine => "the engine to complete its work",
+            Self::Ended => "its channel to be removed",
         })
     }
 }
@@ -65,9 +65,9 @@ impl fmt::Display for Awaited {
 pub struct Overdue {
     /// The VM's channel.
     pub channel: VirtualChannelId,
-    /// The engine of the submission.
+    /// Engine of the submission.
     pub engine: Engine,
-    /// The event that the submission waits for.
+    /// Event for which the submission waits.
     pub awaited: Awaited,
     /// Age of the submission in ns, by the card's clock.
     pub age_ns: u64,
@@ -104,7 +104,7 @@ impl Work {
         }
     }
 
-    /// Returns the number of each VM's submissions whose channel is stopped because of the card's memory.
+    /// Returns the number of each VM's submissions whose channels are stopped because memory moves or is short.
     pub(crate) fn stopped_for_memory(&self) -> BTreeMap<TenantId, usize> {
         let mut stopped = BTreeMap::new();
         for held in self.schedule.held.values().filter(|held| held.stage == Stage::Parked) {
@@ -120,7 +120,7 @@ impl Work {
         self.schedule.descheduled.reason(channel) == Some(Why::Rests)
     }
 
-    /// Logs the reason for each VM's oldest overdue submission, at most once per ten seconds and VM.
+    /// Logs the reason for each VM's oldest overdue submission, at most once per VM every ten seconds.
     pub(crate) fn tell_overdue(&mut self, now: Nanos) {
         let late = self.schedule.held.values().filter(|held| now.since(held.arrived) >= OVERDUE_NS);
         let vms: BTreeSet<TenantId> = late.map(|held| held.vm).collect();

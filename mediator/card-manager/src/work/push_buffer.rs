@@ -1,6 +1,6 @@
-//! The engines of a submission's methods, read from its push buffers when the submission is pulled.
+//! Determines the engines of a submission's methods from its push buffers, while the submission is pulled.
 //!
-//! The guest can change the words afterwards, so the protection of other VMs does not depend on the result: see
+//! The guest can change the push buffers afterwards, so the protection of other VMs does not depend on the result; see
 //! [`Needs`].
 #![cfg_attr(
     not(test),
@@ -10,31 +10,31 @@
 use super::needs::Needs;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, SUBCHANNELS, engine, host_method, sub_op};
 
-/// Maximum number of words of a submission that are read. A longer submission counts as work for PGRAPH.
+/// Maximum number of dwords to read per submission. A longer submission counts as work for PGRAPH.
 const WORDS: usize = 4096;
-/// Number of words that are read at once: most work for PGRAPH is recognized by its first few words.
+/// Number of dwords to read at a time: the first few dwords usually suffice to recognize work for PGRAPH.
 const DWORDS_PER_READ: usize = 64;
 
-/// Engines of a channel's subchannels, as far as they are known.
+/// Engines bound to a channel's subchannels, as far as known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bindings([Option<u32>; SUBCHANNELS as usize]);
 
-/// State of a push buffer between two words.
+/// Parser state between two dwords.
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// The next word is a header.
+    /// The next dword is a header.
     Header,
-    /// The next words are data. The fields are the subchannel, the method of the next word, the method's step after
-    /// this word and after each later word, and the number of words.
+    /// The next dwords are data. The fields are the subchannel, the method of the next dword, the method's increment
+    /// after this dword and after each later one, and the number of dwords.
     Data { subchannel: u8, method: u32, step: u32, then: u32, count: u32 },
 }
 
-/// Reads a submission while it is pulled.
+/// Parses a submission's push buffers while it is pulled.
 #[derive(Debug)]
 pub struct Reader<'a> {
     bindings: &'a mut Bindings,
     state: State,
-    /// Number of words that may still be read.
+    /// Number of dwords that may still be read.
     left: usize,
     needs: Needs,
 }
@@ -46,8 +46,8 @@ impl<'a> Reader<'a> {
         Self { bindings, state: State::Header, left: WORDS, needs: Needs::Host }
     }
 
-    /// Reads a push buffer of `dwords` words, in parts: `read` fills a buffer with the words starting at an index, and
-    /// returns `None` if they cannot be read.
+    /// Parses a push buffer of `dwords` dwords in parts. `read` fills a buffer with the dwords starting at an index,
+    /// and returns `None` if they cannot be read.
     pub fn range(&mut self, dwords: u32, mut read: impl FnMut(usize, &mut [u8]) -> Option<()>) {
         let dwords = dwords as usize;
         if dwords > self.left {
@@ -77,13 +77,13 @@ impl<'a> Reader<'a> {
         self.needs
     }
 
-    /// Counts the submission as work for PGRAPH, and forgets the bindings, because the rest is not read.
+    /// Counts the submission as work for PGRAPH, and forgets the bindings, because the rest stays unread.
     fn give_up(&mut self) {
         self.needs = Needs::Graphics;
         *self.bindings = Bindings::default();
     }
 
-    /// Handles a word. Returns false at the end of the range.
+    /// Handles a dword. Returns false at the end of the range.
     fn word(&mut self, word: u32) -> bool {
         let State::Data { subchannel, method, step, then, count } = self.state else { return self.header(word) };
         let next = State::Data {
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
                 (old.subchannel(), old.method(), u32::from(old.count()))
             }
-            // This header sets a mask of subdevices, of which only one exists.
+            // This header sets a subdevice mask. The card has only one subdevice.
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => return true,
             HeaderOp::Immediate => {
                 return self.method(header.subchannel(), header.method(), header.count().into());
@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// Handles a method. Returns false if the rest does not have to be read.
+    /// Handles a method. Returns false if the rest need not be read.
     fn method(&mut self, subchannel: u8, method: u32, datum: u32) -> bool {
         let Some(bound) = self.bindings.0.get_mut(usize::from(subchannel)) else {
             self.give_up();
@@ -137,7 +137,7 @@ impl<'a> Reader<'a> {
         let needs = if method == host_method::SET_OBJECT {
             let number = host_method::set_object::ENGINE.get(datum);
             *bound = Some(number);
-            // Binding a PGRAPH class may load PGRAPH's context.
+            // Binding a PGRAPH class may load the PGRAPH context.
             if number == engine::GR { Needs::Graphics } else { Needs::Host }
         } else if method < host_method::ENGINE_FIRST {
             Needs::Host

@@ -1,4 +1,4 @@
-//! Saved state of the work on a card, without its channels and its scheduler, which are saved separately.
+//! Saved state of the work on a card, except for its channels and its scheduler, which are saved separately.
 
 use super::Work;
 use super::departures::Departures;
@@ -21,17 +21,17 @@ use vram::TenantId;
 pub(crate) struct SavedWork {
     /// Submissions in flight, by number.
     held: Vec<SavedHeld>,
-    /// Physical channel number, the channel's VM, and the reason.
+    /// Descheduled channels: physical channel number, VM, and reason.
     descheduled: Vec<(u8, u32, SavedWhy)>,
-    /// Resting channels; the first is the next to poll its semaphore.
+    /// Resting channels, in the order of their next polls.
     resting: Vec<u8>,
     next_look: u64,
-    /// VM, and the end of its used hop allowance.
+    /// VMs, each with the time until which its hop allowance is used up.
     hops: Vec<(u32, u64)>,
-    /// Channels that can work on several engines, each with the engine where it was last seen.
+    /// Channels with several possible engines, each with the engine where it was last observed.
     several: Vec<(u8, Option<u8>)>,
     looked: u64,
-    /// Interrupts by VM.
+    /// Interrupt accounts of VMs.
     noise: Vec<SavedNoise>,
     ended: u64,
 }
@@ -68,7 +68,7 @@ enum SavedWhy {
     Queued,
 }
 
-/// Interrupts that a VM has caused. The VM's channels record whether the VM is paused because of its interrupts.
+/// Interrupts caused by a VM. The VM's channels record whether the VM is paused because of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNoise {
     vm: u32,
@@ -81,7 +81,7 @@ impl Work {
     /// Saves the work.
     ///
     /// # Errors
-    /// Returns an error if work is not quiescent.
+    /// Returns an error if the work is not quiescent.
     pub(crate) fn save(&self) -> Result<SavedWork, ManagerError> {
         let Self {
             // The channels are saved separately.
@@ -99,20 +99,20 @@ impl Work {
             alarm: _,
             armed: _,
             outbox,
-            // The next process counts these submissions again.
+            // Recounted by the next process.
             waiting: _,
             descheduled: DescheduledChannels { channels, resting, next, hops: WakeAllowance(hops) },
             // Derived from the scheduler's state.
             barred: _,
             several,
             looked,
-            // The next process logs the messages again.
+            // The next process may log these messages again.
             told: _,
             // A running record ends.
             recording: _,
         } = schedule;
         if !departures.is_empty() || !outbox.is_empty() {
-            return Err(ManagerError::Unsettled("a channel leaves the card"));
+            return Err(ManagerError::Unsettled("a channel is leaving the card"));
         }
         let noise = noise.iter().map(|(vm, caused)| {
             let Caused { lately, total, paused: _, pauses } = *caused;
@@ -137,10 +137,10 @@ impl Work {
 }
 
 impl SavedWork {
-    /// Returns the saved work, with the card's channels and their scheduler.
+    /// Restores the saved work, with the card's channels and their scheduler.
     ///
     /// # Errors
-    /// Returns an error if the saved state is invalid or does not match these channels.
+    /// Returns an error if the saved state is invalid or inconsistent with these channels.
     pub(crate) fn restored(
         self,
         channels: Channels,
@@ -176,8 +176,8 @@ impl SavedWork {
         Ok(Work { channels, departures: Departures::default(), schedule, noise, ended })
     }
 
-    /// Checks that each submission belongs to its channel, is in flight and known, and that each descheduled channel
-    /// has a submission.
+    /// Checks that each submission is in flight on its channel and known to the scheduler, and that each descheduled
+    /// channel has a submission.
     fn check(&self, channels: &Channels, scheduler: &Scheduler) -> Result<(), Invalid> {
         let Self { held, descheduled, resting, hops, several, noise, .. } = self;
         let ordered = ascend(held.iter().map(|held| held.ticket))
@@ -185,7 +185,7 @@ impl SavedWork {
             && ascend(hops.iter().map(|(vm, _)| vm))
             && ascend(several.iter().map(|(channel, _)| channel))
             && ascend(noise.iter().map(|noise| noise.vm));
-        Invalid::unless(ordered, || "work is not in its order".into())?;
+        Invalid::unless(ordered, || "work is not in order".into())?;
         let in_flight: BTreeMap<u64, (TenantId, ChannelId)> =
             channels.flights().map(|(vm, channel, submission)| (submission.0, (vm, channel))).collect();
         for SavedHeld { ticket, vm, channel, .. } in held {
@@ -197,7 +197,9 @@ impl SavedWork {
         Invalid::unless(stray.is_none(), || format!("the scheduler has work that does not exist: {stray:?}"))?;
         for (channel, vm, _) in descheduled {
             let bound = channels.by_physical(ChannelId(*channel)).map(|(vm, _)| vm.0);
-            Invalid::unless(bound == Some(*vm), || format!("channel {channel} is descheduled, and not VM {vm}'s"))?;
+            Invalid::unless(bound == Some(*vm), || {
+                format!("channel {channel} is descheduled, but does not belong to VM {vm}")
+            })?;
         }
         let rest: BTreeSet<u8> = resting.iter().copied().collect();
         let resting_are = descheduled.iter().filter(|(.., why)| *why == SavedWhy::Rests).map(|(channel, ..)| *channel);
@@ -206,7 +208,7 @@ impl SavedWork {
         })?;
         let engines = several.iter().filter_map(|(_, engine)| *engine);
         Invalid::unless(engines.into_iter().all(|engine| usize::from(engine) < Engine::COUNT), || {
-            "a channel was seen on an engine that does not exist".into()
+            "a channel was observed on an engine that does not exist".into()
         })
     }
 }
@@ -239,7 +241,7 @@ impl SavedHeld {
             seen: seen.map(|(at, progress)| (Nanos(at), progress)),
             hopped,
             on_engine: on_engine.map(Nanos),
-            // The interrupt may be suppressed. This assumption is safe, because polls for the end cost little.
+            // The interrupt may be suppressed. Assuming so is safe, because polling for the completion is cheap.
             irq_suppressed: true,
             brief: false,
             // The channel has its PGRAPH context again.

@@ -10,13 +10,13 @@ use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Poll interval for work in flight while other work waits for a slice. The interval equals BAND's wait for a VM.
+/// Poll interval for work in flight while other work waits for a slice, in ns. Equals BAND's wait for a VM.
 pub(crate) const LOOK_NS: u64 = 500_000;
 
 /// Stage of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// The channel may not run, and the submission is unknown to the scheduler.
+    /// The channel may not run, and the scheduler does not know the submission.
     Parked,
     /// The submission waits for a slice.
     Queued,
@@ -26,7 +26,7 @@ pub(crate) enum Stage {
     Waiting,
     /// The submission is on the card, but its channel is [descheduled](super::descheduled).
     Descheduled,
-    /// The submission waits for a slice in which its work on the card continues.
+    /// The submission waits for a slice in which to continue its work on the card.
     Again,
 }
 
@@ -38,43 +38,43 @@ pub(crate) struct TrackedSubmission {
     pub(crate) stage: Stage,
     /// Time at which the guest submitted the work.
     pub(crate) arrived: Nanos,
-    /// Time of the last poll that found the submission waiting for a semaphore, and its progress at that time.
+    /// Time of the last poll that found the submission waiting for a semaphore, and its progress then.
     pub(crate) seen: Option<(Nanos, u64)>,
-    /// Set if the channel has worked between its waits more often than the VM's limit permits.
+    /// Set if the channel has done work between waits more often than the VM's limit permits.
     pub(crate) hopped: bool,
-    /// Time at which the submission was first seen on an engine after its start, plus the time during which it was seen
-    /// on no engine.
+    /// Time at which the submission was first observed on an engine after its start, plus the time during which it was
+    /// not on any engine.
     pub(crate) on_engine: Option<Nanos>,
-    /// Set if the end of the submission raises no interrupt.
+    /// Set if the submission's completion raises no interrupt.
     pub(crate) irq_suppressed: bool,
-    /// Set if the submission has only a few words, as a fence after other work has.
+    /// Set if the submission is only a few dwords long, like a fence after other work.
     pub(crate) brief: bool,
-    /// Engines that the submission needs, as far as its push buffer shows them.
+    /// Engines that the submission needs, as far as its push buffer reveals them.
     pub(crate) needs: Needs,
 }
 
 /// A card's scheduler and the tickets of its submissions.
 pub struct Schedule<A = TimerAlarm> {
     pub(crate) scheduler: Scheduler,
-    /// Submissions by number. The numbers of the tickets follow the order of arrival.
+    /// Submissions by ticket. Ticket numbers follow the order of arrival.
     pub(crate) held: BTreeMap<Ticket, TrackedSubmission>,
-    /// Alarm that expires when the scheduler must be called.
+    /// Alarm that expires when the scheduler must run.
     pub(crate) alarm: A,
-    /// Expiry time of the alarm, if it was set and has not expired.
+    /// Expiry time of the alarm if it is armed.
     pub(super) armed: Option<Nanos>,
     pub(crate) outbox: Vec<(TenantId, GuestEvent)>,
     /// Number of submissions that were not waiting for an engine at the last poll.
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,
-    /// Submissions on the card whose channels are off the card until their VM uses PGRAPH again. The scheduler does not
+    /// Submissions on the card whose channels are kept off it until their VM uses PGRAPH again. The scheduler does not
     /// book them on any engine.
     pub(crate) barred: BTreeSet<Ticket>,
-    /// Channels that can work on several engines, each with the engine where it was last seen.
+    /// Channels with several possible engines, each with the engine where it was last observed.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
-    /// Time of the last query for the engines' channels.
+    /// Time at which the engines were last asked for their channels.
     pub(super) looked: Nanos,
-    /// VMs whose overdue work was logged, and the time of the log message.
+    /// VMs whose overdue work was logged, each with the time of the log message.
     pub(crate) told: BTreeMap<TenantId, Nanos>,
     /// The operator's recording.
     pub(crate) recording: Option<sched::trace::Recording>,
@@ -109,7 +109,7 @@ impl<A: Alarm> Schedule<A> {
         &self.scheduler
     }
 
-    /// Returns the number of each VM's queued submissions, and of its submissions on the card.
+    /// Returns the number of each VM's queued submissions and submissions on the card.
     pub(crate) fn counts(&self) -> BTreeMap<TenantId, (usize, usize)> {
         let mut counts: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for held in self.held.values() {
@@ -123,8 +123,8 @@ impl<A: Alarm> Schedule<A> {
         counts
     }
 
-    /// Returns the time in ns until the next poll for work that raises no interrupt, if the card has such work. The
-    /// interval grows with the age of the work, because the work may be waiting for its guest.
+    /// Returns the time until the next poll for work that raises no interrupt, if the card has any, in ns. The interval
+    /// grows with the work's age, because the work may be waiting for its guest.
     pub(crate) fn hushed_look_ns(&self, now: Nanos) -> Option<u64> {
         let irq_suppressed = self
             .held
@@ -141,43 +141,44 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns events for guests that were posted since the last call.
+    /// Returns the guest events posted since the last call.
     pub(crate) fn take_outbox(&mut self) -> Vec<(TenantId, GuestEvent)> {
         std::mem::take(&mut self.outbox)
     }
 
-    /// Sets the alarm for the scheduler's next wake-up or for the next poll of work in flight. `deferred` is the time
-    /// in ns until another poll is due.
+    /// Arms the alarm for the scheduler's next wake-up or for the next poll of work in flight. `deferred` is the time
+    /// until another poll is due, in ns.
     pub(crate) fn arm(&mut self, now: Nanos, deferred: Option<u64>) {
         let contended = self.is_contended().then_some(LOOK_NS);
         let look = deferred.into_iter().chain(contended).min().map(|ns| now.after(ns));
         let Some(next) = self.scheduler.next_wakeup().into_iter().chain(look).min() else { return };
-        // An early wake-up costs less than setting the timer for each submission.
+        // An early wake-up is cheaper than setting the timer for each submission.
         if self.armed.is_some_and(|armed| armed <= next) {
             return;
         }
         match self.alarm.set(next.since(now)) {
             Ok(()) => self.armed = Some(next),
-            Err(error) => tracing::error!(%error, "the scheduler's timer cannot be set; work may start late"),
+            Err(error) => tracing::error!(%error, "cannot set the scheduler's timer; work may start late"),
         }
     }
 
-    /// Handles the alarm's expiry. The alarm is then silent until it is set again.
+    /// Handles the alarm's expiry. The alarm then stays silent until it is armed again.
     pub(crate) fn disarm(&mut self) {
         self.armed = None;
         if let Err(error) = self.alarm.silence() {
-            tracing::error!(%error, "the scheduler's timer cannot be read");
+            tracing::error!(%error, "cannot read the scheduler's timer");
         }
     }
 
-    /// Returns true if work in flight must be polled, because other work waits for it or deferred work may block it.
+    /// Returns true if work in flight must be polled, because other work waits for it, or because deferred work may
+    /// block it.
     pub(crate) fn is_contended(&self) -> bool {
         self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0)
             || self.descheduled.any_rests()
             || self.scheduler.in_flight() > 1 && self.any_of_several()
     }
 
-    /// Records the engines that a channel can work on, when work of the channel arrives.
+    /// Records the engines that can execute a channel, when work arrives on it.
     pub(crate) fn note_engines(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) {
         if engines.iter().filter(|can| **can).count() > 1 {
             self.several.entry(channel).or_default();
@@ -186,22 +187,22 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the engine on which a channel's work is booked: the engine where it was last seen if it has several,
-    /// otherwise its first engine.
+    /// Returns the engine on which a channel's work is booked: with several possible engines, the one where it was last
+    /// observed; otherwise its first engine.
     pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
         let seen = self.several.get(&channel).copied().flatten();
         let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);
         seen.or_else(first).unwrap_or(Engine::Compute)
     }
 
-    /// Returns true if a channel that can work on several engines has work on the card.
+    /// Returns true if any channel with several possible engines has work on the card.
     pub(crate) fn any_of_several(&self) -> bool {
         let works = |held: &TrackedSubmission| held.stage == Stage::Started && self.several.contains_key(&held.channel);
         !self.several.is_empty() && self.held.values().any(works)
     }
 
-    /// Records that an engine works for a channel. Returns true if the channel can work on several engines and is
-    /// booked on another engine.
+    /// Records that an engine executes a channel. Returns true if the channel has several possible engines and is
+    /// booked on a different one.
     pub(crate) fn is_elsewhere(&mut self, channel: ChannelId, engine: Engine) -> bool {
         let Some(seen) = self.several.get_mut(&channel) else { return false };
         *seen = Some(engine);
@@ -212,24 +213,23 @@ impl<A: Alarm> Schedule<A> {
     /// Drops submissions that will never complete.
     pub(crate) fn forget(&mut self, gone: impl Fn(&TrackedSubmission) -> bool) {
         self.held.retain(|_, held| !gone(held));
-        // Forget the engines of removed VMs' channels, because the next user of a channel number reports its engines
-        // again.
+        // Forget the engines of removed VMs' channels: the next user of a channel number reports its engines again.
         let Self { several, held, .. } = self;
         several.retain(|channel, _| held.values().any(|held| held.channel == *channel));
     }
 
-    /// Returns the channel of each submission that waits for a semaphore; a channel may occur several times.
+    /// Returns the channel of each submission that waits for a semaphore. A channel may occur several times.
     pub(crate) fn waiting_channels(&self) -> impl Iterator<Item = ChannelId> + '_ {
         self.held.values().filter(|held| held.stage == Stage::Waiting).map(|held| held.channel)
     }
 
-    /// Returns each channel that has a submission at one of these stages, with its VM.
+    /// Returns each channel that has a submission at one of these stages, with the channel's VM.
     pub(crate) fn channels_at(&self, stages: &[Stage]) -> BTreeMap<ChannelId, TenantId> {
         let held = self.held.values().filter(|held| stages.contains(&held.stage));
         held.map(|held| (held.channel, held.vm)).collect()
     }
 
-    /// Returns true if a submission of one of these channels is at one of these stages.
+    /// Returns true if any submission on these channels is at one of these stages.
     pub(crate) fn any_at(&self, stages: &[Stage], channels: &[ChannelId]) -> bool {
         self.held.values().any(|held| stages.contains(&held.stage) && channels.contains(&held.channel))
     }
@@ -240,7 +240,7 @@ impl<A: Alarm> Schedule<A> {
         held.find(|(_, held)| held.channel == channel && stages.contains(&held.stage)).map(|(ticket, _)| *ticket)
     }
 
-    /// Returns the submissions of a channel in flight that precede this one.
+    /// Returns the submissions in flight on a channel that precede this one.
     pub(crate) fn before(
         &self,
         ticket: Ticket,
@@ -249,16 +249,17 @@ impl<A: Alarm> Schedule<A> {
         self.held.range(..ticket).map(|(_, held)| held).filter(move |held| held.channel == channel)
     }
 
-    /// Returns the submission of a channel that precedes this one on the card, if its end raises an interrupt.
+    /// Returns the submission that precedes this one on the channel and on the card, if its completion raises an
+    /// interrupt.
     pub(crate) fn started_before(&self, ticket: Ticket, channel: ChannelId) -> Option<Ticket> {
         let before = self.held.range(..ticket).rev().find(|(_, held)| held.channel == channel);
         before.filter(|(_, held)| held.stage == Stage::Started && !held.irq_suppressed).map(|(ticket, _)| *ticket)
     }
 
-    /// Records that a channel's work is kept off the card, and appends the events for the scheduler.
+    /// Records that a channel's work is kept off the card, and appends the scheduler's events.
     ///
-    /// The scheduler also defers each submission on an engine. Otherwise a submission that remains there would never
-    /// end, and would block the engine for all VMs.
+    /// The scheduler also defers each submission on an engine. Otherwise, a submission that remains there would never
+    /// complete, and would block the engine for all VMs.
     pub(crate) fn withhold_started(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         for (ticket, held) in self.held.iter_mut().filter(|(_, held)| held.channel == channel) {
             match held.stage {
@@ -271,7 +272,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Records the channels that engines work for. For other channels, the time since the last poll does not count.
+    /// Records the channels that engines are executing. For other channels, the time since the last poll does not
+    /// count.
     pub(crate) fn note_occupants(&mut self, occupants: &[ChannelId], now: Nanos) {
         let elapsed = now.since(std::mem::replace(&mut self.looked, now));
         for held in self.held.values_mut().filter(|held| !occupants.contains(&held.channel)) {
@@ -282,15 +284,15 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the latest possible time at which an engine that currently works for a channel started its first
+    /// Returns the latest possible time at which an engine that is now executing a channel started its first
     /// submission.
     pub(crate) fn seen_since(&mut self, channel: ChannelId, now: Nanos) -> Option<Nanos> {
         let ticket = self.first_of(channel, &[Stage::Started])?;
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine works for a channel although all work of the channel was descheduled. Returns the event
-    /// for the scheduler.
+    /// Records that an engine is executing a channel although all work of the channel was descheduled. Returns the
+    /// event for the scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

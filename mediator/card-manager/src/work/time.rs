@@ -5,18 +5,18 @@ use nvspec::regs::ptimer;
 use sched::Nanos;
 use std::time::Instant;
 
-/// Returns the time of the card's own clock in ns. The card stamps its semaphores with this clock.
+/// Returns the time of the card's own clock, which also stamps semaphores, in ns.
 #[must_use]
 pub fn now_ns(card: &dyn Card) -> u64 {
     let high = card.read32(ptimer::TIME_1::OFFSET);
     let low = card.read32(ptimer::TIME_0::OFFSET);
     let again = card.read32(ptimer::TIME_1::OFFSET);
-    // The two halves match unless the low half has wrapped in between, which happens once in four seconds.
+    // The two halves match unless the low half has wrapped in between, which it does once every four seconds.
     let low = if again == high { low } else { card.read32(ptimer::TIME_0::OFFSET) };
     u64::from(again) << 32 | u64::from(low)
 }
 
-/// Sets the card's clock to the host's, so that the time does not decrease for a VM from another card of the host.
+/// Sets the card's clock to the host's, so that time does not go backwards for a VM from another card of the host.
 pub(crate) fn set(card: &dyn Card) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let ns = now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs());
@@ -28,11 +28,11 @@ pub(crate) fn set(card: &dyn Card) {
 /// The card's clock, relative to the host's.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    /// Host time at which the clock showed `before_ns`.
+    /// Host time at which this clock read `before_ns`.
     began: Instant,
-    /// Time from the first takeover of the card to the start of this clock, in ns.
+    /// Time from the first takeover of the card until this clock started, in ns.
     before_ns: u64,
-    /// Time in ns by which the card's clock is ahead of the host's.
+    /// Offset of the card's clock from the host's, in ns.
     ahead_ns: i64,
 }
 
@@ -41,23 +41,23 @@ impl Clock {
         Self::since(0)
     }
 
-    /// Creates a clock that currently shows `before_ns`.
+    /// Creates a clock that currently reads `before_ns`.
     pub(crate) fn since(before_ns: u64) -> Self {
         Self { began: Instant::now(), before_ns, ahead_ns: 0 }
     }
 
-    /// Returns the time since the card was taken over, measured with the host's clock, in ns.
+    /// Returns the time since the card was taken over, by the host's clock, in ns.
     pub(crate) fn host_ns(&self) -> u64 {
         self.before_ns.saturating_add(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Returns the card's time: the host's clock plus the difference at the last call of [`Self::set`].
+    /// Returns the card time: the host's clock plus the offset at the last call of [`Self::set`].
     pub(crate) fn card_time(&self) -> Nanos {
         Nanos(self.host_ns().saturating_add_signed(self.ahead_ns))
     }
 
-    /// Measures how far the card's clock is ahead of the host's clock. Must be called often enough, because the clocks
-    /// drift: one part in ten thousand is 10 us in 100 ms.
+    /// Measures the offset of the card's clock from the host's clock. Must be called often, because the clocks drift:
+    /// one part in ten thousand is 10 us in 100 ms.
     pub(crate) fn set(&mut self, card: &dyn Card) {
         self.ahead_ns = i64::try_from(i128::from(now_ns(card)) - i128::from(self.host_ns())).unwrap_or(0);
     }

@@ -1,4 +1,4 @@
-//! A copy of a card's scheduler state that readers can use without blocking the card.
+//! A copy of a card's scheduler state, for readers that must not block the card.
 
 use super::Work;
 use super::overdue::Overdue;
@@ -8,12 +8,12 @@ use vram::TenantId;
 
 pub use tenancy::{TenantTime, TimeView, Wait};
 
-/// State of a card's scheduler at one time.
+/// State of a card's scheduler at a point in time.
 #[derive(Clone, Debug)]
 pub struct SchedulerUsage {
     /// Settings of the scheduler.
     pub config: Config,
-    /// The division of time, in the form for any kind of card.
+    /// The division of time, in a form common to all kinds of cards.
     pub time: TimeView,
     /// Some overdue submissions of each VM, oldest first.
     pub overdue: BTreeMap<TenantId, Vec<Overdue>>,
@@ -28,7 +28,7 @@ impl SchedulerUsage {
 }
 
 impl Work {
-    /// Returns the share of the card's time that a VM is entitled to if all VMs have work, in millionths.
+    /// Returns the share of the card's time to which a VM is entitled while all VMs have work, in millionths.
     pub(crate) fn time_share(&self, vm: TenantId) -> u64 {
         let scheduler = self.schedule.scheduler();
         let (ids, params): (Vec<_>, Vec<_>) =
@@ -37,7 +37,7 @@ impl Work {
         own.and_then(|at| sched::shares(&params).get(at).copied()).unwrap_or(0)
     }
 
-    /// Returns the scheduler's accounts, including the use in the last `recent_ns` nanoseconds.
+    /// Returns the scheduler's accounts, including usage in the last `recent_ns` nanoseconds.
     pub(crate) fn usage(&self, now: Nanos, recent_ns: u64) -> SchedulerUsage {
         let scheduler = self.schedule.scheduler();
         let since = Nanos(now.0.saturating_sub(recent_ns));

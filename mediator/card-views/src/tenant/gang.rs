@@ -8,8 +8,8 @@ use config::cuda::gang_number;
 use cuda_control::GangView;
 use cuda_status::Seen;
 
-/// Adds the state of each card to a tenant. Amounts of memory and counts become sums over the cards; shares of the
-/// time become the least share, and waits the longest, because the slowest card determines the progress.
+/// Adds the state of each card to a tenant. Memory and counts are summed over the cards. For shares of time, the
+/// smallest counts, and for waits the longest, because the slowest card determines progress.
 pub(super) fn add_cards<'a>(
     tenant: &mut Tenant,
     spec: &TenantSpec,
@@ -84,7 +84,7 @@ fn card_state(card: &str, there: &Tenant, view: Option<&GangView>, spec: &Tenant
     }
 }
 
-/// Returns the state of the tenant's work on all cards, and the reason why it waits.
+/// Returns the state of the tenant's work on all cards, and the reason for its wait.
 fn wait(
     tenant: &Tenant,
     views: &[(&str, Option<GangView>, WorkState)],
@@ -107,7 +107,7 @@ fn wait(
         return own;
     }
     let works = views.iter().any(|(_, view, _)| view.has_work);
-    // Cards that do not offer themselves keep the others waiting.
+    // Cards that are not offered keep the others waiting.
     match views.iter().find(|(_, view, _)| !view.is_offered).filter(|_| works) {
         Some((name, ..)) if views.iter().any(|(_, view, _)| view.is_offered) => {
             card(WaitKind::Card, format!("its card `{name}`"), name)
@@ -124,12 +124,12 @@ mod tests {
     use sched::TenantId;
     use std::collections::BTreeMap;
 
-    /// Returns tenant `a` of the cards `x` and `y`, with the views of the owners that respond.
+    /// Returns tenant `a` of cards `x` and `y`, with the views of the owners that respond.
     fn shown(views: [Option<GangView>; 2]) -> Tenant {
         let card = |name: &str| format!("[[card]]\nname = \"{name}\"\nkind = \"cuda\"\nvram_mib = 64\n");
         let tenant = "[[tenant]]\nname = \"a\"\ncards = [\"x\", \"y\"]\nvram_mib = 16\n";
         let text = card("x") + &card("y") + tenant;
-        let spec = config::Config::parse(&text, "m.toml").expect("it is good").tenants.remove(0);
+        let spec = config::Config::parse(&text, "m.toml").expect("the file is valid").tenants.remove(0);
         let seen = views.map(|view| {
             let of_it = TenantView { name: "a".to_owned(), killed: 1, gang: Some(view?), ..TenantView::default() };
             Some(Seen { card: Card { tenants: BTreeMap::from([(TenantId(1), of_it)]), ..Card::default() } })

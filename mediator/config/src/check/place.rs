@@ -1,8 +1,7 @@
-//! Placement: the choice of a card for a virtual machine without a configured card, and the rules that keep virtual
-//! machines apart.
+//! Placement: chooses a card for a virtual machine without a configured card, and keeps certain virtual machines apart.
 //!
-//! A card that this module chooses passes [`vm`](super::vm). Only that function contains the requirements; this module
-//! chooses among several suitable cards.
+//! Every card that this module chooses passes [`vm`](super::vm). That function contains all requirements; this module
+//! only chooses among the suitable cards.
 
 use std::cmp::Reverse;
 
@@ -10,24 +9,24 @@ use serde::{Deserialize, Serialize};
 
 use super::{CardKind, CardSpec, DaemonSpec, Refusal, RefusalKind, VmSpec};
 
-/// First words of the refusal if no card is suitable.
-pub(crate) const NO_ROOM: &str = "no card has room";
+/// Start of the refusal if no card is suitable.
+pub(crate) const NO_ROOM: &str = "no card has enough free capacity";
 
-/// A policy that chooses one of the suitable cards for a virtual machine whose configuration does not name a card.
+/// Policy that chooses one of the suitable cards for a virtual machine whose configuration does not name a card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// The card with most VRAM that is not guaranteed to a virtual machine.
+    /// The card with the most VRAM that is not guaranteed to any virtual machine.
     #[default]
     Room,
-    /// The fullest card: others stay empty as long as possible.
+    /// The fullest card, so that other cards stay empty as long as possible.
     Pack,
-    /// The card with the fewest virtual machines, and of these the one with most room.
+    /// The card with the fewest virtual machines; among several, the one with the most free capacity.
     Spread,
 }
 
-/// MiB that are not guaranteed to any virtual machine. For equal values, the smaller sum of the memory that virtual
-/// machines see has priority.
+/// Memory that is not guaranteed to any virtual machine, in MiB. Ties are broken by the smaller total size of VRAM
+/// visible to virtual machines.
 type Room = (u64, u64);
 
 fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
@@ -39,7 +38,7 @@ fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
     (card.shared_mib().saturating_sub(sure), u64::MAX - seen)
 }
 
-/// Returns the reason why two virtual machines must not share a card; `None` if they may.
+/// Returns the reason why two virtual machines must not share a card; `None` if they may share one.
 pub(crate) fn apart(vm: &VmSpec, other: &VmSpec) -> Option<String> {
     let keeps_from = |one: &VmSpec, other: &VmSpec| {
         one.apart_from.iter().find(|label| label.is_among(&other.labels)).map(ToString::to_string)
@@ -51,23 +50,23 @@ pub(crate) fn apart(vm: &VmSpec, other: &VmSpec) -> Option<String> {
     Some(format!("VM `{}` is apart from `{label}`, a label of this one, and is", other.name))
 }
 
-/// Returns the refusal of a card that accepts no new virtual machines and tenants.
+/// Returns the refusal by a card that does not accept new virtual machines and tenants.
 #[must_use]
 pub fn drained(card: &CardSpec) -> Option<Refusal> {
     let what = format!(
-        "card `{}` is drained, expected another card; `mediatorctl card undrain {}` lets it take VMs and tenants again",
+        "card `{}` is drained, expected another card; `mediatorctl card undrain {}` makes it accept VMs and tenants again",
         card.name, card.name
     );
     card.drained.then_some(Refusal { kind: RefusalKind::Conflict, field: "card", what })
 }
 
-/// Returns true if the card has a virtual machine to which `vm` has an affinity.
+/// Returns true if the card runs a virtual machine to which `vm` has an affinity.
 fn is_near(vm: &VmSpec, card: &CardSpec, others: &[&VmSpec]) -> bool {
     let there = others.iter().filter(|other| other.card == card.name && other.name != vm.name);
     there.into_iter().any(|other| vm.near.iter().any(|label| label.is_among(&other.labels)))
 }
 
-/// Returns the reason why a policy does not assign a card to a virtual machine; `None` if the card is suitable.
+/// Returns the reason why a policy must not assign a card to a virtual machine; `None` if the card is suitable.
 fn against(
     vm: &VmSpec,
     card: &CardSpec,
@@ -76,7 +75,7 @@ fn against(
     others: &[&VmSpec],
 ) -> Option<Refusal> {
     let here = VmSpec { card: card.name.clone(), ..vm.clone() };
-    // Errors in the VM's name or socket are reported separately, because they are the same on every card.
+    // Errors in the VM's name or socket are reported separately, because they are the same for every card.
     let refusals = super::vm(&here, daemon, cards, others).into_iter();
     let refusals = refusals.filter(|refusal| !["name", "socket"].contains(&refusal.field));
     if let Some(refusal) = refusals.reduce(both).or_else(|| drained(card)) {
@@ -87,31 +86,31 @@ fn against(
     (!is_near(vm, card, others)).then_some(Refusal { kind: RefusalKind::Conflict, field: "near", what })
 }
 
-/// Combines two reasons against a card.
+/// Combines two refusals of a card.
 fn both(first: Refusal, second: Refusal) -> Refusal {
     let kind = if second.kind == RefusalKind::Invalid { second.kind } else { first.kind };
     let Refusal { field, what, .. } = first;
     Refusal { kind, field, what: format!("{what}; {}: {}", second.field, second.what) }
 }
 
-/// Chooses one of `cards` for a virtual machine, given `others`, with the daemon's policy. Ignores the virtual
-/// machine's configured card.
+/// Chooses one of `cards` for a virtual machine by the daemon's policy, given `others`. Ignores the virtual machine's
+/// configured card.
 #[must_use]
 pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], others: &[&VmSpec]) -> Option<&'a CardSpec> {
     let fits = |card: &&CardSpec| against(vm, card, daemon, cards, others).is_none();
     let count = |card: &CardSpec| others.iter().filter(|other| other.card == card.name).count();
-    // If several cards are equal, the first one is chosen.
+    // If several cards are equal, choose the first one.
     let fitting = cards.iter().rev().filter(fits);
     match daemon.placement {
         Placement::Room => fitting.max_by_key(|card| room(card, others)),
-        // An empty small card is not fuller than a used large one.
+        // An empty small card does not count as fuller than a used large one.
         Placement::Pack => fitting.max_by_key(|card| (count(card) > 0, Reverse(room(card, others)))),
         Placement::Spread => fitting.max_by_key(|card| (Reverse(count(card)), room(card, others))),
     }
 }
 
-/// Returns the reason why no card is suitable for a virtual machine without a configured card, with the reason for each
-/// card; `None` if a card is suitable.
+/// Returns the reason why no card is suitable for a virtual machine without a configured card, including the reason for
+/// each card; `None` if a card is suitable.
 #[must_use]
 pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Option<Refusal> {
     let mut kind = RefusalKind::Invalid;
@@ -123,7 +122,7 @@ pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&
         }
         each.push(match card.kind {
             CardKind::Cuda if vm.cuda.is_none() => {
-                format!("`{}` is of kind = \"cuda\", for tenants and VMs with a table `cuda`", card.name)
+                format!("`{}` is of kind = \"cuda\", for tenants and for VMs with a table `cuda`", card.name)
             }
             CardKind::Cuda | CardKind::Simgpu | CardKind::Vfio => format!("`{}` ({field}: {what})", card.name),
         });
@@ -132,7 +131,7 @@ pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&
 }
 
 impl VmSpec {
-    /// Assigns a virtual machine without a card to the suitable card that the policy chooses, given `others`.
+    /// Assigns a virtual machine without a card to the suitable card chosen by the policy, given `others`.
     #[must_use]
     pub fn placed(mut self, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Self {
         if self.card.is_empty()

@@ -1,16 +1,16 @@
-//! Checks of tenants, on one card and on several.
+//! Checks tenants on one card and on several cards.
 
 use super::super::refusal::{Refusal, RefusalKind};
 use super::super::{CardKind, CardSpec};
 use super::{OnStuck, TenantSpec, gang_number};
 
-/// Maximum length of the name of a share group, in bytes.
+/// Maximum length of a share group's name, in bytes.
 const MAX_GROUP_NAME: usize = 64;
 
-/// Maximum number of cards of one tenant. A program's messages contain at most as many.
+/// Maximum number of cards of one tenant, limited by the messages of programs.
 const MAX_CARDS: usize = 16;
 
-/// Returns the refusal of a card that does not exist, or is not a CUDA card.
+/// Returns the refusal of a card that does not exist or is not a CUDA card.
 fn unknown_card(tenant: &TenantSpec, name: &str, cards: &[CardSpec]) -> Refusal {
     let known = cards.iter().filter(|card| card.kind == CardKind::Cuda);
     let known: Vec<_> = known.map(|card| format!("`{}`", card.name)).collect();
@@ -23,7 +23,7 @@ fn unknown_card(tenant: &TenantSpec, name: &str, cards: &[CardSpec]) -> Refusal 
     Refusal { kind: RefusalKind::UnknownCard, field, what }
 }
 
-/// Returns the reasons to refuse a tenant with several cards, except those that concern one of its cards.
+/// Returns the reasons to reject a tenant with several cards, except those that concern a single card.
 fn several(tenant: &TenantSpec, others: &[&TenantSpec]) -> Vec<(&'static str, String)> {
     let cards = &tenant.cards;
     let mut wrong = Vec::new();
@@ -44,7 +44,7 @@ fn several(tenant: &TenantSpec, others: &[&TenantSpec]) -> Vec<(&'static str, St
         } else if let Some(other) = before.clone().find(|other| gang_number(other) == gang_number(card)) {
             say(
                 "cards",
-                format!("`{other}` and `{card}` have the same number for gangs, expected another name of one"),
+                format!("`{other}` and `{card}` have the same gang number, expected another name for one of them"),
             );
         }
     }
@@ -65,12 +65,12 @@ fn several(tenant: &TenantSpec, others: &[&TenantSpec]) -> Vec<(&'static str, St
     let number = gang_number(&tenant.name);
     let same = |other: &&&TenantSpec| !other.cards.is_empty() && gang_number(&other.name) == number;
     if let Some(other) = others.iter().filter(|other| other.name != tenant.name).find(same) {
-        say("name", format!("its number for gangs is that of tenant `{}`, expected another name", other.name));
+        say("name", format!("its gang number is that of tenant `{}`, expected another name", other.name));
     }
     wrong
 }
 
-/// Returns the reasons to refuse a tenant on one of its cards.
+/// Returns the reasons to reject a tenant on one of its cards.
 fn on_card(tenant: &TenantSpec, card: &CardSpec, others: &[&TenantSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut say = |kind, field, what| refusals.push(Refusal { kind, field, what });
@@ -107,7 +107,7 @@ fn on_card(tenant: &TenantSpec, card: &CardSpec, others: &[&TenantSpec]) -> Vec<
     refusals
 }
 
-/// Returns all reasons to refuse a tenant, given the names of virtual machines and the tenants `others`.
+/// Returns all reasons to reject a tenant, given the names of virtual machines and the tenants `others`.
 #[must_use]
 pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
@@ -121,7 +121,7 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     }
     for name in tenant.card_names() {
         match cards.iter().find(|card| card.name == name && card.kind == CardKind::Cuda) {
-            // A value that is wrong on each card is refused once.
+            // Report a value that is wrong on every card only once.
             Some(card) => {
                 let new = on_card(tenant, card, others).into_iter().filter(|refusal| !refusals.contains(refusal));
                 refusals.extend(new.collect::<Vec<_>>());
@@ -131,7 +131,7 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     }
     let mut say = |kind, field, what| refusals.push(Refusal { kind, field, what });
     if !tenant.memory.ram.is_silent() {
-        let what = "expected no such table: a tenant of a CUDA card lends no RAM".to_owned();
+        let what = "expected no such table: a tenant of a CUDA card does not lend RAM".to_owned();
         say(RefusalKind::Invalid, "memory.ram", what);
     }
     let group = &tenant.share_group;
@@ -143,7 +143,7 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
         say(RefusalKind::Invalid, "time", error.to_string());
     }
     if !tenant.time.copies.is_silent() {
-        let what = "expected no such table: a tenant has one share of all engines of its card".to_owned();
+        let what = "expected no such table: a tenant has one share for all engines of its card".to_owned();
         say(RefusalKind::Invalid, "time.copies", what);
     }
     refusals

@@ -3,27 +3,26 @@
 use super::super::check::Mistake;
 use super::super::check::place::NO_ROOM;
 
-/// Keys that affect the checks of sizes. Each key may change the remainder for others, in this table and in other
-/// tables.
+/// Keys that affect size checks. Each may change how much is left for others, in its own table and in other tables.
 const AMOUNTS: [&str; 7] = ["vram_mib", "reserve_mib", "chunk_kib", "memory", "overcommit", "cuda", "passthrough"];
-/// Keys of `[daemon]` that affect the checks of sockets' paths.
+/// Keys of `[daemon]` that affect the checks of socket paths.
 const SOCKETS: [&str; 3] = ["socket_dir", "admin_socket", "read_socket"];
-/// Tables whose objects are on a card.
+/// Tables whose objects use a card.
 const USERS: [&str; 3] = ["vm", "tenant", "profile"];
 
 /// An error that the parser has found.
 pub(super) struct Wrong {
-    /// First byte of the value.
+    /// Offset of the value's first byte.
     pub(super) at: usize,
     /// Path of the key, such as `vm[1].vram_mib`.
     pub(super) path: String,
-    /// Set if the whole table is omitted, because it lacks a key.
+    /// Set if the whole table was omitted because it lacks a key.
     pub(super) table_is_out: bool,
     pub(super) error: toml::de::Error,
 }
 
 impl Wrong {
-    /// Returns the table's name, its number if several are possible, and the key in the table.
+    /// Returns the table's name, its index if there can be several, and the key in the table.
     fn parts(&self) -> (&str, Option<usize>, &str) {
         let (table, field) = self.path.split_once('.').unwrap_or((&self.path, ""));
         match table.strip_suffix(']').and_then(|table| table.split_once('[')) {
@@ -32,12 +31,12 @@ impl Wrong {
         }
     }
 
-    /// Returns true if the key does not exist. The value of an unknown key affects no rule.
+    /// Returns true if the key does not exist. An unknown key's value does not affect any rule.
     fn is_unknown(&self) -> bool {
         self.error.message().starts_with("unknown field")
     }
 
-    /// Returns true if a broken rule may only be a consequence of this error.
+    /// Returns true if a broken rule may merely be a consequence of this error.
     pub(super) fn affects(&self, mistake: &Mistake) -> bool {
         let (table, index, field) = self.parts();
         let (other, other_field) = (mistake.key.table, mistake.key.field);
@@ -60,14 +59,14 @@ impl Wrong {
             "card" => USERS.contains(&other) && (both_amounts || (field == "drained" && other_field == "card")),
             "profile" if self.table_is_out => other_field == "profile",
             "profile" => ["vm", "tenant"].contains(&other) && (both_amounts || within(field, other_field)),
-            // Objects on the same card share its memory.
+            // Objects on one card share its memory.
             "vm" | "tenant" => ["vm", "tenant"].contains(&other) && (both_amounts || (self.table_is_out && of_amounts)),
             _ => false,
         }
     }
 
-    /// Returns the number that a table of this name has in the file. The count did not include this table if it was
-    /// omitted earlier.
+    /// Returns the index that a table of this name has in the file, where this table counts too if it was omitted
+    /// earlier.
     fn renumbered(&self, table: &str, index: usize) -> usize {
         match self.parts() {
             (name, Some(own), _) if self.table_is_out && name == table && own <= index => index + 1,
@@ -76,17 +75,17 @@ impl Wrong {
     }
 }
 
-/// Returns true if `inner` is the key `outer`, or a key in that table.
+/// Returns true if `inner` is the key `outer` or a key in that table.
 fn within(inner: &str, outer: &str) -> bool {
     !outer.is_empty() && inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Returns true if the checks of sizes use this key, or if it represents a whole table.
+/// Returns true if the size checks use this key, or if it stands for a whole table.
 pub(super) fn is_amount(field: &str) -> bool {
     field.is_empty() || AMOUNTS.iter().any(|amount| within(field, amount))
 }
 
-/// Changes the number in an error to the table's number in the file, because omitted tables were not counted.
+/// Changes the table index in an error to the index in the file, because omitted tables were not counted.
 pub(super) fn renumber(mistake: &mut Mistake, wrong: &[Wrong]) {
     let Some(mut index) = mistake.key.index else { return };
     let mut out: Vec<&Wrong> = wrong.iter().filter(|wrong| wrong.table_is_out).collect();

@@ -1,4 +1,4 @@
-//! Files with several errors, each of which must be reported.
+//! Tests files with several errors, each of which must be reported.
 
 use crate::{Config, ConfigError};
 
@@ -44,7 +44,7 @@ fn unknown_keys_of_profiles_hide_no_mistake_of_vms() {
 
 #[test]
 fn wrong_type_hides_only_its_consequences() {
-    // Sizes depend on the size of the card. Names, sockets and channels do not.
+    // Sizes depend on the card's size; names, sockets and channels do not.
     let text = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = \"big\"\nbar3_mib = 3\n\
                 [[vm]]\nname = \"a b\"\ncard = \"card0\"\nvram_mib = 4096\nchannels = 0\nsocket = \"a.sock\"\n";
     assert_eq!(
@@ -95,7 +95,7 @@ fn broken_line_hides_no_other_mistake() {
             "f:9:10 invalid basic string, expected `\"`"
         ]
     );
-    // After a header that cannot be parsed, the next keys could belong to any table.
+    // After an unparsable header, the following keys could belong to any table.
     let found = places("[[card]\nname = \"card0\"\nkind = 3\n");
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].starts_with("f:1:"), "{found:?}");

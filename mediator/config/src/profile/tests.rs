@@ -24,7 +24,7 @@ fn a_table_has_the_keys_of_its_profile_where_it_says_nothing() {
     let config = read(&text).unwrap();
     let a = &config.vms[0];
     assert_eq!((a.vram_mib, a.channels, a.profile.as_deref()), (Some(448), Some(9), Some("half")));
-    // A value in the table takes precedence, even if it equals the default.
+    // A value in the table takes precedence even if it equals the default.
     assert_eq!((a.time.weight, a.time.cap_permille, a.time.class), (100, 500, sched::LatencyClass::Interactive));
     assert_eq!((a.memory.weight, a.memory.guarantee_mib), (Some(300), Some(448)));
     let tenant = &config.tenants[0];
@@ -36,10 +36,13 @@ fn a_table_has_the_keys_of_its_profile_where_it_says_nothing() {
 fn a_virtual_machine_without_a_card_is_where_most_room_is() {
     let text = ["a", "b", "c"].map(|name| vm(name, "profile = \"half\"")).concat();
     let config = read(&text).unwrap();
-    // The cards have 448 and 960 MiB left, then 448 and 512, and then 448 and 64.
+    // The cards have 448 and 960 MiB left at first, then 448 and 512, and then 448 and 64.
     assert_eq!(config.vms.iter().map(|vm| vm.card.as_str()).collect::<Vec<_>>(), ["two", "two", "one"]);
     let error = read(&(text + &vm("d", "profile = \"half\""))).unwrap_err();
-    assert!(error.contains("vm[3].card: no card has room: `one` (memory.guarantee_mib: 448 MiB"), "{error}");
+    assert!(
+        error.contains("vm[3].card: no card has enough free capacity: `one` (memory.guarantee_mib: 448 MiB"),
+        "{error}"
+    );
     assert!(
         error.contains("expected at most 0: card `one`") && error.contains("`two` (memory.guarantee_mib"),
         "{error}"
@@ -52,11 +55,8 @@ fn profiles_that_cannot_be_are_refused() {
     for (more, expected) in [
         ("[[profile]]\nname = \"small\"\nvram_mib = 16\n", "profile[2].name: `small` is also the name of profile[1]"),
         ("[[profile]]\nname = \"a b\"\nvram_mib = 16\n", "profile[2].name: \"a b\" is not a name"),
-        ("[[profile]]\nname = \"c\"\nvram_mib = 16\nweight = 0\n", "profile[2]: no card can have it"),
-        (
-            "[[profile]]\nname = \"c\"\nvram_mib = 8192\nmemory.guarantee_mib = 8192\n",
-            "profile[2]: no card can have it",
-        ),
+        ("[[profile]]\nname = \"c\"\nvram_mib = 16\nweight = 0\n", "profile[2]: no card can run it"),
+        ("[[profile]]\nname = \"c\"\nvram_mib = 8192\nmemory.guarantee_mib = 8192\n", "profile[2]: no card can run it"),
         ("[[profile]]\nname = \"c\"\nvram_mib = 16\ncolour = 1\n", "profile[2].colour: unknown key `colour`"),
         (
             "[[vm]]\nname = \"a\"\nprofile = \"none\"\n",

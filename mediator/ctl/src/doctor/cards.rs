@@ -1,4 +1,4 @@
-//! Cards: the driver of each card behind VFIO, and NVIDIA's driver for CUDA cards.
+//! Checks cards: the host driver of each card behind VFIO, and NVIDIA's driver for CUDA cards.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::cdi::NAMES;
 /// Folders that the dynamic loader searches for libraries.
 pub(super) const LIBRARIES: [&str; 5] =
     ["usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib64", "usr/lib", "usr/local/lib"];
-/// Folder of the installed library that replaces the driver and NVML for tenants' programs.
+/// Folder of the installed library that stands in for the driver and NVML in tenants' programs.
 const FRONT: &str = "usr/lib/gpu-mediator/cuda";
 
 pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
@@ -31,8 +31,8 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
             None => Finding::good("library", format!("/{FRONT}")),
             Some(name) => Finding::missing(
                 "library",
-                format!("there is no /{FRONT}/{name}"),
-                "install the package gpu-mediator with its CUDA parts; tenants' programs load it by any of its four names",
+                format!("/{FRONT}/{name} is missing"),
+                "install the package gpu-mediator with its CUDA parts; tenants' programs load the library by any of its four names",
             ),
         });
     }
@@ -40,11 +40,11 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     let others: Vec<_> =
         functions.iter().filter(|one| one.is_card() && !known(one)).map(|one| one.address.to_string()).collect();
     if !others.is_empty() {
-        let found = format!("NVIDIA cards that no [[card]] names: {}", others.join(", "));
+        let found = format!("NVIDIA cards without a [[card]] table: {}", others.join(", "));
         findings.push(Finding::note(
             "cards",
             found,
-            "`mediatorctl card list --host` shows them; docs/guides/real-cards.md, docs/guides/cuda.md",
+            "`mediatorctl card list --host` lists them; see docs/guides/real-cards.md and docs/guides/cuda.md",
         ));
     }
     findings
@@ -53,12 +53,12 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
 fn vfio(card: &CardSpec, functions: &[Function]) -> Vec<Finding> {
     let Some(address) = card.address else { return Vec::new() };
     let Some(function) = functions.iter().find(|function| function.address == address) else {
-        let found = format!("card `{}`: the host has no PCI function {address} of NVIDIA's", card.name);
-        return vec![Finding::missing("driver", found, "`mediatorctl card list --host` shows those of the host")];
+        let found = format!("card `{}`: the host has no NVIDIA PCI function {address}", card.name);
+        return vec![Finding::missing("driver", found, "`mediatorctl card list --host` lists those of the host")];
     };
     let obstacles = function.obstacles();
     if obstacles.is_empty() {
-        return vec![Finding::good("driver", format!("card `{}`: vfio-pci has {address}", card.name))];
+        return vec![Finding::good("driver", format!("card `{}`: {address} is bound to vfio-pci", card.name))];
     }
     let told = obstacles
         .iter()
@@ -78,8 +78,8 @@ fn cuda(card: &CardSpec, patient: &Patient<'_>) -> Vec<Finding> {
         Some(path) => Finding::good("nvidia", format!("card `{}`: {}", card.name, Path::new("/").join(path).display())),
         None => Finding::missing(
             "nvidia",
-            format!("card `{}`: there is no {}", card.name, driver.display()),
-            "install NVIDIA's driver (Debian: `nvidia-driver libcuda1`), or name its library in `cuda.driver`",
+            format!("card `{}`: {} is missing", card.name, driver.display()),
+            "install NVIDIA's driver (Debian: `nvidia-driver libcuda1`), or set `cuda.driver` to its library",
         ),
     });
     // A driver with another path includes its own devices.
@@ -88,7 +88,9 @@ fn cuda(card: &CardSpec, patient: &Patient<'_>) -> Vec<Finding> {
         let version = version.as_deref().and_then(|text| text.lines().next());
         findings.push(match version {
             Some(version) => Finding::good("nvidia", version.split_whitespace().collect::<Vec<_>>().join(" ")),
-            None => Finding::missing("nvidia", "NVIDIA's kernel module is not loaded", "`modprobe nvidia nvidia-uvm`"),
+            None => {
+                Finding::missing("nvidia", "NVIDIA's kernel module is not loaded", "run `modprobe nvidia nvidia-uvm`")
+            }
         });
         let absent: Vec<_> = ["dev/nvidiactl", "dev/nvidia-uvm"]
             .into_iter()
@@ -96,11 +98,11 @@ fn cuda(card: &CardSpec, patient: &Patient<'_>) -> Vec<Finding> {
             .map(|path| format!("/{path}"))
             .collect();
         if !absent.is_empty() {
-            let found = format!("there is no {}", absent.join(" and no "));
+            let found = format!("missing device nodes: {}", absent.join(", "));
             findings.push(Finding::missing(
                 "nvidia",
                 found,
-                "`nvidia-modprobe -c 0 -u`, or start nvidia-persistenced at boot",
+                "run `nvidia-modprobe -c 0 -u`, or start nvidia-persistenced at boot",
             ));
         }
     }

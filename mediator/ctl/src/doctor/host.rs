@@ -1,4 +1,4 @@
-//! A host, represented by the files below a folder and the programs in it.
+//! A host, represented by the files below a root folder and the programs in it.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Maximum size of a file that is read, in bytes. The kernel's files are far smaller.
+/// Maximum size of a file to read, in bytes. Files in procfs and sysfs are far smaller.
 const MAX_FILE: usize = 1 << 20;
 /// Time limit for a program.
 // TIMEOUT: each program only prints its status. A service manager that hangs is also a finding.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
-/// Folders of programs.
+/// Folders that contain programs.
 const PROGRAMS: [&str; 6] = ["usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "bin", "usr/libexec"];
 
 /// A host.
@@ -19,7 +19,7 @@ pub(super) struct Host {
     root: PathBuf,
 }
 
-/// Owner and rights of a file.
+/// Owner and permissions of a file.
 pub(super) struct Rights {
     pub mode: u32,
     pub user: String,
@@ -28,12 +28,12 @@ pub(super) struct Rights {
 }
 
 impl Host {
-    /// Returns the host below a folder.
+    /// Returns the host whose root is this folder.
     pub(super) fn at(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    /// Returns the location of a path of the host. The location is below the folder even if the path is absolute.
+    /// Returns the location of a host path. It is below the root folder even if the path is absolute.
     pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
@@ -43,14 +43,14 @@ impl Host {
         self.path(path).exists()
     }
 
-    /// Returns the text of a file, if it can be read.
+    /// Returns a file's text if it is readable.
     pub(super) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
         let mut bytes = fs::read(self.path(path)).ok()?;
         bytes.truncate(MAX_FILE);
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Returns the names in a folder, in order.
+    /// Returns the names in a folder in ascending order.
     pub(super) fn names(&self, folder: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(folder)).into_iter().flatten().flatten();
         let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -58,18 +58,18 @@ impl Host {
         names
     }
 
-    /// Returns the path of a program.
+    /// Returns a program's path if it is installed.
     pub(super) fn program(&self, name: &str) -> Option<PathBuf> {
         PROGRAMS.iter().map(|folder| self.path(folder).join(name)).find(|path| path.is_file())
     }
 
-    /// Returns the output of a program, if it succeeds in time.
+    /// Returns a program's output if it exits successfully within the time limit.
     pub(super) fn program_output(&self, program: &Path, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().ok()?;
         let (stdout, begin) = (child.stdout.take()?, Instant::now());
-        // Read concurrently, because a program with much output would block on a full pipe.
+        // Read concurrently: a program with much output would block on a full pipe.
         let reader = std::thread::spawn(move || std::io::read_to_string(stdout).ok());
         let status = loop {
             match child.try_wait().ok()? {
@@ -85,7 +85,7 @@ impl Host {
         status.success().then_some(text)
     }
 
-    /// Returns the rights of a file.
+    /// Returns a file's owner and permissions.
     pub(super) fn rights(&self, path: impl AsRef<Path>) -> Option<Rights> {
         let metadata = fs::symlink_metadata(self.path(path)).ok()?;
         Some(Rights {
@@ -96,7 +96,7 @@ impl Host {
         })
     }
 
-    /// Returns the name for a number in a file such as `/etc/passwd`, or the number if it has no name.
+    /// Returns the name for an ID in a file such as `/etc/passwd`, or the ID itself if it has no name.
     fn named(&self, file: &str, number: u32) -> String {
         let text = self.read(file).unwrap_or_default();
         let number = number.to_string();
@@ -109,7 +109,7 @@ impl Host {
         self.read("etc/passwd").is_some_and(|text| text.lines().any(|line| line.split(':').next() == Some(user)))
     }
 
-    /// Returns the groups of a user.
+    /// Returns a user's groups.
     pub(super) fn groups(&self, user: &str) -> Vec<String> {
         let (passwd, group) = (self.read("etc/passwd").unwrap_or_default(), self.read("etc/group").unwrap_or_default());
         let line = passwd.lines().find(|line| line.split(':').next() == Some(user));

@@ -1,10 +1,10 @@
-//! The machine and its kernel: KVM, IOMMU, asynchronous I/O, pinned memory.
+//! Checks the machine and its kernel: KVM, IOMMU, asynchronous I/O, locked memory.
 
 use config::CardKind;
 
 use super::{Finding, Patient};
 
-/// Maximum number of asynchronous operations of one virtual machine: one for each interrupt of its device.
+/// Maximum number of asynchronous I/O operations per virtual machine: one for each interrupt of its device.
 const AIO_EACH: u64 = 4;
 
 pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
@@ -24,22 +24,22 @@ fn kvm(patient: &Patient<'_>) -> Option<Finding> {
         Some(_) if !offers => Finding::needed(
             needed,
             "kvm",
-            "/dev/kvm is there, but the CPU offers no virtualization",
-            "turn VT-x or AMD-V on in the firmware's setup; of a virtual machine, let it have nested virtualization",
+            "/dev/kvm exists, but the CPU does not offer virtualization",
+            "enable VT-x or AMD-V in the firmware setup; in a virtual machine, enable nested virtualization for it",
         ),
-        Some(rights) if rights.mode & 0o006 == 0o006 => Finding::good("kvm", "/dev/kvm, for all users"),
-        Some(rights) => Finding::good("kvm", format!("/dev/kvm, for group {}", rights.group)),
+        Some(rights) if rights.mode & 0o006 == 0o006 => Finding::good("kvm", "/dev/kvm is accessible to all users"),
+        Some(rights) => Finding::good("kvm", format!("/dev/kvm is accessible to group {}", rights.group)),
         None if offers => Finding::needed(
             needed,
             "kvm",
-            "there is no /dev/kvm",
-            "`modprobe kvm_intel` or `modprobe kvm_amd`; if that fails, turn VT-x or AMD-V on in the firmware's setup",
+            "/dev/kvm is missing",
+            "run `modprobe kvm_intel` or `modprobe kvm_amd`; if that fails, enable VT-x or AMD-V in the firmware setup",
         ),
         None => Finding::needed(
             needed,
             "kvm",
-            "there is no /dev/kvm, and the CPU offers no virtualization",
-            "turn VT-x or AMD-V on in the firmware's setup; without, VMMs translate and are slow",
+            "/dev/kvm is missing, and the CPU does not offer virtualization",
+            "enable VT-x or AMD-V in the firmware setup; otherwise VMMs fall back to slow emulation",
         ),
     })
 }
@@ -52,15 +52,17 @@ fn aio(patient: &Patient<'_>) -> Finding {
             Finding::needed(
                 needed,
                 "aio",
-                format!("{used} of {most} asynchronous operations of the kernel are in use"),
-                "raise `fs.aio-max-nr` (`sysctl -w fs.aio-max-nr=1048576`, and in /etc/sysctl.d)",
+                format!("{used} of {most} asynchronous I/O operations are in use"),
+                "raise `fs.aio-max-nr` (`sysctl -w fs.aio-max-nr=1048576`, and permanently in /etc/sysctl.d)",
             )
         }
-        (Some(_), Some(most)) => Finding::good("aio", format!("the kernel has asynchronous I/O, {most} operations")),
+        (Some(_), Some(most)) => {
+            Finding::good("aio", format!("the kernel supports {most} asynchronous I/O operations"))
+        }
         _ => Finding::needed(
             needed,
             "aio",
-            "the kernel has no asynchronous I/O",
+            "the kernel does not support asynchronous I/O",
             "boot a kernel with CONFIG_AIO: interrupts of vGPUs need it",
         ),
     }
@@ -73,17 +75,17 @@ fn iommu(patient: &Patient<'_>) -> Option<Finding> {
     match groups {
         0 if needed => Some(Finding::missing(
             "iommu",
-            "the kernel has no IOMMU",
-            "turn VT-d or AMD-Vi on in the firmware's setup, and boot Intel's with `intel_iommu=on`",
+            "the kernel does not use an IOMMU",
+            "enable VT-d or AMD-Vi in the firmware setup; on Intel, also boot with `intel_iommu=on`",
         )),
         // No card needs an IOMMU, so a finding would only be noise.
         0 => None,
-        _ if there || needed => Some(Finding::good("iommu", format!("on, {groups} groups"))),
+        _ if there || needed => Some(Finding::good("iommu", format!("enabled, {groups} groups"))),
         _ => None,
     }
 }
 
-/// Checks the limit of pinned memory, because the daemon pins the memory that a real card accesses.
+/// Checks the locked-memory limit, because the daemon pins the memory that a real card accesses.
 fn memlock(patient: &Patient<'_>) -> Option<Finding> {
     if !patient.has(CardKind::Vfio) {
         return None;
@@ -94,18 +96,18 @@ fn memlock(patient: &Patient<'_>) -> Option<Finding> {
         Some(line.split_whitespace().next()?.to_owned())
     });
     Some(match limit.as_deref() {
-        Some("unlimited") => Finding::good("memlock", "the daemon may pin any amount of memory"),
+        Some("unlimited") => Finding::good("memlock", "the daemon may lock any amount of memory"),
         Some(bytes) => {
             let mib = bytes.parse::<u64>().unwrap_or(0) >> 20;
             Finding::missing(
                 "memlock",
-                format!("the daemon may pin {mib} MiB"),
-                "a drop-in with `LimitMEMLOCK=infinity` (`systemctl edit gpu-mediator`): a card behind VFIO has guests' RAM pinned",
+                format!("the daemon may lock only {mib} MiB"),
+                "add a drop-in with `LimitMEMLOCK=infinity` (`systemctl edit gpu-mediator`): VFIO locks the guests' RAM",
             )
         }
         None => Finding::note(
             "memlock",
-            "the daemon does not run, so its limit is not known",
+            "the daemon is not running, so its limit is unknown",
             "start it and check again; it needs `LimitMEMLOCK=infinity`",
         ),
     })

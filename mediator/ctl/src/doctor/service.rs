@@ -1,4 +1,4 @@
-//! The daemon: its configuration, service, sockets and cards.
+//! Checks the daemon: its configuration, service, sockets and cards.
 
 use config::ConfigError;
 
@@ -8,7 +8,7 @@ use admin_client::AskError;
 
 /// Name of the service.
 const UNIT: &str = "gpu-mediator.service";
-/// Maximum number of reported lines about errors in the configuration.
+/// Maximum number of configuration error lines to report.
 const LINES: usize = 5;
 
 pub(super) fn configuration(patient: &Patient<'_>) -> Vec<Finding> {
@@ -17,7 +17,7 @@ pub(super) fn configuration(patient: &Patient<'_>) -> Vec<Finding> {
         Ok(config) if config.cards.is_empty() => Finding::missing(
             "config",
             format!("{path} has no [[card]] table"),
-            "add a card: docs/guides/operating.md has the first hour, docs/reference/configuration.md all keys",
+            "add a card: see docs/guides/operating.md for the first steps, and docs/reference/configuration.md for all keys",
         ),
         Ok(config) => {
             let (cards, vms, tenants) = (config.cards.len(), config.vms.len(), config.tenants.len());
@@ -26,7 +26,7 @@ pub(super) fn configuration(patient: &Patient<'_>) -> Vec<Finding> {
         Err(ConfigError::Read { source, .. }) => Finding::missing(
             "config",
             format!("{path} cannot be read: {source}"),
-            "write one (docs/reference/configuration.md), or name it with --config",
+            "create it (docs/reference/configuration.md), or pass its path with --config",
         ),
         Err(ConfigError::Mistakes(lines)) => {
             let more = lines.len().saturating_sub(LINES);
@@ -34,7 +34,7 @@ pub(super) fn configuration(patient: &Patient<'_>) -> Vec<Finding> {
             if more > 0 {
                 shown.push_str(&format!("\n  and {more} more"));
             }
-            Finding::missing("config", format!("{path} has {} mistakes", lines.len()), shown)
+            Finding::missing("config", format!("{path} has {} errors", lines.len()), shown)
         }
     };
     vec![finding]
@@ -53,7 +53,7 @@ pub(super) fn process(host: &Host) -> Option<u32> {
     pids.find(|pid| host.read(format!("proc/{pid}/comm")).is_some_and(|name| name.trim() == "mediatord"))
 }
 
-/// Checks the status of the daemon's service in the service manager.
+/// Checks the state of the daemon's systemd service.
 fn unit(patient: &Patient<'_>) -> Option<Finding> {
     let host = &patient.host;
     if !host.has("run/systemd/system") {
@@ -71,22 +71,22 @@ fn unit(patient: &Patient<'_>) -> Option<Finding> {
     let (active, enabled) = (property("ActiveState"), property("UnitFileState"));
     Some(match (property("LoadState").as_str(), active.as_str()) {
         ("loaded", "active") if enabled == "enabled" => {
-            Finding::good("service", format!("{UNIT} runs, restarted {} times by itself", property("NRestarts")))
+            Finding::good("service", format!("{UNIT} is running, with {} automatic restarts", property("NRestarts")))
         }
         ("loaded", "active") => Finding::note(
             "service",
-            format!("{UNIT} runs, but not after the next boot"),
-            "`systemctl enable gpu-mediator`",
+            format!("{UNIT} is running, but is not enabled at boot"),
+            "run `systemctl enable gpu-mediator`",
         ),
         ("loaded", _) => Finding::missing(
             "service",
             format!("{UNIT} is {active} ({})", property("SubState")),
-            "`systemctl start gpu-mediator`; `journalctl --unit=gpu-mediator` says why it has ended",
+            "run `systemctl start gpu-mediator`; `journalctl --unit=gpu-mediator` shows why it exited",
         ),
         _ => Finding::note(
             "service",
-            format!("there is no {UNIT}"),
-            "install the package gpu-mediator, or start mediatord otherwise",
+            format!("{UNIT} is not installed"),
+            "install the package gpu-mediator, or start mediatord by other means",
         ),
     })
 }
@@ -95,15 +95,15 @@ fn unit(patient: &Patient<'_>) -> Option<Finding> {
 fn folders(patient: &Patient<'_>) -> Option<Finding> {
     let config = patient.config.as_ref().ok()?;
     let folder = &config.daemon.socket_dir;
-    // The service creates its own folder when it starts.
+    // The service creates its own folder at startup.
     if patient.host.has(folder) || folder.starts_with("/run/gpu-mediator") {
         return None;
     }
-    let found = format!("there is no folder {}", folder.display());
-    Some(Finding::missing("sockets", found, "make the folder that `socket_dir` names, for the daemon's user"))
+    let found = format!("the folder {} does not exist", folder.display());
+    Some(Finding::missing("sockets", found, "create the folder in `socket_dir`, writable for the daemon's user"))
 }
 
-/// Checks the daemon's response.
+/// Checks whether the daemon responds, and the state that it reports.
 fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
     let socket = patient.socket.display();
     let cards = match patient.client.get::<api::CardList>("/v1/cards") {
@@ -111,21 +111,21 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
         Err(ClientError::Ask(AskError::Forbidden { .. })) => {
             return vec![Finding::note(
                 "daemon",
-                format!("this user may not use {socket}"),
-                "run this as root, or join the group of the socket (`admin_group`, `read_group`)",
+                format!("this user has no access to {socket}"),
+                "run this as root, or join the socket's group (`admin_group`, `read_group`)",
             )];
         }
         Err(error) => {
             let found = match process(&patient.host) {
-                Some(pid) => format!("mediatord runs (process {pid}), but does not serve {socket}: {error}"),
+                Some(pid) => format!("mediatord is running (process {pid}), but does not serve {socket}: {error}"),
                 None => format!("no daemon responds at {socket}"),
             };
-            return vec![Finding::missing("daemon", found, "start it, or name its admin socket with --socket")];
+            return vec![Finding::missing("daemon", found, "start it, or pass its admin socket with --socket")];
         }
     };
     let vms = patient.client.get::<api::VmList>("/v1/vms").map(|list| list.vms).unwrap_or_default();
     let mut findings =
-        vec![Finding::good("daemon", format!("{socket} answers: {} cards, {} VMs", cards.len(), vms.len()))];
+        vec![Finding::good("daemon", format!("{socket} responds: {} cards, {} VMs", cards.len(), vms.len()))];
     for card in &cards {
         if let Some(error) = &card.error {
             let found = format!("card `{}` is out of service: {error}", card.name);
@@ -136,18 +136,18 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
             ));
         }
         if !card.strangers.is_empty() {
-            let found = format!("card `{}` is used past the daemon by {} processes", card.name, card.strangers.len());
+            let found = format!("{1} processes use card `{0}` outside the daemon", card.name, card.strangers.len());
             findings.push(Finding::note(
                 "card",
                 found,
-                "`mediatorctl card show` names them; start them with `mediatorctl run`",
+                "`mediatorctl card show` lists them; start them with `mediatorctl run`",
             ));
         }
     }
     let tenants = patient.client.get::<api::TenantList>("/v1/tenants").map(|list| list.tenants).unwrap_or_default();
     for tenant in tenants.iter().filter(|tenant| tenant.over_quota_bytes > 0) {
         let found = format!(
-            "tenant `{}` uses {} MiB of card `{}` beyond its limit, outside its account",
+            "tenant `{}` uses {} MiB of card `{}` beyond its limit, outside its accounted memory",
             tenant.name,
             tenant.over_quota_bytes >> 20,
             tenant.card
@@ -155,7 +155,7 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
         findings.push(Finding::note(
             "tenant",
             found,
-            "`mediatorctl tenant show` names the processes; `cuda.strangers = \"kill\"` has such processes killed",
+            "`mediatorctl tenant show` lists the processes; `cuda.strangers = \"kill\"` makes the owner kill such processes",
         ));
     }
     for vm in &vms {
@@ -167,10 +167,10 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
             ));
         }
         if vm.memory_not_shared {
-            let what = format!("start it as `mediatorctl vm launch-args {}` prints", vm.name);
+            let what = format!("start the VMM with the arguments that `mediatorctl vm launch-args {}` prints", vm.name);
             findings.push(Finding::missing(
                 "vm",
-                format!("VM `{}`: its VMM does not share the guest's memory", vm.name),
+                format!("VM `{}`: its VMM does not share guest memory", vm.name),
                 what,
             ));
         }

@@ -68,7 +68,7 @@ fn looked(root: &TempDir, socket: &str) -> (Code, Vec<Value>, String) {
     (code, json["findings"].as_array().unwrap().clone(), text)
 }
 
-/// Returns the findings of one check that are not good.
+/// Returns the findings of a check, except good ones.
 fn told(findings: &[Value], check: &str) -> String {
     let of = findings.iter().filter(|one| one["check"] == check && one["state"] != "good");
     of.map(|one| {
@@ -93,7 +93,7 @@ fn a_good_host_lacks_nothing() {
         "ok  config",
         "ok  kvm",
         "QEMU 11.1, with vfio-user-pci",
-        "answers: 1 cards, 0 VMs",
+        "responds: 1 cards, 0 VMs",
         "nothing is missing; 0 to note",
     ] {
         assert!(text.contains(line), "{line}: {text}");
@@ -107,12 +107,12 @@ fn doctor_reports_each_missing_item_with_remedy() {
         (
             "kvm",
             |root| fs::remove_file(root.path().join("dev/kvm")).unwrap(),
-            "missing: there is no /dev/kvm [`modprobe kvm",
+            "missing: /dev/kvm is missing [run `modprobe kvm",
         ),
         (
             "kvm",
             |root| write(root, "proc/cpuinfo", "flags : fpu\n"),
-            "missing: /dev/kvm is there, but the CPU offers no",
+            "missing: /dev/kvm exists, but the CPU does not offer",
         ),
         ("aio", |root| write(root, "proc/sys/fs/aio-nr", "65500\n"), "missing: 65500 of 65536 asynchronous"),
         (
@@ -143,7 +143,7 @@ fn doctor_reports_each_missing_item_with_remedy() {
                     "printf 'LoadState=loaded\\nActiveState=failed\\nSubState=failed\\n'",
                 )
             },
-            "missing: gpu-mediator.service is failed (failed) [`systemctl start",
+            "missing: gpu-mediator.service is failed (failed) [run `systemctl start",
         ),
         (
             "sockets",
@@ -151,13 +151,13 @@ fn doctor_reports_each_missing_item_with_remedy() {
                 let text = "[daemon]\nsocket_dir = \"/srv/gpus\"\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n";
                 write(root, "etc/gpu-mediator.toml", text);
             },
-            "missing: there is no folder /srv/gpus",
+            "missing: the folder /srv/gpus does not exist",
         ),
     ];
     for (check, breaks, expected) in cases {
         let root = host();
         breaks(&root);
-        // The daemon is down.
+        // The daemon is not running.
         let (code, findings, text) = looked(&root, "/nonexistent/admin.sock");
         assert_eq!(code, Code::Failed, "{check}");
         assert!(told(&findings, check).contains(expected), "{check}, {expected}:\n{text}");
@@ -173,14 +173,14 @@ fn doctor_checks_driver_iommu_and_memlock_of_vfio_card() {
     write(&root, "proc/77/comm", "mediatord\n");
     write(&root, "proc/77/limits", "Limit  Soft Limit\nMax locked memory         8388608   8388608   bytes\n");
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
-    assert!(told(&findings, "iommu").contains("missing: the kernel has no IOMMU"), "{text}");
-    assert!(told(&findings, "driver").contains("the host has no PCI function 0000:65:00.0"), "{text}");
+    assert!(told(&findings, "iommu").contains("missing: the kernel does not use an IOMMU"), "{text}");
+    assert!(told(&findings, "driver").contains("the host has no NVIDIA PCI function 0000:65:00.0"), "{text}");
     assert!(
         told(&findings, "memlock")
-            .contains("missing: the daemon may pin 8 MiB [a drop-in with `LimitMEMLOCK=infinity`"),
+            .contains("missing: the daemon may lock only 8 MiB [add a drop-in with `LimitMEMLOCK=infinity`"),
         "{text}"
     );
-    assert!(told(&findings, "daemon").contains("mediatord runs (process 77), but does not serve"), "{text}");
+    assert!(told(&findings, "daemon").contains("mediatord is running (process 77), but does not serve"), "{text}");
     let fake = Fake::new(&root.path().join("sys"));
     fake.add(Plan::CARD);
     fake.add(Plan { address: "0000:66:00.0", group: Some(8), ..Plan::CARD });
@@ -190,7 +190,7 @@ fn doctor_checks_driver_iommu_and_memlock_of_vfio_card() {
     assert_eq!((told(&findings, "iommu"), told(&findings, "memlock")), (String::new(), String::new()), "{text}");
     let driver = told(&findings, "driver");
     assert!(driver.contains("driver nouveau has 0000:65:00.0, not vfio-pci [`mediatorctl card bind"), "{driver}");
-    assert!(told(&findings, "cards").contains("note: NVIDIA cards that no [[card]] names: 0000:66:00.0"), "{text}");
+    assert!(told(&findings, "cards").contains("note: NVIDIA cards without a [[card]] table: 0000:66:00.0"), "{text}");
 }
 
 #[test]
@@ -202,21 +202,19 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
     let (code, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert_eq!(code, Code::Failed);
     let nvidia = told(&findings, "nvidia");
-    for line in
-        ["there is no libcuda.so.1", "kernel module is not loaded", "there is no /dev/nvidiactl and no /dev/nvidia-uvm"]
-    {
+    for line in ["libcuda.so.1 is missing", "kernel module is not loaded", "nodes: /dev/nvidiactl, /dev/nvidia-uvm"] {
         assert!(nvidia.contains(line), "{nvidia}");
     }
-    assert!(told(&findings, "library").contains("there is no /usr/lib/gpu-mediator/cuda/libcuda.so.1"), "{text}");
+    assert!(told(&findings, "library").contains("/usr/lib/gpu-mediator/cuda/libcuda.so.1 is missing"), "{text}");
     // This host does not need QEMU.
     assert!(told(&findings, "qemu").starts_with("note: "), "{text}");
     for path in ["usr/lib64/libcuda.so.1", "dev/nvidiactl", "dev/nvidia-uvm", "usr/lib/gpu-mediator/cuda/libcuda.so.1"]
     {
         write(&root, path, "");
     }
-    // Programs that open the driver under another name would load NVIDIA's driver.
+    // Programs that load the driver under another name would get NVIDIA's driver.
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
-    assert!(told(&findings, "library").contains("there is no /usr/lib/gpu-mediator/cuda/libcuda.so"), "{text}");
+    assert!(told(&findings, "library").contains("/usr/lib/gpu-mediator/cuda/libcuda.so is missing"), "{text}");
     for name in ["libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
         write(&root, &format!("usr/lib/gpu-mediator/cuda/{name}"), "");
     }
@@ -224,7 +222,7 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert_eq!((told(&findings, "nvidia"), told(&findings, "library")), (String::new(), String::new()), "{text}");
     assert!(text.contains("NVRM version: NVIDIA UNIX 575.57"), "{text}");
-    // A driver that is configured by its path does not need NVIDIA's devices.
+    // A driver configured by path does not need NVIDIA's device nodes.
     write(&root, "etc/gpu-mediator.toml", &format!("{card}cuda.driver = \"/opt/driver.so\"\n"));
     write(&root, "opt/driver.so", "");
     fs::remove_file(root.path().join("dev/nvidiactl")).unwrap();
@@ -248,16 +246,19 @@ fn cuda_in_vms_needs_worker_sandbox_rights_and_memory() {
     std::os::unix::fs::symlink("libcuda.so.575.57", root.path().join("usr/lib64/libcuda.so.1")).unwrap();
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert!(
-        told(&findings, "worker").starts_with("missing: card `h100`: there is no /usr/lib/gpu-mediator/"),
+        told(&findings, "worker").starts_with("missing: card `h100`: /usr/lib/gpu-mediator/cuda-worker is missing"),
         "{text}"
     );
     let users = told(&findings, "worker-users");
-    assert!(users.contains("users 900 to 963: it lacks CAP_SETGID, CAP_SETUID [remove the marks"), "{users}");
-    // Separate users also protect the host.
-    assert!(told(&findings, "sandbox").starts_with("note: the kernel has no Landlock"), "{text}");
+    assert!(users.contains("users 900 to 963: it lacks CAP_SETGID, CAP_SETUID [uncomment the lines"), "{users}");
+    // Separate users protect the host as well.
+    assert!(told(&findings, "sandbox").starts_with("note: the kernel does not support Landlock"), "{text}");
     assert!(told(&findings, "hmm").contains("uvm_disable_hmm=1"), "{text}");
-    assert!(told(&findings, "window").starts_with("missing: windows of 4096 MiB, of 1024 MiB"), "{text}");
-    assert!(told(&findings, "versions").contains("library has version 575.57, its kernel module 580.1"), "{text}");
+    assert!(told(&findings, "window").starts_with("missing: windows of 4096 MiB in total, with 1024 MiB"), "{text}");
+    assert!(
+        told(&findings, "versions").contains("library has version 575.57, but its kernel module has version 580.1"),
+        "{text}"
+    );
 
     write(&root, "etc/gpu-mediator.toml", &format!("{card}{vm}"));
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
@@ -293,15 +294,16 @@ fn libvirt_needs_its_hook_and_rights() {
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o600)).unwrap();
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert!(
-        told(&findings, "libvirt").contains("note: there is no hook /etc/libvirt/hooks/qemu.d/gpu-mediator"),
+        told(&findings, "libvirt").contains("note: the hook /etc/libvirt/hooks/qemu.d/gpu-mediator is missing"),
         "{text}"
     );
     assert!(
-        told(&findings, "apparmor").contains("note: there is no /etc/apparmor.d/abstractions/libvirt-qemu.d"),
+        told(&findings, "apparmor")
+            .contains("note: /etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator is missing"),
         "{text}"
     );
     assert!(
-        told(&findings, "rights").contains("the user libvirt-qemu may not connect to /run/gpu-mediator/a.sock"),
+        told(&findings, "rights").contains("the user libvirt-qemu cannot connect to /run/gpu-mediator/a.sock"),
         "{text}"
     );
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
@@ -325,5 +327,5 @@ fn doctor_reads_relative_config_path_from_current_folder() {
     run(["mediatorctl", "doctor", "--root", &root, "--config", &relative, "--json"], &mut out, &mut Vec::new());
     let json: Value = serde_json::from_slice(&out).unwrap();
     let found = told(json["findings"].as_array().unwrap(), "config");
-    assert!(found.contains("site.toml has 1 mistakes") && found.contains("site.toml:4:1: vm[0]"), "{found}");
+    assert!(found.contains("site.toml has 1 errors") && found.contains("site.toml:4:1: vm[0]"), "{found}");
 }

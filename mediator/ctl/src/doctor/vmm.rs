@@ -1,16 +1,16 @@
-//! VMMs: QEMU's version and devices, and libvirt with its hook, users and profiles.
+//! Checks VMMs: QEMU's version and devices, and libvirt with its hook, users and profiles.
 
 use std::path::Path;
 
 use super::{Finding, Patient};
 
-/// The first QEMU with `vfio-user-pci`.
+/// First QEMU version with `vfio-user-pci`.
 const QEMU: (u32, u32) = (10, 1);
-/// Names of QEMU's program.
+/// Names of the QEMU executable.
 const NAMES: [&str; 2] = ["qemu-system-x86_64", "qemu-kvm"];
-/// Path at which the package installs the libvirt hook, and at which libvirt finds it.
+/// Path where the package installs the libvirt hook, and where libvirt looks for it.
 const HOOK: &str = "etc/libvirt/hooks/qemu.d/gpu-mediator";
-/// File that allows QEMU to connect under libvirt's AppArmor profile.
+/// File that permits QEMU's connections under libvirt's AppArmor profile.
 const APPARMOR: &str = "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator";
 /// Debian's user for libvirt's QEMU processes.
 const QEMU_USER: &str = "libvirt-qemu";
@@ -21,33 +21,33 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Returns the first two numbers in the output of `--version`.
+/// Returns the first two version numbers in the output of `--version`.
 fn version(text: &str) -> Option<(u32, u32)> {
     let rest = text.split_once("version ")?.1;
     let mut numbers = rest.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Returns a text about the source of a newer version.
+/// Returns advice on getting a newer version.
 fn newer(patient: &Patient<'_>) -> String {
     let release = patient.host.read("etc/os-release").unwrap_or_default();
     let is = |word: &str| release.lines().any(|line| line.trim_matches('"') == word);
     match () {
         () if is("VERSION_CODENAME=trixie") => {
-            "Debian 13 has it in backports: `apt install -t trixie-backports qemu-system-x86`".to_owned()
+            "install it from Debian 13's backports: `apt install -t trixie-backports qemu-system-x86`".to_owned()
         }
         () if is("VERSION_CODENAME=bookworm") => {
-            "Debian 12 has none; upgrade to Debian 13 with backports, or build QEMU 10.1".to_owned()
+            "Debian 12 does not package it; upgrade to Debian 13 with backports, or build QEMU 10.1".to_owned()
         }
-        () => "install QEMU 10.1 or newer; Debian 13 has it in backports".to_owned(),
+        () => "install QEMU 10.1 or newer, for example from Debian 13's backports".to_owned(),
     }
 }
 
 fn qemu(patient: &Patient<'_>) -> Finding {
     let (host, needed) = (&patient.host, patient.has_vms());
     let Some(program) = NAMES.iter().find_map(|name| host.program(name)) else {
-        let what = format!("{}; cloud-hypervisor serves as well", newer(patient));
-        return Finding::needed(needed, "qemu", "there is no QEMU", what);
+        let what = format!("{}; cloud-hypervisor also works", newer(patient));
+        return Finding::needed(needed, "qemu", "QEMU is not installed", what);
     };
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some(version) = host.program_output(&program, &["--version"]).as_deref().and_then(version) else {
@@ -58,7 +58,7 @@ fn qemu(patient: &Patient<'_>) -> Finding {
         return Finding::needed(
             needed,
             "qemu",
-            format!("{shown}, older than 10.1, the first with vfio-user"),
+            format!("{shown}, older than 10.1, the first version with vfio-user"),
             newer(patient),
         );
     }
@@ -81,18 +81,18 @@ fn libvirt(patient: &Patient<'_>) -> Vec<Finding> {
         return Vec::new();
     }
     let mut findings = vec![match host.has(HOOK) {
-        true => Finding::good("libvirt", format!("the hook /{HOOK} is there")),
+        true => Finding::good("libvirt", format!("the hook /{HOOK} is installed")),
         false => Finding::note(
             "libvirt",
-            format!("there is no hook /{HOOK}"),
-            "install the package's file there (docs/guides/libvirt.md): it makes and removes the vGPUs of domains",
+            format!("the hook /{HOOK} is missing"),
+            "install the package's file there (docs/guides/libvirt.md): it creates and removes the vGPUs of domains",
         ),
     }];
     if host.has("etc/apparmor.d/abstractions/libvirt-qemu") && !host.has(APPARMOR) {
         findings.push(Finding::note(
             "apparmor",
-            format!("there is no /{APPARMOR}"),
-            "install the package's file there: without it AppArmor keeps libvirt's QEMU from the vGPUs' sockets",
+            format!("/{APPARMOR} is missing"),
+            "install the package's file there: otherwise AppArmor denies libvirt's QEMU access to the vGPUs' sockets",
         ));
     }
     if host.has_user(QEMU_USER) {
@@ -101,7 +101,7 @@ fn libvirt(patient: &Patient<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Checks that libvirt's user may connect to the sockets of configured virtual machines.
+/// Checks that libvirt's user can connect to the sockets of the configured virtual machines.
 fn sockets(patient: &Patient<'_>) -> Option<Finding> {
     let groups = patient.host.groups(QEMU_USER);
     let config = patient.config.as_ref().ok()?;
@@ -118,8 +118,8 @@ fn sockets(patient: &Patient<'_>) -> Option<Finding> {
     if shut.is_empty() {
         return None;
     }
-    let found = format!("the user {QEMU_USER} may not connect to {}", shut.join(", "));
-    let what = "add `group = \"kvm\"` to the [[vm]] tables and `SupplementaryGroups=kvm` to the service, or leave the VMs to the hook";
+    let found = format!("the user {QEMU_USER} cannot connect to {}", shut.join(", "));
+    let what = "add `group = \"kvm\"` to the [[vm]] tables and `SupplementaryGroups=kvm` to the service, or let the hook create the VMs";
     Some(Finding::note("rights", found, what))
 }
 

@@ -1,4 +1,5 @@
-//! VMs whose programs use CUDA: the program, sandbox and users of workers, the windows, and the driver's versions.
+//! Checks the requirements of VMs whose programs use CUDA: workers (program, sandbox, users), windows, and driver
+//! versions.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +8,12 @@ use config::{CardKind, CardSpec};
 use super::cards::LIBRARIES;
 use super::{Finding, Patient};
 
-/// Path at which the package installs the workers' program.
+/// Path where the package installs the worker program.
 const WORKER: &str = "usr/lib/gpu-mediator/cuda-worker";
-/// Capabilities that a daemon needs to assign separate users to workers, with their bits.
+/// Capabilities that the daemon needs to assign separate users to workers, as bit numbers and names.
 const NEEDED: [(u32, &str); 3] = [(5, "CAP_KILL"), (6, "CAP_SETGID"), (7, "CAP_SETUID")];
 
-/// Checks a host with a CUDA card, if its configuration allows VMs with CUDA. VMs can also be added later.
+/// Checks a host with a CUDA card if its configuration allows VMs with CUDA. Such VMs can also be added at run time.
 pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     let Ok(config) = &patient.config else { return Vec::new() };
     let cards: Vec<_> = config.cards.iter().filter(|card| card.kind == CardKind::Cuda).collect();
@@ -41,8 +42,8 @@ fn worker(patient: &Patient<'_>, card: &CardSpec, needed: bool) -> Finding {
         false => Finding::needed(
             needed,
             "worker",
-            format!("card `{}`: there is no {}", card.name, path.display()),
-            "install the package gpu-mediator with its CUDA parts, or name the program in `cuda.worker`",
+            format!("card `{}`: {} is missing", card.name, path.display()),
+            "install the package gpu-mediator with its CUDA parts, or set `cuda.worker` to the program",
         ),
     }
 }
@@ -52,8 +53,8 @@ fn users(patient: &Patient<'_>, card: &CardSpec, needed: bool) -> Finding {
     let Some([first, last]) = card.cuda().worker_users else {
         return Finding::note(
             "worker-users",
-            format!("card `{name}`: workers have the daemon's user, behind their sandbox alone"),
-            "a range of users in `cuda.worker_users`, and the lines for it in the drop-in cuda.conf",
+            format!("card `{name}`: workers run as the daemon's user, confined only by their sandbox"),
+            "set a range of users in `cuda.worker_users`, and uncomment its lines in the drop-in cuda.conf",
         );
     };
     let status = super::service::process(&patient.host).and_then(|pid| patient.host.read(format!("proc/{pid}/status")));
@@ -64,7 +65,9 @@ fn users(patient: &Patient<'_>, card: &CardSpec, needed: bool) -> Finding {
     let Some(held) = held else {
         return Finding::note(
             "worker-users",
-            format!("card `{name}`: users {first} to {last}; the daemon does not run, so its rights are not known"),
+            format!(
+                "card `{name}`: users {first} to {last}; the daemon is not running, so its capabilities are unknown"
+            ),
             "start it and check again",
         );
     };
@@ -77,10 +80,10 @@ fn users(patient: &Patient<'_>, card: &CardSpec, needed: bool) -> Finding {
         needed,
         "worker-users",
         format!(
-            "card `{name}`: the daemon cannot give workers users {first} to {last}: it lacks {}",
+            "card `{name}`: the daemon cannot run workers as users {first} to {last}: it lacks {}",
             lacking.join(", ")
         ),
-        "remove the marks of the lines about `cuda.worker_users` in the drop-in cuda.conf, then `systemctl daemon-reload` and \
+        "uncomment the lines for `cuda.worker_users` in the drop-in cuda.conf, then run `systemctl daemon-reload` and \
          `systemctl restart gpu-mediator`",
     )
 }
@@ -89,34 +92,37 @@ fn sandbox(patient: &Patient<'_>, cards: &[&CardSpec], needed: bool) -> Finding 
     if let Some(card) = cards.iter().find(|card| !card.cuda().sandbox) {
         return Finding::note(
             "sandbox",
-            format!("card `{}`: workers have no sandbox, so that a guest can do what the daemon's user can", card.name),
+            format!(
+                "card `{}`: workers are not sandboxed, so a guest can do anything that the daemon's user can",
+                card.name
+            ),
             "remove `cuda.sandbox = false`",
         );
     }
     let modules = patient.host.read("sys/kernel/security/lsm");
     match modules.as_deref() {
         Some(list) if list.trim().split(',').any(|name| name == "landlock") => {
-            Finding::good("sandbox", "the kernel has Landlock")
+            Finding::good("sandbox", "the kernel supports Landlock")
         }
         Some(list) => {
             let have_users = cards.iter().all(|card| card.cuda().worker_users.is_some());
             Finding::needed(
                 needed && !have_users,
                 "sandbox",
-                format!("the kernel has no Landlock, only {}", list.trim()),
-                "boot Linux 5.13 or newer with `lsm=landlock,...` in its options; without, workers need users of their own \
+                format!("the kernel does not support Landlock, only {}", list.trim()),
+                "boot Linux 5.13 or newer with `lsm=landlock,...` in its options; otherwise workers need separate users \
                  (`cuda.worker_users`)",
             )
         }
         None => Finding::note(
             "sandbox",
-            "/sys/kernel/security/lsm cannot be read, so that Landlock is not known",
+            "/sys/kernel/security/lsm cannot be read, so support for Landlock is unknown",
             "run this as root; `mount -t securityfs securityfs /sys/kernel/security` if it is not mounted",
         ),
     }
 }
 
-/// Checks heterogeneous memory management, with which the card's kernels reach all memory of their process.
+/// Checks heterogeneous memory management, which lets the card's kernels access all memory of their process.
 fn hmm(patient: &Patient<'_>) -> Option<Finding> {
     let disabled = patient.host.read("sys/module/nvidia_uvm/parameters/uvm_disable_hmm")?;
     Some(match disabled.trim() {
@@ -124,27 +130,27 @@ fn hmm(patient: &Patient<'_>) -> Option<Finding> {
         _ => Finding::note(
             "hmm",
             "the driver may let a guest's kernels access all memory of their worker",
-            "`options nvidia-uvm uvm_disable_hmm=1` in a file in /etc/modprobe.d, then load the module again",
+            "put `options nvidia-uvm uvm_disable_hmm=1` into a file in /etc/modprobe.d, then reload the module",
         ),
     })
 }
 
-/// Checks the windows' sizes against the host's memory.
+/// Checks the total window size against the host's memory.
 fn windows(patient: &Patient<'_>) -> Option<Finding> {
     let config = patient.config.as_ref().ok()?;
     let windows = config.vms.iter().filter_map(|vm| Some(vm.cuda?.window_mib)).fold(0u64, u64::saturating_add);
     let text = patient.host.read("proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let memory = line.split_whitespace().next()?.parse::<u64>().ok()? >> 10;
-    let found = format!("windows of {windows} MiB, of {memory} MiB of host memory");
+    let found = format!("windows of {windows} MiB in total, with {memory} MiB of host memory");
     if windows <= memory {
         return Some(Finding::good("window", found));
     }
-    let remedy = "choose smaller `cuda.window_mib`: guests can fill their windows, in addition to their RAM";
+    let remedy = "reduce `cuda.window_mib`: guests can fill their windows in addition to their RAM";
     Some(Finding::missing("window", found, remedy))
 }
 
-/// Compares the versions of NVIDIA's library and kernel module. The name of the library's file contains its version.
+/// Compares the versions of NVIDIA's library and kernel module. The library's file name contains its version.
 fn driver_versions(patient: &Patient<'_>, card: &CardSpec) -> Option<Finding> {
     let (host, driver) = (&patient.host, card.cuda().driver);
     let places = match driver.is_absolute() {
@@ -159,7 +165,10 @@ fn driver_versions(patient: &Patient<'_>, card: &CardSpec) -> Option<Finding> {
     }
     Some(Finding::missing(
         "versions",
-        format!("card `{}`: NVIDIA's library has version {library}, its kernel module {module}", card.name),
-        "load the new module: end all programs on the card, `rmmod nvidia_uvm nvidia`, `modprobe nvidia-uvm`; or boot again",
+        format!(
+            "card `{}`: NVIDIA's library has version {library}, but its kernel module has version {module}",
+            card.name
+        ),
+        "load the new module: stop all programs on the card, then run `rmmod nvidia_uvm nvidia` and `modprobe nvidia-uvm`; or reboot",
     ))
 }

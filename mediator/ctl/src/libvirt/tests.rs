@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::Code;
 
-/// A daemon and the folders of a host with libvirt.
+/// A daemon, and the folders of a host with libvirt.
 struct Site {
     served: Served,
     folder: TempDir,
@@ -16,7 +16,7 @@ impl Site {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("boot"), "first\n").unwrap();
-        // Without root rights, these tests can assign files only to their own user.
+        // Without root, these tests can assign files only to their own user.
         let uid = fs::metadata(folder.path()).unwrap().uid();
         fs::write(folder.path().join("passwd"), format!("root:x:0:0:\nlibvirt-qemu:x:{uid}:1:\n")).unwrap();
         let profile = "[[profile]]\nname = \"sliver\"\nvram_mib = 16\nweight = 300\n";
@@ -45,7 +45,7 @@ impl Site {
         hook.run(&self.client(), text.as_bytes())
     }
 
-    /// Adds a VM like an operator.
+    /// Adds a VM as an operator would.
     fn add(&self, name: &str) {
         let socket = self.served.fixture.path("admin.sock");
         let words = ["mediatorctl", "--socket", socket.to_str().unwrap(), "vm", "add", name, "--profile", "sliver"];
@@ -56,7 +56,7 @@ impl Site {
         self.client().get::<api::VmList>("/v1/vms").unwrap().vms.into_iter().map(|vm| vm.name).collect()
     }
 
-    /// Returns the description of a domain with an element `vgpu`, which names the socket of a virtual machine.
+    /// Returns the XML of a domain with a `vgpu` element and a device that uses a virtual machine's socket.
     fn domain(&self, vgpu: &str, vm: &str) -> String {
         let socket = self.served.fixture.path(&format!("{vm}.sock")).display().to_string();
         format!(
@@ -81,7 +81,7 @@ fn a_vgpu_comes_and_goes_with_its_domain() {
         site.hook("web", operation, when, &domain).unwrap();
         assert_eq!(site.vms(), ["web"], "{operation} {when}");
     }
-    // The hook's VM is removed, regardless of the current description.
+    // The hook's VM is removed, whatever the XML currently contains.
     site.hook("web", "release", "end", &site.domain("vm='other' profile='sliver'", "other")).unwrap();
     assert_eq!(site.vms(), Vec::<String>::new());
     site.hook("web", "release", "end", &domain).unwrap();
@@ -96,9 +96,9 @@ fn a_domain_without_the_element_is_left_alone() {
         site.hook("web", "release", "end", text).unwrap();
         assert_eq!(site.vms(), ["web"]);
     }
-    // An operator's VM with this name stays.
+    // An operator's VM with this name is kept.
     let error = site.hook("web", "prepare", "begin", &site.domain("profile='sliver'", "web")).unwrap_err();
-    assert!(error.to_string().contains("this hook has not created the existing VM `web`"), "{error}");
+    assert!(error.to_string().contains("the existing VM `web` was not created by this hook"), "{error}");
     assert_eq!(site.vms(), ["web"]);
 }
 
@@ -112,7 +112,7 @@ fn leftovers_of_power_loss_are_removed_at_next_start() {
     // VMs of the same boot keep their notes.
     assert_eq!(site.vms(), ["again", "lost", "too"]);
     fs::write(site.folder.path().join("boot"), "second\n").unwrap();
-    // The same domain starts again, and finds its own leftover.
+    // The same domain starts again and finds its own leftover VM.
     site.hook("again", "prepare", "begin", &domain("again")).unwrap();
     assert_eq!(site.vms(), ["again"]);
 }
@@ -122,13 +122,13 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
     let site = Site::new();
     let cases = [
         (site.domain("profile='none'", "a"), "there is no profile `none`"),
-        (site.domain("vram-mib='4096'", "a"), "no card has room"),
+        (site.domain("vram-mib='4096'", "a"), "no card has enough free capacity"),
         (site.domain("vram-mib='many'", "a"), "vram-mib: `many`, expected a number"),
         (site.domain("colour='red'", "a"), "the element `vgpu` has no `colour`"),
         (site.domain("vram-mib='16' user='nobody-here'", "a"), "a.sock"),
-        (site.domain("vram-mib='16'", "b"), "none of its devices names the socket"),
+        (site.domain("vram-mib='16'", "b"), "none of its devices uses the socket"),
         (site.domain("vram-mib='16' vm='a b'", "a"), "is not a name"),
-        ("<domain".to_owned(), "its description is not XML"),
+        ("<domain".to_owned(), "its description is not valid XML"),
         (
             site.domain("vram-mib='16'", "a")
                 .replace("</metadata>", &format!("<vgpu xmlns='{NAMESPACE}'/></metadata>")),
@@ -140,7 +140,7 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
         assert!(error.to_string().contains(told), "{text}: {error}");
         assert_eq!(site.vms(), Vec::<String>::new(), "{text}");
     }
-    // Domain names are arbitrary, but file names are not.
+    // Domain names are arbitrary; file names are not.
     let name = "../../etc a";
     site.hook(name, "prepare", "begin", &site.domain("vram-mib='16' vm='odd'", "odd")).unwrap();
     assert_eq!(
@@ -151,7 +151,7 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
     assert_eq!(site.vms(), Vec::<String>::new());
 }
 
-/// Returns a description with a UUID, in libvirt's format.
+/// Returns the XML with a UUID, in libvirt's format.
 fn with_uuid(text: &str, uuid: &str) -> String {
     text.replace("<metadata>", &format!("<uuid>{uuid}</uuid><metadata>"))
 }
@@ -162,12 +162,12 @@ fn a_release_after_a_refused_preparation_leaves_the_running_vm() {
     let domain = |uuid: &str| with_uuid(&site.domain("vram-mib='16'", "web"), uuid);
     site.hook("web", "prepare", "begin", &domain("1")).unwrap();
     let mut vmm = site.served.fixture.connect("web");
-    // The response shows that the daemon has accepted the connection.
+    // The response proves that the daemon has accepted the connection.
     vmm.read32(mediatord::fixture::BAR0, 0).unwrap();
     let vm: api::Vm = site.client().get("/v1/vms/web").unwrap();
     assert_eq!(vm.state, api::VmState::Connected);
-    // Two cases: another domain names the same VM, and another domain with the same name, which libvirt has lost, is
-    // still running.
+    // Two cases: another domain requests the same VM, and another domain with the same name, which libvirt has lost
+    // track of, is still running.
     let other = site.domain("vm='web' vram-mib='16'", "web");
     for (name, text) in [("other", &other), ("web", &domain("2")), ("web", &domain("1"))] {
         let error = site.hook(name, "prepare", "begin", text).unwrap_err();
@@ -175,7 +175,7 @@ fn a_release_after_a_refused_preparation_leaves_the_running_vm() {
         let released = site.hook(name, "release", "end", text);
         assert_eq!(site.vms(), ["web"], "{name}: {released:?}");
     }
-    // The domain itself ends.
+    // The domain itself stops.
     drop(vmm);
     site.hook("web", "release", "end", &domain("1")).unwrap();
     assert_eq!(site.vms(), Vec::<String>::new());
@@ -188,7 +188,7 @@ fn a_release_without_a_preparation_removes_nothing() {
     site.add("web");
     site.hook("web", "release", "end", &domain).unwrap();
     assert_eq!(site.vms(), ["web"]);
-    // The operator removes and creates the VM while the domain exists, so this is another VM with the same name.
+    // The operator removes and recreates the VM while the domain exists, so the new VM is not the hook's.
     site.client().delete("/v1/vms/web").unwrap();
     site.hook("web", "prepare", "begin", &domain).unwrap();
     site.client().delete("/v1/vms/web").unwrap();

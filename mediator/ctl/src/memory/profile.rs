@@ -1,6 +1,6 @@
-//! `mediatorctl memory profile`: files with the numbers of accesses to ranges of a guest's VRAM.
+//! `mediatorctl memory profile`: files with access counts for ranges of a guest's VRAM.
 //!
-//! Each line is `RANGE COUNT`, such as `16M+2M 4711`; `#` begins a comment.
+//! Each line is `RANGE COUNT`, such as `16M+2M 4711`; `#` starts a comment.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -17,18 +17,18 @@ use crate::values::span;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
-    /// Counts accesses to a guest's VRAM for a given time, and writes a profile
+    /// Counts accesses to a guest's VRAM for some time, and writes a profile
     Record {
         /// Name of the virtual machine
         vm: String,
-        /// Duration of the count, such as 10s; at most one minute
+        /// Duration of the recording, such as 10s; at most one minute
         #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = span)]
         length: Duration,
         /// File to write, with lines of `RANGE COUNT`
         #[arg(long = "out", value_name = "FILE")]
         out: PathBuf,
     },
-    /// Loads a profile, which replaces the known counts of its ranges
+    /// Loads a profile, which replaces the existing counts of its ranges
     Load {
         /// Name of the virtual machine
         vm: String,
@@ -65,7 +65,7 @@ impl ProfileCommand {
 fn unit(counted: api::Counted) -> &'static str {
     match counted {
         api::Counted::Bursts => "the card's bursts",
-        api::Counted::Submissions => "submissions that name them",
+        api::Counted::Submissions => "submissions that refer to them",
     }
 }
 
@@ -73,7 +73,7 @@ fn unit(counted: api::Counted) -> &'static str {
 fn written(vm: &str, length: Duration, profile: &api::AccessProfile) -> String {
     let (unit, seconds) = (unit(profile.counted), length.as_secs_f64());
     let mut text = format!("# accesses of {vm} in {seconds} s, counted by {unit}\n");
-    // Loaded counts have 32 bits. Only their ratios matter.
+    // Loaded counts are limited to 32 bits. Only their ratios matter.
     let most = profile.ranges.iter().map(|accessed| accessed.count).max().unwrap_or(0);
     let shift = 32u32.saturating_sub(most.leading_zeros());
     for api::Accessed { range: api::Range { start, bytes }, count } in &profile.ranges {
@@ -83,7 +83,7 @@ fn written(vm: &str, length: Duration, profile: &api::AccessProfile) -> String {
     text
 }
 
-/// Returns the hints in a profile's lines.
+/// Parses the hints in a profile's lines.
 fn read(text: &str) -> Result<Vec<api::Hint>, String> {
     let line = |(number, line): (usize, &str)| {
         let said = line.split('#').next().unwrap_or_default().trim();

@@ -1,10 +1,10 @@
-//! Cards' memory and its use, as tables for people.
+//! Renders cards' memory and its usage as tables for people.
 
 use super::scheduler::duration;
 use super::{NOTHING, heads, row, table};
 use api::{CardMemory, MoveReport, VmMemory, VmMemorySettings};
 
-/// Renders a number of bytes, in MiB if it is a whole number of MiB.
+/// Renders a byte count, in MiB if it is a multiple of a MiB.
 #[must_use]
 pub fn mib(bytes: u64) -> String {
     match bytes % (1 << 20) {
@@ -13,11 +13,11 @@ pub fn mib(bytes: u64) -> String {
     }
 }
 
-/// Renders all cards with divided memory.
+/// Renders all cards whose memory is divided.
 #[must_use]
 pub fn cards(cards: &[CardMemory]) -> String {
     if cards.is_empty() {
-        return "no card's memory is divided\n".to_owned();
+        return "no card divides its memory\n".to_owned();
     }
     cards.iter().map(card).collect::<Vec<_>>().join("\n")
 }
@@ -122,7 +122,7 @@ pub fn limits(memory: &VmMemorySettings) -> String {
     table(rows, &[])
 }
 
-/// Renders the moves that an operator has requested.
+/// Renders the moves requested by an operator.
 #[must_use]
 pub fn moved(report: &MoveReport) -> String {
     let MoveReport { moved_bytes, stayed_bytes, suspended_ns, ref reason } = *report;

@@ -1,4 +1,4 @@
-//! Cards' time and its division, as tables for people.
+//! Renders cards' time and its division as tables for people.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use crate::report::Summary;
 use api::{CardScheduler, VmShare, VmTime};
 use sched::Engine;
 
-/// Renders thousandths as percent.
+/// Renders a permille value as percent.
 #[must_use]
 pub fn percent(permille: u32) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
@@ -28,7 +28,7 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// Renders the scheduling state of a virtual machine: a quarantine, and its end.
+/// Renders the scheduling state of a virtual machine: its quarantine and when it ends, or the reason for its wait.
 #[must_use]
 pub fn state(vm: &VmShare) -> String {
     match vm.quarantine {
@@ -40,7 +40,7 @@ pub fn state(vm: &VmShare) -> String {
     }
 }
 
-/// Adds an operator's settings, one row per key. Renders times and parts in units for people, for any set of keys.
+/// Adds an operator's settings, one row per key. Renders times and fractions in readable units, for any set of keys.
 fn settings(prefix: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
     if let Value::Object(keys) = value {
         for (key, value) in keys {
@@ -66,7 +66,7 @@ fn max_run(time: &VmTime) -> String {
     }
 }
 
-/// Returns weight, guarantee and cap for the copy engines, if any of them differs from the value for compute.
+/// Returns the weight, guarantee and cap for the copy engines if any of them differs from its value for compute.
 fn copies(time: &VmTime) -> Option<[String; 3]> {
     let sched::VgpuParams { weight, guarantee_permille, cap_permille, .. } =
         time.params(None).for_engine(Engine::Copy0);
@@ -256,7 +256,7 @@ pub fn replay(replayed: &Replayed) -> String {
         ]
     }));
     let table = table(rows, &[2, 3, 4, 5, 6]);
-    let what = if *recorded { "all decisions are as recorded" } else { "the work of the record, scheduled again" };
+    let what = if *recorded { "all decisions match the recording" } else { "the recorded work, rescheduled" };
     format!("{events} events in {}, {}: {what}\n\n{table}", duration(*length_ns), policy.name())
 }
 

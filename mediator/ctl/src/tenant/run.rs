@@ -1,7 +1,7 @@
 //! Starts programs as a tenant.
 //!
-//! The process becomes the program. With `--memory` or `--weight`, the daemon changes the tenant's limits until this
-//! process has ended.
+//! The process executes the program in place. With `--memory` or `--weight`, the daemon changes the tenant's limits
+//! until this process exits.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -22,9 +22,9 @@ use cdi_spec::MPS_VARIABLE;
 use cuda_protocol::{SOCKET_SEPARATOR, SOCKET_VARIABLE, TENANT_VARIABLE};
 
 /// Time limit for the card's owner to respond.
-// TIMEOUT: an owner that has ended is restarted within a second.
+// TIMEOUT: an owner that has exited is restarted within a second.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval at which the command checks the owner.
+/// Interval at which the command polls the owner.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Args)]
@@ -41,7 +41,7 @@ pub(crate) struct Run {
     /// Folder with the library `libcuda.so.1` of gpu-mediator
     #[arg(long, value_name = "DIR", env = "GPU_MEDIATOR_CUDA_LIBRARY", default_value = LIBRARY)]
     library: PathBuf,
-    /// Also preloads the library (LD_PRELOAD), for programs that open NVIDIA's library by its path
+    /// Also preloads the library (LD_PRELOAD), for programs that open NVIDIA's library by path
     #[arg(long)]
     preload: bool,
     /// Program with its arguments
@@ -50,10 +50,10 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Becomes the program; returns only on failure.
+    /// Executes the program in place of this process; returns only on failure.
     pub(crate) fn run(self, client: &Client) -> Result<String, ClientError> {
         let tenant = self.served(client)?;
-        // If a name is missing here, a program that opens it loads NVIDIA's library and runs outside its limits.
+        // If a name is missing here, a program that loads it gets NVIDIA's library and runs outside its limits.
         for name in cdi::NAMES {
             let path = self.library.join(name);
             if !path.exists() {
@@ -65,15 +65,15 @@ impl Run {
         let mut command = self.command(&list(tenant.all_sockets()), &library, mps);
         let patch = self.patch();
         if patch != TenantPatch::default() {
-            // The daemon restores the limits when this process, which becomes the program, ends.
+            // The daemon restores the limits when this process, which becomes the program, exits.
             let _: Tenant = client.post(&format!("{}/lease", path(&self.tenant)), &patch)?;
         }
         let source = command.exec();
         Err(ClientError::File { path: command.get_program().into(), source })
     }
 
-    /// Returns the tenant as soon as its card's owner responds and no longer starts the MPS server of the tenant's
-    /// group: a program is a client from its start, or never.
+    /// Returns the tenant once its card's owner responds and has finished starting the MPS server of the tenant's
+    /// group: a program is an MPS client from its start or never.
     fn served(&self, client: &Client) -> Result<Tenant, ClientError> {
         let deadline = Instant::now() + OWNER_TIMEOUT;
         loop {
@@ -85,7 +85,7 @@ impl Run {
             }
             if late {
                 let card: api::Card = client.get(&format!("/v1/cards/{}", client::segment(&tenant.card)))?;
-                let reason = card.error.unwrap_or_else(|| "its owner does not answer".to_owned());
+                let reason = card.error.unwrap_or_else(|| "its owner does not respond".to_owned());
                 return Err(ClientError::NotServed { tenant: tenant.name, card: tenant.card, reason });
             }
             std::thread::sleep(POLL_INTERVAL);
@@ -120,13 +120,13 @@ impl Run {
     }
 }
 
-/// Returns the value of the library's variable for the sockets of a tenant's cards.
+/// Returns the value of the library's environment variable for the sockets of a tenant's cards.
 fn list(sockets: &[PathBuf]) -> OsString {
     let separator = OsStr::from_bytes(&[SOCKET_SEPARATOR]);
     sockets.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(separator)
 }
 
-/// Prepends a value to an environment variable, in the format of the dynamic loader's variables.
+/// Prepends a value to an environment variable in the format used by the dynamic loader.
 fn in_front(mut first: OsString, variable: &str) -> OsString {
     if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
         first.push(":");

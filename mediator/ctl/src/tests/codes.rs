@@ -1,10 +1,10 @@
-//! The exit code of every command for every kind of error, and `--watch`.
+//! Tests the exit code of every command for every kind of error, and `--watch`.
 
 use super::*;
 use mediatord::fixture::one_card;
 use std::io;
 
-/// Each command with valid arguments, in an order in which all can run. VM `a` and card `card0` exist.
+/// Each command with valid arguments, ordered so that all can run. VM `a` and card `card0` exist.
 const GOOD: [&[&str]; 43] = [
     &["tenant", "list"],
     &["profile", "list"],
@@ -69,7 +69,7 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
         assert_eq!(ran.code, if local { Code::Good } else { Code::Unreachable }, "{arguments:?}");
         assert_eq!(ctl(&served, &[arguments, &["--frobnicate"]].concat()).code, Code::Usage, "{arguments:?}");
     }
-    // A replay needs a record.
+    // A replay needs a recording.
     let record = served.fixture.path("record.jsonl");
     let record = record.to_str().unwrap();
     assert_eq!(ctl(&served, &["sched", "record", "card0", "--for", "10ms", "--out", record]).code, Code::Good);
@@ -87,8 +87,8 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
     leaves(&<Arguments as clap::CommandFactory>::command(), "", &mut names);
     for name in names {
         let words: Vec<_> = name.split(' ').collect();
-        // The tests of `cuda-rig` run the first of these, which need a tenant. The next two need a host with cards
-        // (tests of `host`), and `doctor` needs a whole host.
+        // The tests of `cuda-rig` run the first ones, which need a tenant. The next two need a host with cards (tests
+        // of `host`), and `doctor` needs a whole host.
         let known = [
             "sched replay",
             "doctor",
@@ -100,17 +100,17 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
             "run",
             "card bind",
             "card unbind",
-            // These commands need another card as a target: see the tests of `moving`.
+            // These commands need a second card as the target: see the tests of `moving`.
             "vm move",
             "card drain",
-            // This needs a VM whose programs use CUDA: see `functions` of `cuda-rig`.
+            // This command needs a VM whose programs use CUDA: see `functions` of `cuda-rig`.
             "vm restart-workers",
-            // These need files: see the tests of `saving`.
+            // These commands need files: see the tests of `saving`.
             "vm save",
             "vm restore",
-            // This command needs a daemon in a process: see `guest upgrade`.
+            // This command needs a daemon in its own process: see `guest upgrade`.
             "daemon upgrade",
-            // These commands need a folder: see the tests of `firmware`.
+            // These commands need a state folder: see the tests of `firmware`.
             "card firmware list",
             "card firmware import",
             "card firmware approve",
@@ -185,7 +185,7 @@ fn commands_exit_2_for_value_out_of_range_and_4_on_conflict() {
     }
 }
 
-/// Accepts a number of outputs, and then fails like a closed pipe.
+/// Accepts a limited number of outputs, and then fails like a closed pipe.
 struct Reader {
     looks: usize,
     text: String,
@@ -216,14 +216,14 @@ fn watch_repeats_until_reader_closes() {
     for command in commands {
         let mut reader = Reader { looks: 3, text: String::new(), flushes: 0 };
         let head = ["mediatorctl", "--socket", &socket, "--json", "--watch=0.1"];
-        // The option belongs to the command.
+        // Insert the option into the command.
         let all: Vec<_> = head[..4].iter().chain(command).chain(&head[4..]).copied().collect();
         assert_eq!(run(all, &mut reader, &mut Vec::new()), Code::Good);
         let looks: Vec<serde_json::Value> =
             reader.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(looks.len(), 3, "one line for each look: {}", reader.text);
+        assert_eq!(looks.len(), 3, "one line for each refresh: {}", reader.text);
     }
-    // The end of the daemon ends the command.
+    // When the daemon exits, so does the command.
     let mut err = Vec::new();
     let all = ["mediatorctl", "--socket", "/nonexistent", "vm", "list", "--watch"];
     assert_eq!(run(all, &mut Vec::new(), &mut err), Code::Unreachable);

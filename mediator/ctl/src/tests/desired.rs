@@ -1,4 +1,4 @@
-//! `apply`, `export` and `assert`, used by one operator and by several operators concurrently.
+//! Tests `apply`, `export` and `assert`, used by one operator and by several operators concurrently.
 
 use super::*;
 use api::{Action, Applied, Comparison, Exported};
@@ -10,7 +10,7 @@ use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
 use std::fs;
 
-/// Runs a command with a file in the daemon's folder.
+/// Runs a command on a file in the daemon's folder.
 fn with_file(served: &Served, text: &str, arguments: &[&str]) -> Ran {
     let path = served.fixture.path("desired");
     fs::write(&path, text).unwrap();
@@ -54,17 +54,17 @@ fn apply_changes_named_keys_and_keeps_unnamed_ones() {
     assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
     assert_eq!(
         ran.out,
-        "card card0 is changed\n  scheduler.band.wait_ns: 500000 -> 1000\n  scheduler.policy: \"band\" -> \"fifo\"\n\
-         VM web is added\nVM build is added\n"
+        "card card0 changed\n  scheduler.band.wait_ns: 500000 -> 1000\n  scheduler.policy: \"band\" -> \"fifo\"\n\
+         VM web added\nVM build added\n"
     );
     assert_eq!(with_file(&served, TWO, &["assert", "--exact"]).out, "everything matches the file\n");
     let ran = with_file(&served, TWO, &["apply"]);
     assert_eq!(ran.out, "card card0 matches the file\nVM web matches the file\nVM build matches the file\n");
 
-    // Only the named keys change: the weight of `web` stays, and the VM `build` also stays.
+    // Only the given keys change: the weight of `web` and the VM `build` stay as they are.
     let text = "[[vm]]\nname = \"web\"\ntime = { class = \"interactive\" }\n";
     let ran = with_file(&served, text, &["apply"]);
-    assert_eq!(ran.out, "VM web is changed\n  time.class: \"normal\" -> \"interactive\"\n");
+    assert_eq!(ran.out, "VM web changed\n  time.class: \"normal\" -> \"interactive\"\n");
     let state = exported(&served);
     assert_eq!(
         state.vm.iter().map(|vm| (&*vm.name, vm.time.weight)).collect::<Vec<_>>(),
@@ -72,7 +72,7 @@ fn apply_changes_named_keys_and_keeps_unnamed_ones() {
     );
     let shown: api::CardScheduler = served.client().get("/v1/cards/card0/scheduler").unwrap();
     assert_eq!((shown.settings.policy, shown.settings.band.wait_ns), (::sched::PolicyKind::Fifo, 1000));
-    assert_eq!(shown.vms[1].time.class, ::sched::LatencyClass::Interactive, "the scheduler has it");
+    assert_eq!(shown.vms[1].time.class, ::sched::LatencyClass::Interactive, "the scheduler has the new class");
 
     let found = with_file(&served, text, &["--json", "assert", "--exact"]);
     let found: Comparison = serde_json::from_str(&found.out).unwrap();
@@ -81,7 +81,7 @@ fn apply_changes_named_keys_and_keeps_unnamed_ones() {
         [("build", Action::Remove)]
     );
     let ran = with_file(&served, text, &["apply", "--prune"]);
-    assert_eq!(ran.out, "VM build is removed\nVM web matches the file\n");
+    assert_eq!(ran.out, "VM build removed\nVM web matches the file\n");
     assert!(!served.fixture.path("build.sock").exists());
 }
 
@@ -97,7 +97,7 @@ fn room_that_is_made_by_the_same_file_counts() {
         "{}",
         ran.err
     );
-    assert_eq!(with_file(&served, &vm("new"), &["apply", "--prune"]).out, "VM old is removed\nVM new is added\n");
+    assert_eq!(with_file(&served, &vm("new"), &["apply", "--prune"]).out, "VM old removed\nVM new added\n");
 }
 
 #[test]
@@ -151,12 +151,16 @@ fn apply_of_impossible_file_reports_remedy_and_changes_nothing() {
             assert!(ran.err.contains(part), "{part}\n{}", ran.err);
         }
         assert_eq!(exported(&served), before, "{text}");
-        // A refused state still counts as a mismatch; an invalid state is an error.
+        // A rejected state still counts as a mismatch; an invalid state is an error.
         let asserted = with_file(&served, &text, &["assert"]).code;
         assert_eq!(asserted, if matches!(code, Code::Conflict) { Code::Failed } else { code }, "{text}");
     }
     let ran = ctl(&served, &["apply", "-f", "/nonexistent/file"]);
-    assert!(ran.code == Code::Usage && ran.err.contains("/nonexistent/file does not describe a state"), "{}", ran.err);
+    assert!(
+        ran.code == Code::Usage && ran.err.contains("/nonexistent/file does not describe a valid state"),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]
@@ -167,7 +171,7 @@ fn configuration_file_itself_can_be_applied_and_asserted() {
     let ran = with_file(&served, &format!("{text}{}", &TWO[TWO.find("[[vm]]").unwrap()..]), &["apply"]);
     assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
     assert!(ran.out.starts_with("the daemon matches the file\ncard card0 matches the file\n"), "{}", ran.out);
-    // Omitted keys get their defaults.
+    // Omitted keys revert to their defaults.
     let ran = with_file(
         &served,
         "[[vm]]\nname = \"web\"\nchannels = 32\nhang_limit_ms = 10000\nmode = \"660\"\n",
@@ -187,14 +191,14 @@ fn two_operators_do_not_lose_each_other_s_changes() {
     assert_eq!(ran.code, Code::Conflict);
     assert!(ran.err.contains("revision conflict: expected") && ran.err.contains("mediatorctl export"), "{}", ran.err);
     assert_eq!(exported(&served).vm[1].time, TimeShare { weight: 500, ..TimeShare::default() });
-    // A file without the revision can be applied after any change, and reverts it.
+    // A file without a revision can be applied after any change, and reverts that change.
     let kept = ctl(&served, &["export", "--no-revision"]).out;
     assert!(!kept.contains("revision"), "{kept}");
     ctl(&served, &["sched", "set-vm", "web", "--weight", "7"]);
     assert_eq!(with_file(&served, &kept, &["apply"]).code, Code::Good);
     assert_eq!(exported(&served).vm[1].time.weight, 500);
 
-    // Single commands can also require a revision, and each change creates a new revision.
+    // Single commands can require a revision as well, and each change creates a new revision.
     let commands: [&[&str]; 5] = [
         &["vm", "add", "c", "--card", "card0", "--vram-mib", "16"],
         &["sched", "set", "card0", "--strikes", "9"],
@@ -230,7 +234,7 @@ fn many_operators_at_once_count_up_without_a_loss() {
             let seen: Exported = client().get("/v1/desired").unwrap();
             let weight = seen.vm[0].time.weight + 1;
             let client = client().expecting(Some(seen.revision.clone()));
-            // Alternate between a single change and a document.
+            // Alternate between a single change and a whole document.
             let result = if done % 2 == 0 {
                 client.patch::<api::VmTime>("/v1/vms/web/time", &json!({ "weight": weight })).map(drop)
             } else {
@@ -262,7 +266,7 @@ fn added_small(served: &Served, name: &str) {
 
 #[test]
 fn any_state_is_reached_from_any_other_and_back_by_its_export() {
-    // Names, weights, and an optional limit. Each VM has the same memory, so all VMs fit.
+    // Names, weights, and an optional limit. All VMs have the same memory size, so they fit.
     let states = || btree_map("[a-e]", (1..10_000u32, proptest::option::of(1..9u64)), 0..5);
     let served = one_card("");
     let document = |vms: &std::collections::BTreeMap<String, (u32, Option<u64>)>, strikes: u32| {
@@ -288,7 +292,7 @@ fn any_state_is_reached_from_any_other_and_back_by_its_export() {
         prop_assert_eq!(with_file(&served, &second, &["assert", "--exact"]).code, Code::Good);
         prop_assert_eq!(with_file(&served, &kept, &["assert", "--exact"]).code, Code::Failed);
 
-        // TOML cannot express the removal of a limit, so a document per VM restores the limit.
+        // TOML cannot express the removal of a limit, so one document per VM restores the limit.
         let ran = with_file(&served, &kept, &["apply", "--prune"]);
         prop_assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
         prop_assert_eq!(with_file(&served, &kept, &["assert", "--exact"]).code, Code::Good);

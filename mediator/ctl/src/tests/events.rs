@@ -1,18 +1,18 @@
-//! `events`: its table, its selection, and following.
+//! Tests `events`: its table, its selection, and following.
 
 use super::*;
 use mediatord::fixture::eventually;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// Returns the cells of a table's lines.
+/// Splits a table into cells, line by line.
 fn cells(text: &str) -> Vec<Vec<String>> {
     let cells =
         |line: &str| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(str::to_owned).collect();
     text.lines().map(cells).collect()
 }
 
-/// Returns the kinds of events that a command shows.
+/// Returns the kinds of the events that a command shows.
 fn kinds(served: &Served, arguments: &[&str]) -> Vec<String> {
     let ran = ctl(served, &[&["events"], arguments].concat());
     assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
@@ -42,9 +42,9 @@ fn events_are_a_table_with_author_and_can_be_selected() {
     let page: api::EventPage = serde_json::from_str(&ctl(&served, &["--json", "events", "-n", "1"]).out).unwrap();
     let cursor = page.next;
     assert_eq!((page.events.len(), kinds(&served, &["--after", &cursor])), (1, Vec::new()));
-    // An earlier daemon's cursor returns all events, after a line about the unknown cursor.
+    // An earlier daemon's cursor yields all events, after a line about the unknown cursor.
     let other = ctl(&served, &["events", "--after", "1f-3"]).out;
-    assert!(other.starts_with("-- the cursor is of a daemon that has ended"), "{other}");
+    assert!(other.starts_with("-- the cursor is from a daemon that has exited"), "{other}");
     for wrong in [["--after", "x"], ["--kind", "burnt"]] {
         let ran = ctl(&served, &["events", wrong[0], wrong[1]]);
         assert_eq!(ran.code, Code::Usage, "{}", ran.err);
@@ -86,7 +86,7 @@ fn following_shows_aligned_lines_until_the_reader_closes() {
         run(["mediatorctl", "--socket", &socket, "events", "-f"], &mut out, &mut Vec::new())
     });
     eventually("the last ten are shown", || text.lock().unwrap().lines().count() == 10);
-    // Add more than one event, because the follower ends at the first event that it cannot write.
+    // Add more than one event, because the follower stops at the first event that it cannot write.
     let mut number = 0;
     while !follower.is_finished() {
         number += 1;

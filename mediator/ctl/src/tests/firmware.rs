@@ -1,4 +1,4 @@
-//! Firmware: from a file to the image that a card loads, without a daemon.
+//! Tests firmware from a file to the image that a card loads, without a daemon.
 
 use super::*;
 use ::firmware::{Image, Store};
@@ -20,7 +20,7 @@ fn images_are_imported_approved_and_removed() {
     assert_eq!(run(&arguments).out.matches("approved").count(), 4);
     assert!(Store::within(folder.path()).approved().unwrap().is_ok());
     let ran = run(&["remove", &digests[0]]);
-    assert_eq!((ran.code, ran.out), (Code::Good, format!("{} of fecs is removed\n", digests[0])));
+    assert_eq!((ran.code, ran.out), (Code::Good, format!("removed {} of fecs\n", digests[0])));
     let ran = run(&["remove", &digests[0]]);
     assert_eq!(ran.code, Code::NotFound);
     assert!(ran.err.contains("0 images have a digest that begins with"), "{}", ran.err);

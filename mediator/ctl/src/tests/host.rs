@@ -1,4 +1,4 @@
-//! Commands on the host's own cards, with a fake sysfs and no daemon.
+//! Tests commands on the host's own cards, with a fake sysfs and without a daemon.
 
 use super::*;
 use vfio_host::fake::{Fake, Plan};
@@ -61,7 +61,7 @@ fn binding_ends_with_the_code_of_its_trouble() {
             Code::Conflict,
             "load its module: `modprobe nvidia`",
         ),
-        // The files of this sysfs are plain files, so writes have no effect.
+        // The files of this fake sysfs are plain files, so writes have no effect.
         (
             &["card", "unbind", "0000:65:00.0", "--driver", "nouveau"],
             Code::Failed,
@@ -73,5 +73,5 @@ fn binding_ends_with_the_code_of_its_trouble() {
         assert_eq!(ran.code, code, "{arguments:?}: {}", ran.err);
         assert!(ran.err.contains(what), "{arguments:?}: {}", ran.err);
     }
-    assert_eq!(ran(&folder, &["card", "bind", "0000:65:00.0"]).out, "vfio-pci has 0000:65:00.0 already\n");
+    assert_eq!(ran(&folder, &["card", "bind", "0000:65:00.0"]).out, "0000:65:00.0 is already bound to vfio-pci\n");
 }

@@ -1,4 +1,4 @@
-//! `vm move`, `card drain` and `card undrain`, and the placement of new virtual machines.
+//! Tests `vm move`, `card drain` and `card undrain`, and the placement of new virtual machines.
 
 use super::*;
 use api::{Card, DrainReport, Vm};
@@ -16,14 +16,14 @@ fn drained_card_rejects_new_vms_and_drain_exits_4_if_vms_remain() {
         let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         let column = lines[0].len() - 2;
         assert_eq!(lines[0][column], "DRAINED", "{text}");
-        // Two of the table's headings have two words.
+        // Two of the table's headings consist of two words.
         lines[1..].iter().map(|cells| cells[cells.len() - 2].to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(drained(&ctl(&served, &["card", "list"]).out), ["no", "no"]);
     let ran = ctl(&served, &["card", "drain", "card0"]);
     assert_eq!(
         (ran.code, &*ran.out),
-        (Code::Good, "card card0 takes no further VMs and tenants\n\nno VM or tenant is left on it\n")
+        (Code::Good, "card card0 accepts no new VMs and tenants\n\nno VMs or tenants are left on it\n")
     );
     assert_eq!(drained(&ctl(&served, &["card", "show"]).out), ["yes", "no"]);
     assert!(ctl(&served, &["card", "show", "card0"]).out.contains("drained"));
@@ -37,7 +37,7 @@ fn drained_card_rejects_new_vms_and_drain_exits_4_if_vms_remain() {
     assert_eq!(report.left.iter().map(|one| &*one.vm).collect::<Vec<_>>(), ["a"]);
     assert!(report.left[0].why.contains("card `card0` is drained"), "{report:?}");
 
-    assert_eq!(ctl(&served, &["card", "undrain", "card0"]).out, "card card0 takes VMs and tenants\n");
+    assert_eq!(ctl(&served, &["card", "undrain", "card0"]).out, "card card0 accepts VMs and tenants again\n");
     let card: Card = serde_json::from_str(&ctl(&served, &["--json", "card", "undrain", "card1"]).out).unwrap();
     assert!(!card.drained);
 }
@@ -71,7 +71,7 @@ fn impossible_move_or_drain_exits_with_code_and_cause() {
 fn labels_place_vms_near_or_apart() {
     let served = Served::new();
     assert_eq!(card_of(&served, &["web", "--label", "app=web"]), "card0");
-    // Card1 has the most room.
+    // Card1 has the most free capacity.
     assert_eq!(card_of(&served, &["cache", "--near", "app=web"]), "card0");
     assert_eq!(card_of(&served, &["db", "--apart-from", "app=web"]), "card1");
     let ran = ctl(&served, &["vm", "add", "x", "--card", "card0", "--vram-mib", "64", "--apart-from", "app"]);

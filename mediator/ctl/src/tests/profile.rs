@@ -1,10 +1,10 @@
-//! Profiles: virtual machines that are created from them, their placement, and the number of further machines that fit.
+//! Tests profiles: virtual machines created from them, their placement, and how many more instances fit.
 
 use super::*;
 use mediatord::fixture::one_card;
 use serde_json::Value;
 
-/// Serves two cards with 120 MiB each, and profiles.
+/// Starts a daemon with profiles and two cards of 120 MiB each.
 fn served() -> Served {
     one_card(
         "reserve_mib = 8\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 128\nreserve_mib = 8\n\
@@ -23,7 +23,7 @@ fn json(served: &Served, arguments: &[&str]) -> Value {
     serde_json::from_str(&good(served, &[&["--json"], arguments].concat())).unwrap()
 }
 
-/// Returns the number of further users of a profile that fit on each card.
+/// Returns how many more instances of a profile fit on each card.
 fn left(served: &Served, profile: &str) -> Vec<u64> {
     let shown = json(served, &["profile", "show", profile]);
     shown["cards"].as_array().unwrap().iter().map(|card| card["left"].as_u64().unwrap()).collect()
@@ -43,12 +43,13 @@ fn a_vm_is_made_from_a_profile_where_most_room_is() {
     let ran = ctl(&served, &["vm", "add", "d", "--profile", "whole"]);
     assert_eq!(ran.code, Code::Conflict);
     assert!(
-        ran.err.contains("VM `d`: card: no card has room: `card0` (vram_mib: 120 MiB, expected at most 0"),
+        ran.err
+            .contains("VM `d`: card: no card has enough free capacity: `card0` (vram_mib: 120 MiB, expected at most 0"),
         "{}",
         ran.err
     );
     assert!(ran.err.contains("`card1` (vram_mib: 120 MiB, expected at most 60"), "{}", ran.err);
-    // Given options take precedence over the profile.
+    // Options take precedence over the profile.
     let vm = json(&served, &["vm", "add", "d", "--profile", "half", "--weight", "100", "--channels", "4"]);
     assert_eq!((vm["card"].as_str(), vm["channels_limit"].as_u64()), (Some("card1"), Some(4)));
     assert_eq!(json(&served, &["export"])["vm"][3]["time"]["weight"], 100);
@@ -95,7 +96,7 @@ fn unknown_profiles_and_missing_sizes_are_refused() {
         assert_eq!(ran.code, Code::Usage, "{arguments:?}: {}", ran.err);
         assert!(ran.err.contains(what), "{arguments:?}: {}", ran.err);
     }
-    // No card accepts tenants.
+    // None of the cards accepts tenants.
     assert_eq!(ctl(&served, &["tenant", "add", "a", "--profile", "half"]).code, Code::NotFound);
 }
 
@@ -116,5 +117,5 @@ fn exported_state_with_profiles_matches_applied_state() {
     std::fs::write(&file, "[[vm]]\nname = \"c\"\nprofile = \"whole\"\n").unwrap();
     let ran = ctl(&served, &["apply", "-f", path]);
     assert_eq!(ran.code, Code::Conflict);
-    assert!(ran.err.contains("VM `c`: card: no card has room"), "{}", ran.err);
+    assert!(ran.err.contains("VM `c`: card: no card has enough free capacity"), "{}", ran.err);
 }

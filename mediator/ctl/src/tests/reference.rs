@@ -1,4 +1,4 @@
-//! The generated parts of the reference pages, made from the command line and the API's description.
+//! Generates parts of the reference pages from the command line definition and the API's description.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -10,16 +10,16 @@ use crate::sections::{FURTHER, STATUSES};
 use crate::{Code, examples};
 use api::ErrorCode;
 
-/// The page about the tool.
+/// Reference page of the tool.
 const PAGE: &str = "docs/reference/mediatorctl.md";
-/// The page about the API, and the API's description for programs.
+/// Reference page of the API, and the API's machine-readable description.
 const API_PAGE: &str = "docs/reference/api.md";
 const API_DOCUMENT: &str = "docs/reference/api.json";
-/// Maximum number of columns of the list of commands.
+/// Maximum width of the command list, in columns.
 const WIDTH: usize = 118;
 
-/// Returns a text in lines of at most [`WIDTH`] columns, with `first` spaces before the first line and `next` spaces
-/// before the others.
+/// Wraps a text at [`WIDTH`] columns, with an indentation of `first` spaces on the first line and `next` spaces on the
+/// others.
 fn wrapped(words: impl IntoIterator<Item = String>, first: usize, next: usize) -> String {
     let mut lines: Vec<String> = Vec::new();
     for word in words {
@@ -31,7 +31,7 @@ fn wrapped(words: impl IntoIterator<Item = String>, first: usize, next: usize) -
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// Returns the name of an argument's value.
+/// Returns the placeholder of an argument's value.
 fn value(arg: &Arg) -> String {
     let choices: Vec<String> = arg.get_possible_values().iter().map(|one| one.get_name().to_owned()).collect();
     if !choices.is_empty() {
@@ -41,7 +41,7 @@ fn value(arg: &Arg) -> String {
     name.map_or_else(|| arg.get_id().as_str().to_uppercase(), ToString::to_string)
 }
 
-/// Returns an argument in the format of its command's usage line.
+/// Formats an argument as in its command's usage line.
 fn usage(arg: &Arg) -> String {
     let is_list = arg.get_num_args().is_some_and(|range| range.max_values() > 1)
         || (matches!(arg.get_action(), ArgAction::Append) && !arg.is_positional());
@@ -78,7 +78,7 @@ fn add(command: &Command, path: &str, text: &mut String) {
     };
     let (named, placed): (Vec<&Arg>, Vec<&Arg>) =
         command.get_arguments().filter(own).partition(|arg| !arg.is_positional());
-    // Arguments without a name come first, except arguments after `--`.
+    // Positional arguments come first, except those after `--`.
     let (last, first): (Vec<&Arg>, Vec<&Arg>) = placed.into_iter().partition(|arg| arg.is_last_set());
     let words = path.split_whitespace().map(str::to_owned);
     let arguments = first.into_iter().chain(named).chain(last).map(usage);
@@ -87,7 +87,7 @@ fn add(command: &Command, path: &str, text: &mut String) {
     text.push_str(&wrapped(about.split_whitespace().map(str::to_owned), 4, 4));
 }
 
-/// Returns the list of all commands.
+/// Renders the list of all commands.
 fn commands() -> String {
     let mut command = examples::command();
     command.build();
@@ -100,7 +100,7 @@ fn commands() -> String {
     format!("```\n{text}```\n")
 }
 
-/// Returns the table of exit codes.
+/// Renders the table of exit codes.
 fn exit_codes() -> String {
     let mut table = "| exit code | meaning |\n|---|---|\n".to_owned();
     for (code, meaning) in STATUSES {
@@ -112,7 +112,7 @@ fn exit_codes() -> String {
     table
 }
 
-/// Returns the table of the codes of errors.
+/// Renders the table of error codes.
 fn error_codes() -> String {
     let mut table = "| `code` | exit code of mediatorctl |\n|---|---|\n".to_owned();
     for code in [
@@ -130,7 +130,7 @@ fn error_codes() -> String {
     table
 }
 
-/// Returns the table of kinds of events, with the text of each kind's description.
+/// Renders the table of event kinds, with the text of each kind's description.
 fn event_kinds() -> String {
     let schema = schemars::schema_for!(api::EventKind);
     let mut table = "| kind | event |\n|---|---|\n".to_owned();
@@ -144,19 +144,19 @@ fn event_kinds() -> String {
     table
 }
 
-/// Returns a description in one line, as the cell of a table.
+/// Returns a description on one line, for a table cell.
 fn in_one_line(schema: &Value) -> String {
     let text = schema["description"].as_str().unwrap_or_default().replace('|', "\\|");
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Returns a link to the section of a type.
+/// Returns a link to a type's section.
 fn link(schema: &Value) -> Option<String> {
     let name = schema["$ref"].as_str()?.rsplit('/').next()?;
     Some(format!("[{name}](#{})", name.to_lowercase()))
 }
 
-/// Returns the type of a value in words.
+/// Describes the type of a value in words.
 fn kind(schema: &Value) -> String {
     if let Some(link) = link(schema) {
         return link;
@@ -185,7 +185,7 @@ fn kind(schema: &Value) -> String {
     }
 }
 
-/// Returns the type of the body of a request or of a response.
+/// Returns the type of a request or response body.
 fn body(content: &Value) -> String {
     let Some((media, described)) = content.as_object().and_then(|content| content.iter().next()) else {
         return String::new();
@@ -198,7 +198,7 @@ fn api_page() -> String {
     let document = api::schema::document();
     let mut page = "# The admin API\n\n\
         This page is made from the API's description (`cargo xtask docs`), which `mediatorctl schema` and `GET /v1/schema` print\n\
-        as an OpenAPI document: [api.json](api.json). [mediatorctl.md](mediatorctl.md#the-api) says how the API is used.\n\n\
+        as an OpenAPI document: [api.json](api.json). [mediatorctl.md](mediatorctl.md#the-api) describes how to use the API.\n\n\
         ## Requests\n\n| request | meaning | body | answer |\n|---|---|---|---|\n"
         .to_owned();
     for (path, operations) in document["paths"].as_object().unwrap() {
@@ -254,7 +254,7 @@ fn generated_pages_of_the_api_are_committed() {
     doc_pages::file(API_PAGE, &api_page());
 }
 
-/// Adds the long options of a command and of its subcommands.
+/// Collects the long options of a command and its subcommands.
 fn options(command: &Command, known: &mut BTreeSet<String>) {
     known.extend(command.get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned)));
     command.get_subcommands().for_each(|inner| options(inner, known));

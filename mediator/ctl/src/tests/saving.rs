@@ -1,4 +1,4 @@
-//! `vm save` and `vm restore`, with a guest at the other end of the VM's socket.
+//! Tests `vm save` and `vm restore`, with a guest connected to the VM's socket.
 
 use super::*;
 use mediatord::fixture::{copy, guest, one_card};
@@ -29,14 +29,14 @@ fn saved_vm_restores_on_same_card_and_on_another_daemon() {
     let (mut driver, mut channel) = guest(&first, "a");
     copy(&mut driver, &mut channel);
     let out = good(&first, &["vm", "save", "a", file]);
-    assert!(out.starts_with("VM a is saved in ") && out.ends_with(" MiB\n"), "{out}");
-    assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600, "for its owner alone");
-    // The VM continues.
+    assert!(out.starts_with("VM a saved to ") && out.ends_with(" MiB\n"), "{out}");
+    assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600, "readable only by its owner");
+    // The VM still works.
     driver.wait(&channel);
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
 
-    // An existing file is not replaced without `--force`, and no temporary file remains.
+    // An existing file is not replaced without `--force`, and no temporary file is left behind.
     let refused = ctl(&first, &["vm", "save", "a", file]);
     assert_eq!(refused.code, Code::Conflict, "{}", refused.err);
     assert!(refused.err.contains("already exists"), "{}", refused.err);
@@ -45,12 +45,12 @@ fn saved_vm_restores_on_same_card_and_on_another_daemon() {
     let names = fs::read_dir(first.fixture.path(".")).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(names.into_iter().all(|name| !name.to_string_lossy().ends_with(".part")));
 
-    // Restore the same VM, with work in flight.
+    // Restore the same VM while work is in flight.
     let out = good(&first, &["vm", "restore", "a", file]);
     assert!(out.starts_with("VM a continues from ") && out.contains(" on card0: "), "{out}");
     driver.wait(&channel);
     assert!(driver.faults.is_empty());
-    // The log contains all steps, with their author.
+    // The log contains all steps, with their authors.
     let page = good(&first, &["--json", "events", "--vm", "a"]);
     let page: api::EventPage = serde_json::from_str(&page).unwrap();
     let all: Vec<_> = page.events.iter().filter(|event| event.kind != api::EventKind::Connected).collect();
@@ -61,7 +61,7 @@ fn saved_vm_restores_on_same_card_and_on_another_daemon() {
     assert!(restored.text.starts_with("continues from a saved VM with "), "{restored:?}");
     assert!(all[1..].iter().all(|event| event.author.kind == api::AuthorKind::Client && event.author.pid.is_some()));
     assert_eq!(restored.card.as_deref(), Some("card0"));
-    // Restore on another daemon, with a new client.
+    // Restore on another daemon, for a new client.
     let fresh = RemoteGuest::connect(&second.fixture.path("a.sock"), 16 << 20).unwrap();
     let restored: api::Restored =
         serde_json::from_str(&good(&second, &["--json", "vm", "restore", "a", file])).unwrap();
@@ -93,7 +93,7 @@ fn invalid_saved_vm_is_rejected_and_vm_keeps_running() {
         ("a", "cut.vm", Code::Conflict, "it was truncated"),
         ("a", "long.vm", Code::Conflict, "bytes follow"),
         ("a", "m.toml", Code::Failed, "cannot be read"),
-        ("b", "a.vm", Code::Conflict, "`vram_mib` = 16, and this VM has 32"),
+        ("b", "a.vm", Code::Conflict, "`vram_mib` = 16, but this VM has 32"),
         ("z", "a.vm", Code::NotFound, "there is no VM `z`"),
     ] {
         let ran = ctl(&served, &["vm", "restore", vm, &path(file)]);

@@ -1,4 +1,4 @@
-//! `mediatorctl sched` and `mediatorctl top`, with a daemon with software cards.
+//! Tests `mediatorctl sched` and `mediatorctl top` against a daemon with software cards.
 
 use super::*;
 use ::sched::{Engine, LatencyClass, PolicyKind, Queues};
@@ -117,7 +117,7 @@ fn shares_are_given_when_a_vm_is_added_and_later() {
     assert!(table.contains("weight for copies  100") && table.contains("87.5 %"), "{table}");
     let table = good(&served, &["sched", "set-vm", "a", "--copy-cap", "compute"]);
     assert!(!table.contains("copies"), "{table}");
-    assert_eq!(good(&served, &["sched", "release", "a"]), "VM a is released, its strikes are cleared\n");
+    assert_eq!(good(&served, &["sched", "release", "a"]), "VM a released, strikes cleared\n");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn invalid_sched_command_exits_with_code_and_cause() {
         (&["sched", "show", "card1"], Code::Conflict, "its part of the card is fixed"),
         (&["sched", "set-vm", "p", "--weight", "3"], Code::Conflict, "its part of the card is fixed"),
         (&["sched", "set-vm", "a", "--weight", "0"], Code::Usage, "weight = 0 is not between 1 and 10000"),
-        (&["sched", "set-vm", "a", "--cap", "101"], Code::Usage, "expected percent from 0 to 100"),
+        (&["sched", "set-vm", "a", "--cap", "101"], Code::Usage, "expected a number from 0 to 100"),
         (&["sched", "set-vm", "a", "--copy-cap", "101"], Code::Usage, "such as 12.5; or `compute`"),
         (&["sched", "set-vm", "a", "--class", "best"], Code::Usage, "expected one of `interactive`"),
         (&["sched", "set-vm", "b", "--weight", "3"], Code::NotFound, "there is no VM `b`"),
@@ -160,7 +160,7 @@ fn invalid_sched_command_exits_with_code_and_cause() {
         assert_eq!((ran.code, &*ran.out), (code, ""), "{arguments:?}: {}", ran.err);
         assert!(ran.err.contains(what), "{arguments:?}: {}", ran.err);
     }
-    // A list of all cards omits a card that is passed through.
+    // The list of all cards omits passed-through cards.
     assert!(!good(&served, &["top", "--once"]).contains("card1"));
 }
 
@@ -202,7 +202,7 @@ fn work_is_shown_by_top_and_drawn_by_report() {
     let file = served.fixture.path("use.svg");
     let report = ["sched", "report", "card0", "--since", "30s", "--window", "100ms", "--out"];
     let path = file.display().to_string();
-    // The interval in which the work was done must be complete.
+    // The interval that contains the work must be complete.
     mediatord::fixture::eventually("the work is in the report", || {
         let out = good(&served, &[&report[..], &[&*path]].concat());
         let svg = std::fs::read_to_string(&file).unwrap();

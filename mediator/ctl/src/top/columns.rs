@@ -1,27 +1,27 @@
-//! Columns that fit on a screen. Numbers are never truncated, and less important columns are omitted.
+//! Selects columns that fit on a screen. Numbers are never truncated; less important columns are omitted.
 
 /// A column of a table.
 pub(super) struct Column {
     pub(super) head: &'static str,
     pub(super) kind: Kind,
-    /// Columns of a higher rank are omitted first.
+    /// Columns with a higher rank are omitted first.
     pub(super) rank: u8,
 }
 
-/// Contents of a column.
+/// Content type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Words, which may be shortened.
+    /// Text, which may be truncated.
     Text,
-    /// Numbers with their unit, aligned to the right and never truncated.
+    /// Numbers with units, right-aligned and never truncated.
     Number,
-    /// A picture, which only terminals show, and which is never truncated.
+    /// A chart, shown only on terminals and never truncated.
     Picture,
 }
 
-/// Width to which words are shortened before a column is omitted.
+/// Width to which text is truncated before a column is omitted.
 const MIN_TEXT: usize = 8;
-/// Number of blanks between two columns.
+/// Number of spaces between columns.
 pub(super) const SPACING: usize = 2;
 
 /// Chooses columns and their widths for a screen of `width` columns.
@@ -59,7 +59,7 @@ pub(super) fn fit(columns: &[Column], rows: &[Vec<String>], width: usize) -> Vec
     kept
 }
 
-/// Shortens words to a width, with a mark for the omitted words. Numbers are never truncated, but omitted.
+/// Truncates text to a width, with a mark for the omitted part. Numbers are omitted instead of truncated.
 pub(super) fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -80,7 +80,7 @@ pub(super) fn shortened(text: &str, width: usize) -> String {
     short
 }
 
-/// Breaks a line between words. Only a word that is longer than a whole line is split.
+/// Wraps a line between words. Splits only words that are longer than a line.
 pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -1,4 +1,4 @@
-//! One minute of received shares, as a picture of a few characters.
+//! One minute of received shares as a small chart.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,17 +9,17 @@ use api::CardScheduler;
 
 /// Length of the displayed history.
 const SHOWN: Duration = Duration::from_secs(60);
-/// Number of characters of the picture.
+/// Width of the chart, in characters.
 const WIDTH: usize = 15;
-/// Maximum number of samples, for short intervals.
+/// Maximum number of samples, reached with short intervals.
 const MAX_SAMPLES: usize = 600;
-/// Characters for the heights of the picture.
+/// Characters for the heights of the chart.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// A card, a virtual machine or tenant, and an engine.
+/// Key of a history: card, virtual machine or tenant, and engine.
 pub(super) type Key = (String, String, Engine);
 
-/// Received shares of the last minute, in thousandths, oldest first.
+/// Received shares of the last minute in permille, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct History(BTreeMap<Key, VecDeque<u32>>);
 
@@ -45,11 +45,11 @@ impl History {
         self.0 = next;
     }
 
-    /// Returns the picture. Each character is the mean of several samples, with the latest at the right.
+    /// Renders the chart. Each character is the mean of several samples, with the latest on the right.
     pub(super) fn picture(&self, key: &Key) -> String {
         let samples: Vec<u32> = self.0.get(key).into_iter().flatten().copied().collect();
         let each = samples.len().div_ceil(WIDTH).max(1);
-        // Group the samples from the end, so that the characters of old samples do not change with each new sample.
+        // Group samples from the end, so that the characters of old samples stay the same as new samples arrive.
         let groups =
             samples.rchunks(each).map(|group| group.iter().sum::<u32>() / u32::try_from(group.len()).unwrap_or(1));
         let mut picture: Vec<char> = groups.map(level).collect();
@@ -63,7 +63,7 @@ fn level(permille: u32) -> char {
     LEVELS.get(index).copied().unwrap_or(' ')
 }
 
-/// Returns a part of the whole as a bar of ten characters, with a mark for the entitlement.
+/// Renders a fraction as a bar of ten characters, with a mark at the entitlement.
 pub(super) fn bar(received_permille: u32, entitled_permille: u32) -> String {
     let cell = |permille: u32| usize::try_from(permille.min(1000).div_ceil(100)).unwrap_or(0);
     let (received, mark) = (cell(received_permille), cell(entitled_permille).saturating_sub(1));

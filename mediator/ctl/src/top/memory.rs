@@ -1,4 +1,4 @@
-//! The page of the cards' memory.
+//! The page for the cards' memory.
 
 use std::collections::BTreeMap;
 
@@ -23,10 +23,10 @@ pub(super) const TABLE: [Column; 10] = [
     Column { head: "STATE", kind: Kind::Text, rank: 4 },
 ];
 
-/// Number of bytes moved of a VM's memory, and number of its submissions that waited for memory unsuccessfully.
+/// Bytes moved of a VM's memory, and number of its submissions that were denied memory, by card and VM.
 pub(super) type Counts = BTreeMap<(String, String), (u64, u64)>;
 
-/// Returns the counts of a refresh, for comparison with the next refresh.
+/// Returns the counts at a refresh, for comparison with the next one.
 pub(super) fn counts(cards: &[CardMemory]) -> Counts {
     each(cards).map(|(card, vm)| ((card.card.clone(), vm.vm.clone()), count(vm))).collect()
 }
@@ -40,7 +40,7 @@ pub(super) fn lines(cards: &[CardMemory], before: &Counts) -> Vec<Line> {
     let line = |(card, vm): (&CardMemory, &VmMemory)| {
         let before = before.get(&(card.card.clone(), vm.vm.clone())).copied().unwrap_or_default();
         let now = count(vm);
-        // The count is less than before, so the VM was removed and added again.
+        // A count that has decreased means that the VM was removed and added again.
         let (moved, denied) = now.0.checked_sub(before.0).zip(now.1.checked_sub(before.1)).unwrap_or(now);
         let in_host = vm.in_reserve_bytes.saturating_add(vm.in_host_bytes);
         let suspended = match vm.suspensions.count {
@@ -83,14 +83,14 @@ fn state(card: &CardMemory, vm: &VmMemory, denied: u64) -> String {
     }
 }
 
-/// Renders a card's free memory, and the memory that it uses on the host.
+/// Renders a card's spare memory, and the host memory that it uses.
 pub(super) fn head(card: &CardMemory) -> String {
     let CardMemory { card: name, card_bytes, spare_bytes, host_used_bytes, host_budget_bytes, .. } = card;
     let host = format!("{} of {}", mib(*host_used_bytes), mib(*host_budget_bytes));
     format!("{name}: {}, spare {}; host memory {host}", mib(*card_bytes), mib(*spare_bytes))
 }
 
-/// Returns all virtual machines.
+/// Returns all virtual machines, each with its card.
 fn each(cards: &[CardMemory]) -> impl Iterator<Item = (&CardMemory, &VmMemory)> {
     cards.iter().flat_map(|card| card.vms.iter().map(move |vm| (card, vm)))
 }

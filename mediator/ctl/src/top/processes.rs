@@ -1,4 +1,4 @@
-//! The page of processes: programs of tenants and of guests, and VMMs.
+//! The page for processes: programs of tenants and guests, and VMMs.
 
 use super::Look;
 use super::columns::{Column, Kind};
@@ -7,7 +7,7 @@ use crate::output::NOTHING;
 use crate::output::memory::mib;
 use api::{Client, GuestProgram, Tenant, Vm};
 
-/// The columns. A guest's program has a process ID in the guest, and the process ID of its worker on the host.
+/// The columns. A guest program has a process ID in the guest; its worker has one on the host.
 pub(super) const TABLE: [Column; 7] = [
     Column { head: "CARD", kind: Kind::Text, rank: 5 },
     Column { head: "VM", kind: Kind::Text, rank: 1 },
@@ -29,7 +29,7 @@ fn vm_of<'a>(look: &'a Look, name: &str) -> Option<&'a Vm> {
     look.vms.iter().find(|vm| vm.name == name)
 }
 
-/// Returns the processes of a tenant or VM as one line of text; `None` if it has no processes.
+/// Returns the processes of a tenant or VM as one line of text; `None` if there are none.
 pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
     let of_it = |line: &Line| line.cells[0].text == card && line.cells[1].text == name;
     let word = |line: Line| {
@@ -45,13 +45,13 @@ pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
     (!words.is_empty()).then(|| words.join(", "))
 }
 
-/// Returns the memory that a process uses outside its tenant's account, in words.
+/// Describes the memory that a process uses outside its tenant's account.
 fn unaccounted(tenant: &Tenant, pid: u32) -> Option<String> {
     let found = tenant.unaccounted.iter().find(|one| one.pid == pid);
     found.map(|one| format!("{} UNACCOUNTED", mib(one.bytes)))
 }
 
-/// Returns the programs of a tenant, except workers: the lines of the VM show the programs that they serve.
+/// Returns the programs of a tenant, except workers, whose programs are listed under the VM.
 fn of_tenant(tenant: &Tenant, vm: Option<&Vm>) -> Vec<Line> {
     let serves = |pid: u32| vm.is_some_and(|vm| vm.programs.iter().any(|program| program.worker == Some(pid)));
     let programs = tenant.programs.iter().filter(|program| !serves(program.pid)).map(|program| {
@@ -70,7 +70,7 @@ fn of_tenant(tenant: &Tenant, vm: Option<&Vm>) -> Vec<Line> {
 }
 
 fn of_vm(vm: &Vm, tenant: Option<&Tenant>) -> Vec<Line> {
-    // Process 0 is not visible, and a Xen domain has no process.
+    // A process ID of 0 means that the process is not visible. Xen domains have no process.
     let vmm = vm.client.filter(|client| client.domain.is_none() && client.pid > 0);
     let vmm = vmm.map(|Client { pid, uid, .. }| Process {
         name: "VMM".to_owned(),

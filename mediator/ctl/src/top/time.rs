@@ -1,4 +1,4 @@
-//! The page of the cards' time.
+//! The page for the cards' time.
 
 use std::collections::BTreeMap;
 
@@ -30,10 +30,10 @@ pub(super) const TABLE: [Column; 14] = [
     Column { head: "STATE", kind: Kind::Text, rank: 5 },
 ];
 
-/// Number of a VM's started submissions to an engine, and their total wait in ns.
+/// Number of a VM's submissions started on an engine, and their total wait in ns.
 pub(super) type Waits = BTreeMap<(String, String, Engine), (u64, u64)>;
 
-/// Returns the waits of a refresh, for comparison with the next refresh.
+/// Returns the waits at a refresh, for comparison with the next one.
 pub(super) fn waits(cards: &[CardScheduler]) -> Waits {
     let each = each(cards).map(|(card, vm, engine, used)| {
         ((card.card.clone(), vm.vm.clone(), engine), (used.wait.count, used.wait.sum_ns))
@@ -41,11 +41,11 @@ pub(super) fn waits(cards: &[CardScheduler]) -> Waits {
     each.collect()
 }
 
-/// Returns the mean wait since the previous refresh, or the overall mean at the first refresh.
+/// Returns the mean wait since the previous refresh, or the overall mean on the first refresh.
 fn wait(before: &Waits, card: &CardScheduler, vm: &VmShare, engine: Engine, used: &VmEngine) -> Cell {
     let before = before.get(&(card.card.clone(), vm.vm.clone(), engine)).copied().unwrap_or_default();
     let since = used.wait.count.checked_sub(before.0).zip(used.wait.sum_ns.checked_sub(before.1));
-    // The count is less than before, so the VM was removed and added again.
+    // A count that has decreased means that the VM was removed and added again.
     let (count, sum) = since.unwrap_or((used.wait.count, used.wait.sum_ns));
     sum.checked_div(count).map_or_else(|| NOTHING.into(), |mean_ns| Cell::number(duration(mean_ns), mean_ns))
 }
@@ -88,7 +88,7 @@ pub(super) fn lines(cards: &[CardScheduler], memories: &[CardMemory], before: &W
     each(cards).filter(|(_, _, engine, used)| used.arrived > 0 || *engine == Engine::Compute).map(line).collect()
 }
 
-/// Returns a card's policy, and the load of its engines.
+/// Renders a card's policy, and the load of its engines.
 pub(super) fn head(card: &CardScheduler) -> String {
     let engines =
         card.engines.iter().map(|(engine, used)| format!("{} {}", engine.name(), percent(used.busy_permille)));
@@ -97,7 +97,7 @@ pub(super) fn head(card: &CardScheduler) -> String {
     format!("{name}: {}; busy: {busy}; queued {queued}, on the card {in_flight}", settings.policy.name())
 }
 
-/// Returns all virtual machines with each engine.
+/// Returns each combination of a virtual machine and an engine.
 fn each(cards: &[CardScheduler]) -> impl Iterator<Item = (&CardScheduler, &VmShare, Engine, &VmEngine)> {
     let vms = cards.iter().flat_map(|card| card.vms.iter().map(move |vm| (card, vm)));
     vms.flat_map(|(card, vm)| vm.engines.iter().map(move |(engine, used)| (card, vm, *engine, used)))

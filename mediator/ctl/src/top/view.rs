@@ -1,4 +1,4 @@
-//! The screen: a table of the cards' time, of the cards' memory, or of processes.
+//! The screen: a table of the cards' time, the cards' memory, or processes.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -30,12 +30,12 @@ pub(super) enum Tone {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cell {
     pub(super) text: String,
-    /// Amount to sort by, if the text is a number.
+    /// Sort key, if the text is a number.
     pub(super) amount: Option<u64>,
 }
 
 impl Cell {
-    /// Creates the cell of an amount.
+    /// Creates a cell for an amount.
     pub(super) fn number(text: String, amount: u64) -> Self {
         Self { text, amount: Some(amount) }
     }
@@ -47,7 +47,7 @@ impl<T: Into<String>> From<T> for Cell {
     }
 }
 
-/// One line of a table. Its first two cells are the card, and the virtual machine or tenant.
+/// A table line. Its first two cells are the card, and the virtual machine or tenant.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     pub(super) cells: Vec<Cell>,
@@ -69,7 +69,7 @@ struct User {
     name: String,
 }
 
-/// The table on the screen.
+/// A table to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Page {
     #[default]
@@ -90,7 +90,7 @@ impl Page {
         }
     }
 
-    /// Returns the columns by which the sort key sorts, in order.
+    /// Returns the columns through which the sort key cycles, in order.
     fn orders(self) -> &'static [&'static str] {
         match self {
             Self::Time => &["RECEIVED", "WAIT 99 %", "ON CARD"],
@@ -109,37 +109,37 @@ impl Page {
     }
 }
 
-/// A column to sort by: numbers in descending order, and words in ascending order.
+/// Sort order by one column: numbers descending, words ascending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Order {
     column: usize,
     is_reversed: bool,
 }
 
-/// Screen positions, for clicks.
+/// Screen positions, for handling clicks.
 #[derive(Clone, Debug, Default)]
 struct Places {
-    /// Position of the table, with its head in the first line.
+    /// Screen area of the table, including its header.
     table: Rect,
-    /// First and last screen column of each table column, with the index of the table column.
+    /// Screen range of each table column, with the column's index.
     columns: Vec<(std::ops::Range<u16>, usize)>,
 }
 
-/// Lines of the help.
+/// Lines of the help screen.
 const HELP: [&str; 10] = [
     "q, Esc     end",
     "m          next page: time, memory or processes",
-    "s          sort by the next column; a click on a head sorts by it",
-    "           and a second one reverses",
-    "/          filter by card and VM; Enter keeps it, Esc drops it",
-    "click      select a VM or tenant: its processes are at the bottom",
+    "s          sort by the next column; click a header to sort by it,",
+    "           and again to reverse",
+    "/          filter by card and VM; Enter applies it, Esc drops it",
+    "click      select a VM or tenant; its processes appear at the bottom",
     "arrows     scroll, as do PageUp, PageDown and the wheel",
     "?          this help, also h; any key closes it",
-    "SHARE      received part, with | at the entitled part",
-    "yellow     strikes, or memory in the host; red: act",
+    "SHARE      received share, with | at the entitled share",
+    "yellow     strikes, or memory in the host; red: action needed",
 ];
 
-/// Contents of the screen.
+/// Screen contents.
 #[derive(Debug, Default)]
 pub(super) struct View {
     look: Look,
@@ -148,7 +148,7 @@ pub(super) struct View {
     counts: memory::Counts,
     history: History,
     page: Page,
-    /// Column to sort by. Without one, the API's order is used.
+    /// Sort order; `None` means the API's order.
     order: Option<Order>,
     selected: Option<User>,
     places: Places,
@@ -162,7 +162,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Shows the results of a refresh. Refreshes occur at each `interval`.
+    /// Shows the results of a refresh, one of which occurs per `interval`.
     pub(super) fn show(&mut self, look: Look, interval: Duration) {
         let before = std::mem::replace(&mut self.look, look);
         self.error = None;
@@ -183,7 +183,7 @@ impl View {
         self.scroll = TableState::default();
     }
 
-    /// Sorts by the next of the page's main columns. After the last one, uses the API's order.
+    /// Sorts by the next of the page's main columns, or after the last one in the API's order.
     pub(super) fn reorder(&mut self) {
         let orders = self.page.orders();
         let present = self.order.and_then(|order| self.page.columns().get(order.column)).map(|column| column.head);
@@ -194,7 +194,8 @@ impl View {
         self.scroll = TableState::default();
     }
 
-    /// Sorts by the column whose head was clicked, or selects the line. Returns true if the click changes anything.
+    /// Sorts by the column whose header was clicked, or selects the clicked line. Returns true if the click had an
+    /// effect.
     pub(super) fn click(&mut self, column: u16, row: u16) -> bool {
         if self.help {
             self.help = false;
@@ -214,7 +215,7 @@ impl View {
         };
         let at = self.scroll.offset().saturating_add(usize::from(line));
         let Some(user) = self.lines(self.table(self.page).1).get(at).and_then(Line::user) else { return false };
-        // A second click ends the selection.
+        // A second click clears the selection.
         self.selected = if self.selected.as_ref() == Some(&user) { None } else { Some(user) };
         true
     }
@@ -229,12 +230,12 @@ impl View {
         self.help
     }
 
-    /// Begins to read a filter.
+    /// Starts reading a filter.
     pub(super) fn begin_filter(&mut self) {
         self.typing = true;
     }
 
-    /// Returns true if keys are added to the filter.
+    /// Returns true while keys are added to the filter.
     pub(super) fn is_typing(&self) -> bool {
         self.typing
     }
@@ -250,7 +251,7 @@ impl View {
         self.scroll = TableState::default();
     }
 
-    /// Ends the input of a filter, and keeps or drops the filter.
+    /// Ends the filter input, and applies or drops the filter.
     pub(super) fn end_filter(&mut self, keep: bool) {
         self.typing = false;
         if !keep {
@@ -258,7 +259,7 @@ impl View {
         }
     }
 
-    /// Returns the heads and lines of a page.
+    /// Returns a page's headers and lines.
     fn table(&self, page: Page) -> (Vec<String>, Vec<Line>) {
         let Look { schedulers, memories, .. } = &self.look;
         match page {
@@ -271,7 +272,7 @@ impl View {
         }
     }
 
-    /// Returns the lines of the page that pass the filter, in the operator's order.
+    /// Returns the lines that pass the filter, in the selected order.
     fn lines(&self, lines: Vec<Line>) -> Vec<Line> {
         let passes = |line: &Line| line.cells.iter().take(2).any(|cell| cell.text.contains(&self.filter));
         let mut lines: Vec<Line> = lines.into_iter().filter(passes).collect();
@@ -323,7 +324,7 @@ impl View {
         let (heads, lines) = self.table(self.page);
         let heads: Vec<Text<'_>> =
             heads.iter().flat_map(|head| columns::wrapped(&terminal::word(head), width)).map(Text::from).collect();
-        // The table needs room for its header and at least one row.
+        // The table needs space for its header and at least one row.
         let count = u16::try_from(heads.len()).unwrap_or(u16::MAX).min(area.height.saturating_sub(3));
         let [top, middle, bottom] =
             Layout::vertical([Constraint::Length(count), Constraint::Min(2), Constraint::Length(1)]).areas(area);
@@ -364,7 +365,7 @@ impl View {
         }
     }
 
-    /// Returns the style of a line.
+    /// Returns a line's style.
     fn style(&self, line: &Line) -> Style {
         let style = match line.tone {
             Tone::Bad => Style::new().fg(Color::Red),
@@ -375,7 +376,7 @@ impl View {
         if is_selected { style.add_modifier(Modifier::REVERSED) } else { style }
     }
 
-    /// Returns the bottom line: an error, the filter, the processes of the selection, or the keys.
+    /// Returns the bottom line: an error, the filter, the selection's processes, or the key help.
     fn last_line(&self) -> Text<'_> {
         if let Some(error) = &self.error {
             return Text::styled(terminal::word(error).into_owned(), Style::new().fg(Color::Red));
@@ -389,7 +390,7 @@ impl View {
             let processes = processes.unwrap_or_else(|| "no processes".to_owned());
             return Text::from(terminal::word(&format!("{name}: {processes}")).into_owned());
         }
-        let mut text = format!("q ends, ? helps, m shows {}", self.page.next().1);
+        let mut text = format!("q: quit, ?: help, m: show {}", self.page.next().1);
         if let Some(Order { column, is_reversed }) = self.order {
             let head = self.page.columns().get(column).map_or("", |column| column.head);
             text.push_str(&format!(", by {head}{}", if is_reversed { ", reversed" } else { "" }));
@@ -400,7 +401,7 @@ impl View {
         Text::from(text)
     }
 
-    /// Scrolls down, or up if `lines` is negative.
+    /// Scrolls down by `lines`, or up if negative.
     pub(super) fn scroll_by(&mut self, lines: isize) {
         let most = self.lines(self.table(self.page).1).len().saturating_sub(1);
         let at = self.scroll.offset().saturating_add_signed(lines).min(most);
@@ -408,7 +409,7 @@ impl View {
     }
 }
 
-/// Returns the screen columns of each table column, with the table column's index.
+/// Returns the screen range of each table column, with the column's index.
 fn places(fitting: &[(usize, usize)], left: u16) -> Vec<(std::ops::Range<u16>, usize)> {
     let mut at = usize::from(left);
     let mut places = Vec::new();

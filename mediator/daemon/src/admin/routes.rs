@@ -1,4 +1,4 @@
-//! The requests of the admin API.
+//! Request handlers of the admin API.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ const MAX_BODY: usize = 64 << 10;
 /// Maximum duration of a scheduler recording, in ms.
 const RECORD_MS: u64 = 60_000;
 
-/// Returns the router of read requests: requests with the method GET or HEAD.
+/// Returns the router for read-only requests, whose method is GET or HEAD.
 pub fn read_only(daemon: Arc<Daemon>) -> Router {
     router(daemon).layer(axum::middleware::from_fn(async |request: Request, next: Next| {
         if matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -41,7 +41,7 @@ pub fn read_only(daemon: Arc<Daemon>) -> Router {
     }))
 }
 
-/// Returns the router of all requests.
+/// Returns the router for all requests.
 pub fn router(daemon: Arc<Daemon>) -> Router {
     Router::new()
         .route("/v1/vms", get(vms).post(add))
@@ -87,7 +87,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .with_state(daemon)
 }
 
-/// An error to be sent as a response.
+/// Error to be sent as a response.
 struct Failure {
     status: StatusCode,
     body: api::Error,
@@ -121,7 +121,7 @@ impl From<JsonRejection> for Failure {
 
 impl From<QueryRejection> for Failure {
     fn from(error: QueryRejection) -> Self {
-        Self::invalid(error.status(), error.body_text(), "see the API's description for the query's keys")
+        Self::invalid(error.status(), error.body_text(), "see the API description for the keys of the query")
     }
 }
 
@@ -131,7 +131,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The revision that a request's `If-Match` header requires. `None` if the header is `*` or missing.
+/// Expected revision in a request's `If-Match` header; `None` if the header is `*` or missing.
 struct IfMatch(Option<String>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
@@ -147,7 +147,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
         match quoted.filter(|revision| !revision.is_empty() && !revision.contains('"')) {
             Some(revision) => Ok(Self(Some(revision.to_owned()))),
             None => {
-                let error = format!("If-Match: `{value}` is not a revision, expected one in quotation marks");
+                let error = format!("If-Match: `{value}` is not a revision, expected a revision in double quotes");
                 let advice = "send the ETag of `GET /v1/desired`, or omit the header";
                 Err(Failure::invalid(StatusCode::BAD_REQUEST, error, advice))
             }
@@ -199,14 +199,14 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
-/// Permits for concurrent changes. Virtual machines are changed one at a time in any case. The number of changes that
-/// wait for the owner of one CUDA card is limited, so that changes of other cards still get a permit.
+/// Permits for concurrent changes. Changes to virtual machines run one at a time in any case. The number of changes
+/// that wait for the owner of one CUDA card is limited, so that changes to other cards still get a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
-/// Permits for concurrent read-only requests. Read-only requests do not wait for changes.
+/// Permits for concurrent read-only requests, which do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because it may take a long time. Its events are attributed to the client whose
-/// request the calling task serves.
+/// Runs a change on another thread, because it can take a long time. Attributes its events to the client served by the
+/// calling task.
 fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> impl Future<Output = Result<T, DaemonError>> + Send {
@@ -214,20 +214,20 @@ fn beside<T: Send + 'static>(
     off_thread(&CHANGES, move || author::acting(author, work))
 }
 
-/// Runs a read-only request on another thread, because it takes locks and the runtime must not wait for locks.
+/// Runs a read-only request on another thread, because it takes locks, for which the runtime must not wait.
 async fn look<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {
     off_thread(&LOOKS, work).await
 }
 
-/// Runs blocking work on its own thread as soon as `places` grants a permit. Every handler that calls the daemon uses
-/// this function, because the runtime also feeds the service manager's watchdog.
+/// Runs blocking work on its own thread as soon as `places` grants a permit. Handlers that call the daemon must use
+/// this function, because the runtime also notifies the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {
-    // The permit is returned when the work ends, even if the client disconnects earlier.
+    // The permit is returned when the work completes, even if the client disconnects earlier.
     let place = places.acquire().await;
     let done = tokio::task::spawn_blocking(move || {
         let _place = place;
@@ -236,7 +236,7 @@ async fn off_thread<T: Send + 'static>(
     done.await.unwrap_or_else(|error| Err(DaemonError::Failed(format!("internal error: {error}"))))
 }
 
-/// The query of `launch-args`.
+/// Query parameters of `launch-args`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LaunchQuery {
@@ -281,7 +281,7 @@ async fn card(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> An
     Ok(Json(look(move || daemon.card(&name)).await?))
 }
 
-/// A request body that changes some keys of a table.
+/// Request body that changes some keys of a table.
 type Patch = Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>;
 
 fn patch(body: Patch) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
@@ -318,7 +318,7 @@ async fn release_vm(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>)
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The query of `scheduler`.
+/// Query parameters of `scheduler`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct WindowQuery {
@@ -358,7 +358,7 @@ async fn set_scheduler(
     Ok(Json(beside(move || daemon.set_scheduler_if(&name, &patch, expected.as_deref())).await?))
 }
 
-/// The query of `scheduler/history`.
+/// Query parameters of `scheduler/history`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct HistoryQuery {
@@ -387,7 +387,7 @@ struct RecordQuery {
     for_ms: u64,
 }
 
-/// Responds when the record is complete. If the client disconnects earlier, the record is dropped.
+/// Responds when the recording is complete. If the client disconnects earlier, the recording is discarded.
 async fn record_scheduler(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -399,7 +399,7 @@ async fn record_scheduler(
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], beside(move || record.end()).await?))
 }
 
-/// Responds when the record is complete. If the client disconnects earlier, the record is dropped.
+/// Responds when the counts are complete. If the client disconnects earlier, the counts are discarded.
 async fn record_accesses(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -451,7 +451,7 @@ async fn set_vm_memory(
     Ok(Json(beside(move || daemon.set_vm_memory_if(&name, &patch, expected.as_deref())).await?))
 }
 
-/// A request body that names the memory to move.
+/// Request body that specifies the memory to move.
 type MoveBody = Result<Json<api::MoveRequest>, JsonRejection>;
 
 async fn evict(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>, body: MoveBody) -> Answer<api::MoveReport> {
@@ -469,7 +469,7 @@ async fn bring_back(
 }
 
 fn moves(body: MoveBody) -> Result<api::MoveRequest, Failure> {
-    let advice = "send a JSON object with `mib`, `range`, both or neither";
+    let advice = "send a JSON object with `mib`, `range`, both, or neither";
     let Json(request) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     Ok(request)
 }
@@ -479,7 +479,7 @@ async fn hints(
     Path(name): Path<String>,
     body: Result<Json<api::Hints>, JsonRejection>,
 ) -> Result<StatusCode, Failure> {
-    let advice = "send a JSON object with `hints`: each has a `range` and its hints";
+    let advice = "send a JSON object with `hints`, each with a `range`";
     let Json(hints) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     beside(move || daemon.hint_vm_memory(&name, &hints)).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -490,14 +490,14 @@ async fn export(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, 
     Ok(([(header::ETAG, format!("\"{}\"", exported.revision))], Json(exported)))
 }
 
-/// Returns the desired state in a request's body.
+/// Returns the desired state from a request's body.
 fn desired(body: Result<Json<api::Desired>, JsonRejection>) -> Result<api::Desired, Failure> {
-    let advice = "send a JSON object as `GET /v1/desired` returns it, with the keys to compare or change";
+    let advice = "send a JSON object like the response to `GET /v1/desired`, with the keys to compare or change";
     let Json(desired) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     Ok(desired)
 }
 
-/// The query of `desired`.
+/// Query parameters of `desired`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct ApplyQuery {
@@ -515,7 +515,7 @@ async fn apply(
     Ok(Json(beside(move || daemon.apply(&desired, prune, dry_run, expected.as_deref())).await?))
 }
 
-/// The query of `desired/compare`.
+/// Query parameters of `desired/compare`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct CompareQuery {
@@ -571,7 +571,7 @@ async fn set_tenant(
     Ok(Json(beside(move || daemon.set_tenant_if(&name, &patch, expected.as_deref())).await?))
 }
 
-/// Sets limits of a tenant until the client's process ends.
+/// Sets limits of a tenant until the client's process exits.
 async fn lease_tenant(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -603,12 +603,12 @@ async fn unknown(uri: axum::http::Uri) -> Failure {
     let body = api::Error {
         code: ErrorCode::NotFound,
         error: format!("there is no `{}`", uri.path()),
-        what_to_do: "see /v1/schema for the API's paths".to_owned(),
+        what_to_do: "see /v1/schema for the paths of the API".to_owned(),
     };
     Failure { status: StatusCode::NOT_FOUND, body }
 }
 
 async fn not_allowed(method: axum::http::Method, uri: axum::http::Uri) -> Failure {
     let error = format!("`{}` does not accept {method}", uri.path());
-    Failure::invalid(StatusCode::METHOD_NOT_ALLOWED, error, "see the API's description")
+    Failure::invalid(StatusCode::METHOD_NOT_ALLOWED, error, "see the API description")
 }

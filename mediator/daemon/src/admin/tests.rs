@@ -1,4 +1,4 @@
-//! Tests the admin API over a real socket.
+//! Tests of the admin API over a real socket.
 
 use crate::fixture::{Fixture, Served, copy, eventually, guest, one_card};
 use admin_client::AskError;
@@ -19,7 +19,7 @@ mod ram;
 mod scheduler;
 mod schema;
 
-/// Clients of a test daemon.
+/// Access to clients of a test daemon.
 pub(crate) trait HasClient {
     fn client(&self) -> Client;
 
@@ -127,7 +127,7 @@ fn metrics_are_in_prometheus_form() {
     }
     let mixed = |line: &&str| line.contains("_total{") && line.contains("count=") && line.contains("_ns\"");
     assert_eq!(text.lines().find(|line| mixed(line) && !line.contains("_seconds_total{")), None);
-    // Each metric is described once, before its samples.
+    // Each metric is declared once, before its samples.
     let described: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     let names: std::collections::BTreeSet<_> = described.iter().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(described.len(), names.len());
@@ -154,7 +154,7 @@ fn read_only_socket_answers_looks_and_refuses_changes() {
             refusals += 1;
         }
     }
-    assert!(refusals >= 10, "{refusals} requests that change");
+    assert!(refusals >= 10, "{refusals} requests that make changes");
     assert_eq!(served.fixture.daemon.export(), before);
 }
 
@@ -169,7 +169,7 @@ fn stalled_admin_client_blocks_no_other_client() {
     let _ = hung.read_to_end(&mut rest);
 }
 
-/// Time limit for each wait: all steps of these tests take less time, so a wait that reaches the limit has failed.
+/// Timeout of each wait, longer than any step of these tests takes.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
@@ -180,7 +180,7 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     let backend = served.fixture.daemon.running_vm("a").unwrap();
-    // Some clients send requests and do not read, and one client never completes its request.
+    // Some clients send requests without reading the responses, and one client never completes its request.
     let mut blocked: Vec<UnixStream> = Vec::new();
     for _ in 0..4 {
         let mut client = UnixStream::connect(served.fixture.path("read.sock")).unwrap();
@@ -191,7 +191,7 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
         let (tell, told) = std::sync::mpsc::channel();
         let (admin, reader) = (served.client(), served.reader());
         let fed = served.fed.load(Ordering::Relaxed);
-        // The client runs on another thread, so that a missing response fails the test instead of blocking it.
+        // The client runs on another thread, so that a missing response fails the test but does not block it.
         std::thread::spawn(move || {
             for client in [admin, reader] {
                 for path in LOOKS {
@@ -201,15 +201,15 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
             }
         });
         for path in LOOKS.iter().chain(&LOOKS) {
-            let (asked, answer) = told.recv_timeout(WAIT_TIMEOUT).unwrap_or_else(|_| panic!("{path} is not answered"));
+            let (asked, answer) = told.recv_timeout(WAIT_TIMEOUT).unwrap_or_else(|_| panic!("no response for {path}"));
             assert!(asked == *path && answer.as_ref().is_ok_and(|bytes| *bytes > 0), "{asked}: {answer:?}");
         }
-        eventually("the watchdog is fed", || served.fed.load(Ordering::Relaxed) > fed + 2);
+        eventually("the watchdog is notified", || served.fed.load(Ordering::Relaxed) > fed + 2);
     });
     drop(blocked);
 }
 
-/// The requests that read the state of a VM.
+/// Requests that read the state of a VM.
 const LOOKS: [&str; 9] = [
     "/metrics",
     "/v1/vms",

@@ -13,7 +13,7 @@ fn moved(vm: &str) -> Moved {
 }
 
 fn immovable(vm: &str) -> DaemonError {
-    DaemonError::Immovable { vm: vm.to_owned(), why: "no card has room".to_owned() }
+    DaemonError::Immovable { vm: vm.to_owned(), why: "no card has enough free capacity".to_owned() }
 }
 
 fn names(of: &[&str]) -> Vec<String> {
@@ -43,7 +43,7 @@ fn drain_retries_immovable_vms_while_others_leave() {
     });
     assert_eq!((asked, done.len()), (2, 0), "no VM has moved, so there is no retry");
     assert_eq!(left.iter().map(|one| &*one.vm).collect::<Vec<_>>(), ["a", "b"]);
-    assert!(left[0].why.ends_with("VM `a` cannot move to another card: no card has room"), "{left:?}");
+    assert!(left[0].why.ends_with("VM `a` cannot move to another card: no card has enough free capacity"), "{left:?}");
 }
 
 #[test]
@@ -101,7 +101,10 @@ fn move_rejection_names_obstacle() {
     let (_, what) = refused("a", Some("card1"), None);
     assert!(what.contains("apart_from: `app=web` is a label of VM `b` on card `card1`"), "{what}");
     let (_, what) = refused("a", None, None);
-    assert!(what.starts_with("VM `a` cannot move to another card: no card has room: `card1` (apart_from"), "{what}");
+    assert!(
+        what.starts_with("VM `a` cannot move to another card: no card has enough free capacity: `card1` (apart_from"),
+        "{what}"
+    );
     assert!(refused("a", Some("card1"), Some("0-0")).1.starts_with("revision conflict"), "another operator");
     assert!(matches!(daemon.drain_if("card0", Some("0-0")), Err(DaemonError::Changed { .. })));
     assert!(!daemon.card("card0").unwrap().drained);

@@ -1,4 +1,4 @@
-//! Tests the load that a daemon reports for its cards, and the resulting moves.
+//! Tests of the loads that a daemon reports for its cards, and of the resulting moves.
 
 use super::*;
 use crate::fixture::{Fixture, Served, copy, guest};
@@ -20,7 +20,7 @@ fn rebalance_tries_each_move_once_and_skips_drained_card() {
     }
     let (cards, vms) = daemon.loads(1000);
     let loads: Vec<_> = cards.iter().map(|card| (&*card.name, card.placed_mib > 0)).collect();
-    assert_eq!(loads, [("card0", true), ("card1", false)], "one that is drained takes no part");
+    assert_eq!(loads, [("card0", true), ("card1", false)], "a drained card takes no part");
     assert_eq!(vms.iter().map(|vm| vm.placed_mib).sum::<u64>(), cards[0].placed_mib);
     for (vm, name) in vms.iter().zip(["x", "y"]) {
         assert_eq!((&*vm.name, &*vm.card, &*vm.fits), (name, "card0", &["card1".to_owned()][..]));
@@ -28,7 +28,7 @@ fn rebalance_tries_each_move_once_and_skips_drained_card() {
     let mut rebalancer = Rebalancer::new(RebalanceSpec { above_percent: 1, for_rounds: 1, ..RebalanceSpec::default() });
     let began = Instant::now();
     daemon.rebalance(&mut rebalancer, 1000, began);
-    // After an attempt, whether successful or not, the VM is not moved again for some time.
+    // After an attempted move, whether successful or not, the VM is not moved again for some time.
     let text = daemon.moves.text();
     let tried = |line: &str| text.lines().any(|found| found == line);
     let made = tried("gpu_mediator_moves_total{from=\"card0\",to=\"card1\"} 1");

@@ -1,5 +1,5 @@
-//! Handles cards with an owner process in an upgrade. The owner and the workers of guest programs are separate
-//! processes. These processes continue to run, and the next daemon receives their pipes and links.
+//! Handover of cards with an owner process. The owner and the workers of guest programs are separate processes, which
+//! continue to run. The next daemon receives their pipes and links.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::vm::{Rest, Running};
 use config::Config;
 use listening::Sockets;
 
-/// The identity of the file can be constant, because the file goes from one process to one other process and is not
+/// Identity of the file. It can be constant, because the file is passed directly to one other process and is not
 /// stored.
 const IDENTITY: [u8; 16] = *b"mediatord cuda  ";
 
@@ -33,7 +33,7 @@ pub(super) struct GoingCuda {
     pub vms: Vec<(String, Arc<Running>)>,
 }
 
-/// A suspended card. When dropped, resumes the functions and the use of the owner.
+/// Suspended card. When dropped, it resumes the functions and the use of the owner.
 pub(super) struct SuspendedCuda {
     functions: Vec<SuspendedFunction>,
     outcome: Sender<bool>,
@@ -74,7 +74,7 @@ pub(super) fn suspend(
         suspended.functions.push(function);
         file.put(id, &saved).map_err(|error| of_vm(&error))?;
         all.extend(descriptors.into_iter().map(|fd| (format!("{FUNCTION}{vm}"), fd)));
-        // The client is saved last, because the function raised interrupts until it was suspended.
+        // Save the client last, because the function raises interrupts until it is suspended.
         let (saved, descriptors) = rest.parked.save(&running.link).map_err(|error| of_vm(&error))?;
         file.put(id, &saved).map_err(|error| of_vm(&error))?;
         all.extend(descriptors.into_iter().map(|fd| (format!("{CLIENTS}{vm}"), fd)));

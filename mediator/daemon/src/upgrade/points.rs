@@ -1,19 +1,19 @@
-//! Points of an upgrade at which a test kills a process, as with SIGKILL.
+//! Points in an upgrade at which a test kills a process, like SIGKILL would.
 //!
-//! These points exist only in a program with debug assertions. In a release, [`here`] does nothing and does not read
-//! the environment.
+//! The points exist only with debug assertions. In a release build, [`here`] does nothing, and does not read the
+//! environment.
 
-/// Environment variable with the path of a file that names the point.
+/// Environment variable with the path of a file that contains the point.
 #[cfg(debug_assertions)]
 const FILE: &str = "MEDIATORD_DIES_AT";
 
-/// Ends the process if a test has named this point.
+/// Kills the process if a test has selected this point.
 #[cfg(debug_assertions)]
 pub(crate) fn here(point: &str) {
     let named = std::env::var_os(FILE).and_then(|file| std::fs::read_to_string(file).ok());
     if named.is_some_and(|named| named.trim() == point) {
-        tracing::warn!(point, "a test has this process die here");
-        // This process executes no code after this point.
+        tracing::warn!(point, "this process is killed here by a test");
+        // Not reached, because the process is killed.
         let _unreached = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
 }

@@ -1,7 +1,7 @@
-//! The receiving daemon of an upgrade.
+//! Receiving daemon of an upgrade.
 //!
-//! Until the other daemon gives up ownership, this daemon touches no cards and no clients of virtual machines, and
-//! removes no paths. Only changes to the permissions of sockets in the configuration take effect earlier.
+//! Until the other daemon gives up ownership, this daemon does not access cards or clients of virtual machines, and
+//! does not remove paths. Only configured changes to the permissions of sockets take effect earlier.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -32,10 +32,10 @@ use listening::Activated;
 use listening::{SocketPath, Sockets};
 use overrides::OverrideStore;
 
-/// Owner number of the roster in its file.
+/// Owner number of the roster.
 const ROSTER: u32 = 0;
 
-/// This process's end of the connection between the two daemons.
+/// Receiving end of the connection between the two daemons.
 pub(crate) struct Successor {
     receiver: Receiver,
     roster: Roster,
@@ -44,7 +44,7 @@ pub(crate) struct Successor {
     pub(super) descriptors: Package,
 }
 
-/// A virtual machine that is created but not served yet.
+/// Virtual machine that is created but not served yet.
 pub(super) struct Coming {
     pub spec: VmSpec,
     pub saved: RosterVm,
@@ -60,37 +60,37 @@ impl Successor {
     /// Connects to the daemon at the other end of the standard input, and receives its state.
     ///
     /// # Errors
-    /// Returns an error if the daemon does not exist, or this program cannot read its state.
+    /// Returns an error if there is no such daemon, or if this program cannot read its state.
     pub fn meet() -> Result<Self, String> {
         let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
         points::here("receiver: started");
         let introduction = Introduction { program: env!("CARGO_PKG_VERSION").to_owned(), reads: known() };
         let receiver = Receiver::connect(socket, &introduction)
-            .map_err(|error| format!("{error}; --takeover is for the daemon that `mediatorctl daemon upgrade` asks"))?;
+            .map_err(|error| format!("{error}; --takeover is used only internally by `mediatorctl daemon upgrade`"))?;
         points::here("receiver: known");
         let package = receiver.take(HANDOVER_TIMEOUT).map_err(|error| error.to_string())?;
         points::here("receiver: given");
         match roster(&package) {
             Ok((roster, events, cuda_cards)) => Ok(Self { receiver, roster, events, cuda_cards, descriptors: package }),
             Err(why) => {
-                // The other daemon may have ended in the meantime.
+                // The other daemon may have exited in the meantime.
                 let _nobody = receiver.refuse(&why);
                 Err(why)
             }
         }
     }
 
-    /// Sends a refusal with its reason to the daemon at the other end of the standard input, before it sends its state.
+    /// Rejects the takeover with a reason before the daemon at the other end of the standard input has sent its state.
     pub(crate) fn decline(why: &str) {
         if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
-            // The other daemon may have ended in the meantime.
+            // The other daemon may have exited in the meantime.
             let _nobody = Receiver::decline(socket, why);
         }
     }
 
-    /// Sends the other daemon the reason why this daemon refuses to take over.
+    /// Rejects the takeover, and sends the reason to the other daemon.
     pub fn refuse(self, why: &str) {
-        // The other daemon may have ended in the meantime.
+        // The other daemon may have exited in the meantime.
         let _nobody = self.receiver.refuse(why);
     }
 
@@ -110,24 +110,24 @@ impl Successor {
         Ok(Sockets::handed(activated))
     }
 
-    /// Returns the configuration with all changes made at run time, and the store for these changes.
+    /// Returns the configuration with all run-time changes, and the store for these changes.
     ///
     /// # Errors
-    /// Same as for [`OverrideStore::handed`].
+    /// Returns the same errors as [`OverrideStore::handed`].
     pub fn override_store(&mut self, file: Config) -> Result<(Config, OverrideStore), String> {
         let lock = self.descriptors.take(STATE_LOCK).pop().map(File::from);
         OverrideStore::handed(file, &self.roster.state, lock)
             .map_err(|error| format!("{:#}", anyhow::Error::new(error)))
     }
 
-    /// Takes all descriptors whose name starts with `prefix`. Returns each with the rest of its name.
+    /// Removes all descriptors whose names start with `prefix`, and returns them with the rest of their names.
     fn take(&mut self, prefix: &str) -> Vec<(String, OwnedFd)> {
         let of = self.descriptors.descriptors.extract_if(.., |(name, _)| name.starts_with(prefix));
         of.map(|(name, fd)| (name.get(prefix.len()..).unwrap_or_default().to_owned(), fd)).collect()
     }
 }
 
-/// Returns the daemon's own part of the state, the log of events, and the cards with owner processes.
+/// Returns the daemon's own part of the state, the event log, and the cards with owner processes.
 fn roster(package: &Package) -> Result<(Roster, Log, Vec<RosterCudaCard>), String> {
     let mut file = SavedState::parse(&package.file, &known()).map_err(|error| error.to_string())?;
     let roster = file.take(ROSTER).map_err(|error| error.to_string())?;
@@ -144,11 +144,11 @@ fn roster(package: &Package) -> Result<(Roster, Log, Vec<RosterCudaCard>), Strin
 }
 
 impl Daemon {
-    /// Takes over from another daemon, with `config` as the configuration.
+    /// Takes over from another daemon, with the configuration `config`.
     ///
     /// # Errors
-    /// Returns an error if the state does not match the configuration, or a resource is not available. In this case,
-    /// the other daemon is notified and continues.
+    /// Returns an error if the state does not match the configuration, or if a resource is not available. In this case,
+    /// the other daemon is notified, and continues.
     pub(crate) fn take_over(
         config: Config,
         opener: &Cards,
@@ -206,7 +206,7 @@ impl Daemon {
             let spec = card.spec().clone();
             match card.take_over() {
                 Ok(backend) => {
-                    tracing::info!(card = name.as_str(), "card is taken over");
+                    tracing::info!(card = name.as_str(), "card was taken over");
                     all.insert(name, Card { spec, backend, cuda: None });
                 }
                 Err(error) => {
@@ -254,26 +254,24 @@ impl Daemon {
             tracing::error!(%error, "tenants cannot be started");
         }
         daemon.sockets.end_unused();
-        // Save changes that the other daemon had not saved, and drop entries that the configuration has made
-        // unnecessary.
+        // Save changes that the other daemon has not saved, and drop entries made redundant by the configuration.
         if let Err(error) = daemon.keep() {
-            tracing::warn!(%error, "changes at run time are not saved");
+            tracing::warn!(%error, "cannot save run-time changes");
         }
         Ok(daemon)
     }
 
-    /// Sends the settings of this configuration to the owners that the other daemon started, if those owners have
-    /// different settings.
+    /// Sends the settings of this configuration to the owners started by the other daemon, if their settings differ.
     fn confirm_owners(&self) {
         let vms: Vec<VmSpec> = self.state.lock().vms.values().map(|entry| entry.spec.clone()).collect();
         for card in self.cards.values().filter_map(|card| card.cuda.as_deref()) {
             let name = card.spec().name.as_str();
             if let Err(error) = card.confirm_rules() {
-                tracing::error!(card = name, %error, "the rules of the card cannot be set");
+                tracing::error!(card = name, %error, "cannot set the rules of the card");
             }
             for vm in vms.iter().filter(|vm| vm.card == name) {
                 if let Err(error) = crate::cuda::function::confirm(card, vm, &self.spec.socket_dir) {
-                    tracing::error!(vm = vm.name, %error, "the VM's part of its card cannot be set");
+                    tracing::error!(vm = vm.name, %error, "cannot set the VM's share of its card");
                 }
             }
         }
@@ -295,7 +293,7 @@ impl Daemon {
     }
 }
 
-/// Rebuilds a card and its virtual machines from the received state, without accessing the card or the clients.
+/// Rebuilds a card and its virtual machines from the received state, without accessing the card or its clients.
 fn reopened(
     config: &Config,
     opener: &Cards,

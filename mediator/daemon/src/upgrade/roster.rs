@@ -1,4 +1,4 @@
-//! State that cards and virtual machines do not serialize themselves: the list of these objects, and run-time changes.
+//! State that is not serialized by cards and virtual machines: the list of these objects, and run-time changes.
 
 use saved_state::first_version;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! The sending daemon of an upgrade, which hands over its state.
+//! Sending daemon of an upgrade.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -31,15 +31,15 @@ use crate::backend::Movable;
 use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
 
-/// Interval at which quiescing is retried.
+/// Retry interval of quiescing.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// The identity of the file can be constant, because the file goes from one process to one other process and is not
+/// Identity of the file. It can be constant, because the file is passed directly to one other process and is not
 /// stored.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";
-/// Owner number of the roster in its file.
+/// Owner number of the roster.
 const ROSTER: u32 = 0;
 
-/// A card that is handed over with its virtual machines.
+/// Card that is being handed over, with its virtual machines.
 struct Going {
     name: String,
     movable: Movable,
@@ -61,28 +61,28 @@ impl Leaving {
     }
 }
 
-/// The serialized client state of a virtual machine.
+/// Serialized client of a virtual machine.
 struct Client {
     vm: RosterVm,
     saved: SavedClients,
     descriptors: Vec<(String, OwnedFd)>,
 }
 
-/// A quiesced card with its serialized state.
+/// Quiescent card with its serialized state.
 struct Settled {
     host: SavedHost,
     sides: Vec<(TenantId, SavedSide)>,
     card: WrittenCard,
 }
 
-/// The parts of a card's state in the form in which they are sent.
+/// Serialized state of a card, as sent to the next daemon.
 struct Written {
     file: Vec<u8>,
     vms: Vec<RosterVm>,
     descriptors: Vec<(String, OwnedFd)>,
 }
 
-/// A started program, which is killed on drop unless it has taken over.
+/// Next program, which is killed on drop unless it has taken over.
 struct Next {
     child: Child,
     keeps: bool,
@@ -91,7 +91,7 @@ struct Next {
 impl Drop for Next {
     fn drop(&mut self) {
         if !self.keeps {
-            // The process may have ended by itself.
+            // The process may have exited by itself.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -99,11 +99,12 @@ impl Drop for Next {
 }
 
 impl Daemon {
-    /// Starts the program at this daemon's path as the next daemon, hands over all state, and returns the ID of the new
-    /// process. This daemon ends after it has responded to the request.
+    /// Starts the program at this daemon's path as the next daemon, hands over all state, and returns the new process
+    /// ID. This daemon exits after it has responded to the request.
     ///
     /// # Errors
-    /// If a part cannot be handed over, or the next daemon does not take over. In this case, all VMs continue here.
+    /// Returns an error if a part cannot be handed over, or if the next daemon does not take over. In this case, all
+    /// VMs continue on this daemon.
     pub fn hand_over(&self) -> Result<u32, DaemonError> {
         self.hand_over_now().inspect_err(|error| {
             self.line.has_failed();
@@ -145,7 +146,7 @@ impl Daemon {
         Ok(pid)
     }
 
-    /// Drops all virtual machines and sockets without any effect on their clients or on the cards.
+    /// Drops all virtual machines and sockets without any effect on clients or cards.
     fn forget_all(&self, resting: Vec<(String, Arc<Running>, Rest)>) {
         self.sockets.leave();
         let vms = {
@@ -153,14 +154,14 @@ impl Daemon {
             state.closing = true;
             std::mem::take(&mut state.vms)
         };
-        // The drop sends no message to the clients, and returns no resources to the cards.
+        // Dropping sends no messages to clients, and frees no resources on the cards.
         drop(resting);
         drop(vms);
     }
 
     /// Returns the cards to hand over.
     fn going(&self) -> Result<Leaving, DaemonError> {
-        // Other threads that use the table do not wait for responses of cards and VMs.
+        // Copy the table, so that other threads do not wait for cards and VMs.
         let table: Vec<_> = {
             let state = self.state.lock();
             if let Some(tenant) = state.coming.iter().chain(&state.changing_tenants).next() {
@@ -199,7 +200,7 @@ impl Daemon {
                     movable.host.check_movable().map_err(|error| of_card(&error))?;
                     going.push(Going { name: name.clone(), movable, vms });
                 }
-                // The card was never used, so the next daemon opens it in the same way as this daemon.
+                // The card was never used, so the next daemon opens it normally.
                 None if vms.is_empty() => {}
                 None => return Err(of_card(&"it has failed")),
             }
@@ -207,7 +208,8 @@ impl Daemon {
         Ok(Leaving { mediated: going, with_owner })
     }
 
-    /// Hands over everything except ownership, which follows later. Adds the suspended virtual machines to `resting`.
+    /// Hands over everything except ownership, which is transferred later. Adds suspended virtual machines to
+    /// `resting`.
     fn give(
         &self,
         sender: Sender,
@@ -248,8 +250,8 @@ impl Daemon {
             let mut failed = None;
             for (card, settles, ..) in &cards {
                 let of_card = |why: String| format!("card `{}`: {why}", card.name);
-                let settled = settles.recv().unwrap_or_else(|_| Err("its thread has panicked".to_owned()));
-                // Clients are saved last, because work that ends while the card is quiesced raises interrupts for them.
+                let settled = settles.recv().unwrap_or_else(|_| Err("the card's thread has panicked".to_owned()));
+                // Save clients last, because work that completes while the card quiesces raises interrupts for them.
                 let written = settled.map_err(of_card).and_then(|settled| write(card, settled, resting, reads));
                 match written {
                     Ok(written) => parts.push((*card, written)),
@@ -278,14 +280,14 @@ impl Daemon {
             done
         })?;
         suspended.into_iter().for_each(SuspendedCuda::leave);
-        // The service manager must receive this message before messages of the next daemon, such as sockets to store.
+        // The service manager must receive this message before messages from the next daemon, such as sockets to store.
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
-            tracing::warn!(%error, "the service manager is not notified which process continues");
+            tracing::warn!(%error, "cannot notify the service manager of the new main process");
         }
         points::here("sender: the service manager is told");
-        // From here on, this process owns nothing, even if the next daemon fails.
+        // From here on, this process no longer owns the state, even if the next daemon fails.
         if let Err(error) = sender.let_go() {
-            tracing::error!(%error, "the next daemon ended during the takeover: its VMs have lost their device");
+            tracing::error!(%error, "the next daemon exited during the takeover: its VMs have lost their devices");
         }
         points::here("sender: let go");
         Ok(())
@@ -348,7 +350,7 @@ fn start(program: &Path, config: &Path) -> Result<(Sender, Introduction, Next), 
         .arg("--config")
         .arg(config)
         .stdin(Stdio::from(theirs))
-        // These variables refer to this process.
+        // These variables apply only to this process.
         .env_remove("WATCHDOG_PID")
         .env_remove("LISTEN_PID")
         .env_remove("LISTEN_FDS")
@@ -360,7 +362,7 @@ fn start(program: &Path, config: &Path) -> Result<(Sender, Introduction, Next), 
     Ok((sender, introduction, next))
 }
 
-/// Resumes all virtual machines that were asked to suspend.
+/// Resumes all virtual machines whose suspension was requested.
 fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     let goes_on = |name: &str, running: &Running, rest: Rest| {
         if let Err(error) = running.go_on(name, rest) {
@@ -369,7 +371,7 @@ fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     };
     let late = leaving.vms().filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
     for (name, running) in late {
-        // A thread that has not suspended yet may do so later, and must then resume.
+        // A thread that is not suspended yet may be suspended later, and must then resume.
         running.go_on_later(name);
     }
     for (name, running, rest) in resting {
@@ -398,7 +400,7 @@ fn client(name: &str, running: &Running, rest: &Rest, host: &ManagedCard) -> Res
     Ok(Client { vm, saved, descriptors })
 }
 
-/// Quiesces one card, serializes it, and waits for the outcome.
+/// Quiesces a card, serializes it, and waits for the outcome of the upgrade.
 fn rest(
     going: &Going,
     until: Instant,
@@ -423,7 +425,7 @@ fn rest(
     }
 }
 
-/// Serializes a quiesced card with its virtual machines, and halts the card.
+/// Serializes a quiescent card with its virtual machines, and halts the card.
 fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &HaltedCard<'_>) -> Result<Settled, String> {
     let (host, sides) = loop {
         let mut sides = Vec::new();
@@ -443,7 +445,7 @@ fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &Halted
     Ok(Settled { host, sides, card })
 }
 
-/// Writes a card's file, including the clients of its virtual machines.
+/// Writes the file of a card, including the clients of its virtual machines.
 fn write(
     going: &Going,
     settled: Settled,

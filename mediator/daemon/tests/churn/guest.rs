@@ -1,4 +1,4 @@
-//! A small guest that repeatedly connects, works and leaves.
+//! A small guest that repeatedly connects, works and disconnects.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -17,31 +17,32 @@ use crate::{Crowd, MAX_CHANNELS_PER_VM, VM_MIB, until_told};
 type Driver = AnyDriver<RemoteGuest>;
 
 const MIB: u64 = 1 << 20;
-/// Guest RAM of a VM, in two regions. A VMM takes the second region back while the card uses it.
+/// Size of the guest RAM of a VM in bytes. The RAM has two regions, and a VMM takes back the second one while the card
+/// uses it.
 const RAM: u64 = MIB;
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
-/// Number of pages in a buffer.
+/// Size of a buffer in pages.
 const PAGES: u64 = 4;
-/// Virtual addresses of sources and targets. Only a few addresses are used, so that most of them are used again.
+/// Virtual addresses of sources and targets. There are only a few, so that most of them are reused.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 const SLOTS: u64 = 3;
 const SLOT: u64 = 0x1_0000;
-/// Size of the VRAM that a new channel and its buffers need.
+/// Size of the VRAM required for a new channel and its buffers.
 const CHANNEL_ROOM: u64 = MIB;
 
-/// Way in which a guest ends.
+/// How an instance of a guest ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// The guest takes back the memory that it lent, and disconnects.
+    /// The guest takes back lent memory, and disconnects.
     Orderly,
-    /// The guest's socket closes while the card works for the guest.
+    /// The guest's socket is closed while the card works for the guest.
     Dropped,
-    /// The guest takes its memory back while the card uses the memory. Then the guest disconnects.
+    /// The guest takes back memory that the card is using, and disconnects.
     Unmapped,
-    /// The operator removes the VM while the guest works.
+    /// An operator removes the VM while the guest works.
     Removed,
-    /// The device is reset while the guest works. Then the guest starts again, and disconnects.
+    /// The device is reset while the guest works. The guest then starts again, and disconnects.
     Reset,
 }
 
@@ -49,7 +50,7 @@ impl Exit {
     const ALL: [Self; 5] = [Self::Orderly, Self::Dropped, Self::Unmapped, Self::Removed, Self::Reset];
 }
 
-/// Counts of the guests' actions.
+/// Statistics on the guests' actions.
 #[derive(Clone, Copy, Default)]
 pub struct Tally {
     lives: u64,
@@ -77,20 +78,20 @@ impl fmt::Display for Tally {
         let exits = Exit::ALL.iter().zip(self.exits).map(|(exit, count)| format!("{exit:?} {count}"));
         write!(
             f,
-            "{lives} lives ({}), {copies} copies of {} KiB verified, {faults} faults and {refused} refused channels as expected",
+            "{lives} lives ({}), {copies} copies of {} KiB verified, {faults} expected faults and {refused} channels rejected as expected",
             exits.collect::<Vec<_>>().join(", "),
             bytes >> 10,
         )
     }
 }
 
-/// A channel, and the VRAM pages that it copies from and to.
+/// Channel, with its source and target pages in VRAM.
 struct Lane {
     channel: Channel,
     vram: [u64; 2],
 }
 
-/// A guest: the name of its VM, and its current instance.
+/// Guest in a VM.
 pub struct Guest<'a> {
     crowd: &'a Crowd<'a>,
     admin: Client,
@@ -118,10 +119,10 @@ impl<'a> Guest<'a> {
         self.admin.get(&self.url()).unwrap()
     }
 
-    /// Runs one instance, from the VM's creation to its end. Returns false if the time is over.
+    /// Runs one instance, from the creation of the VM to its removal. Returns false if the time is over.
     pub fn live(&mut self) -> bool {
-        // A busy host must not make a channel appear hung. This driver writes its page tables word by word through a
-        // window, and moves the window before each word.
+        // A busy host must not make a channel appear hung. This driver is slow, because it writes its page tables word
+        // by word through a window that it moves before each word.
         let spec = VmSpec {
             channels: Some(MAX_CHANNELS_PER_VM),
             hang_limit_ms: Some(600_000),
@@ -146,7 +147,7 @@ impl<'a> Guest<'a> {
         !self.crowd.is_over()
     }
 
-    /// Connects, and initializes the vGPU. Checks that the memory is zeroed.
+    /// Connects, initializes the vGPU, and checks that its memory is zeroed.
     fn born(&mut self) -> Driver {
         let mut guest = RemoteGuest::connect(&self.socket(), VM_MIB * MIB).unwrap();
         assert!(guest.map_ram(0, RAM, true) && guest.map_ram(MORE_RAM.0, MORE_RAM.1, true));
@@ -165,7 +166,7 @@ impl<'a> Guest<'a> {
         Lane { channel, vram: [driver.vram(PAGES), driver.vram(PAGES)] }
     }
 
-    /// Performs one random action of a driver.
+    /// Performs a random action of a driver.
     fn work(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         let lane = self.random.usize(..lanes.len());
         match self.random.u64(..10) {
@@ -191,8 +192,8 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies with one engine between two buffers, in RAM or VRAM, at virtual addresses that were often mapped
-    /// elsewhere before.
+    /// Copies between two buffers in RAM or VRAM with one engine, at virtual addresses that were often mapped elsewhere
+    /// before.
     fn copy(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let (from, to) = (self.place(lane, 0), self.place(lane, 1));
         let pages = 1 + self.random.u64(..PAGES);
@@ -204,7 +205,7 @@ impl<'a> Guest<'a> {
         self.verified(driver, lane, from, to, pages, &words);
     }
 
-    /// Maps one virtual address to several pages in sequence, and copies to each.
+    /// Maps a virtual address to several pages in sequence, and copies to each of them.
     fn remap(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let from = self.place(lane, 0);
         driver.map(lane.channel.space, FROM, from, 1);
@@ -221,7 +222,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies to an address that is no longer mapped: the copy faults before it writes anything.
+    /// Copies to an address that is no longer mapped. The copy must fault before it writes data.
     fn stray(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let to = self.place(lane, 1);
         self.copy(driver, lane);
@@ -236,11 +237,11 @@ impl<'a> Guest<'a> {
         driver.submit(&mut lane.channel, &words);
         let fault = driver.wait_fault();
         assert_eq!((fault.instance, fault.va), (lane.channel.instance, TO));
-        assert!(holds(driver, to, 1, !seed), "a page that was unmapped has been written");
+        assert!(holds(driver, to, 1, !seed), "an unmapped page was written");
         self.tally.faults += 1;
     }
 
-    /// Binds all free channels, and then one more than the limit.
+    /// Binds channels up to the limit, and one more.
     fn exceed(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         while lanes.len() < MAX_CHANNELS_PER_VM as usize && driver.room() > 4 * CHANNEL_ROOM {
             let new = self.lane(driver, lanes.len() as u8);
@@ -262,7 +263,7 @@ impl<'a> Guest<'a> {
             "channels of a VM that may have {MAX_CHANNELS_PER_VM}"
         );
         let refused = |vm: &api::Vm| vm.counters["channel_binds_refused"];
-        assert_eq!(refused(&after), refused(&before) + 1, "the channel too many is refused");
+        assert_eq!(refused(&after), refused(&before) + 1, "the excess channel is rejected");
         // Work on that channel faults.
         assert_eq!(driver.wait_fault().instance, beyond.instance);
         driver.guest.wr(pfifo::CHANNEL::at(beyond.id.into()), 0);
@@ -289,7 +290,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Submits a copy and checks its result. If the VM was removed in the meantime, the result is unknown.
+    /// Submits a copy, and verifies the result unless the VM was removed in the meantime.
     fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, from: At, to: At, pages: u64, words: &[u32]) {
         let seed = self.random.u32(..);
         fill(driver, from, pages, seed);
@@ -305,7 +306,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Submits more work to a channel than fits in flight, with targets in VRAM and in the RAM that can be taken back.
+    /// Submits more work to a channel than can be in flight, with targets in VRAM and in RAM that can be taken back.
     fn load(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let [from, to] = lane.vram;
         driver.map(lane.channel.space, FROM, At::Vram(from), PAGES);
@@ -339,7 +340,7 @@ impl<'a> Guest<'a> {
                 let file = driver.guest.unmap_ram(MORE_RAM.0).unwrap();
                 fill_file(&file);
                 for lane in &mut lanes {
-                    // The channel's work ends, or faults at the first write to memory that was taken back.
+                    // The channel's work either completes, or faults at the first write to memory that was taken back.
                     driver.submit(&mut lane.channel, &[]);
                     while !driver.is_done(&lane.channel)
                         && !driver.faults.iter().any(|it| it.instance == lane.channel.instance)
@@ -348,7 +349,7 @@ impl<'a> Guest<'a> {
                         driver.service();
                     }
                 }
-                assert!(is_filled(&file), "the card wrote RAM that was taken back");
+                assert!(is_filled(&file), "the card wrote to RAM that was taken back");
                 driver.faults.clear();
                 self.go(driver, lanes);
             }
@@ -376,7 +377,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Unbinds the guest's channels and disconnects. Its VM is removed, sometimes after another client has connected.
+    /// Unbinds the channels and disconnects. The VM is removed, sometimes after another client has connected.
     fn go(&mut self, mut driver: Driver, lanes: Vec<Lane>) {
         for lane in &lanes {
             driver.unbind(&lane.channel);
@@ -393,10 +394,10 @@ impl<'a> Guest<'a> {
         self.remove();
     }
 
-    /// Waits until the daemon has noticed that the client has disconnected, and has freed its resources.
+    /// Waits until the daemon has detected that the client is disconnected, and has freed its resources.
     fn wait_gone(&self) {
         let last = RefCell::new(None);
-        let tell = || format!("what a client had to come back: {:#?}", last.take());
+        let tell = || format!("the client's resources to be freed: {:#?}", last.take());
         until_told(tell, || {
             let vm = self.show();
             let is_empty = vm.channels_used == 0 && vm.counters["address_spaces"] == 0;
@@ -410,12 +411,12 @@ impl<'a> Guest<'a> {
         self.admin.delete(&self.url()).unwrap();
     }
 
-    /// Checks that the card no longer writes to a removed VM's RAM.
+    /// Checks that the card no longer writes to the RAM of a removed VM.
     fn check_untouched(&self, files: &[OwnedFd]) {
         files.iter().for_each(fill_file);
-        // This request takes long enough for the card to run outstanding work.
+        // This request takes long enough for outstanding work on the card to run.
         let _: api::Card = self.admin.get("/v1/cards/card0").unwrap();
-        assert!(files.iter().all(is_filled), "the card wrote RAM of a VM that had been removed");
+        assert!(files.iter().all(is_filled), "the card wrote to the RAM of a removed VM");
     }
 }
 

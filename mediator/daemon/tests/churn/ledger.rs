@@ -1,4 +1,4 @@
-//! Resources of a daemon, according to the daemon's own accounts, to the kernel, and to a VM that uses all of them.
+//! Resources of a daemon, according to the daemon itself, to the kernel, and to a VM that uses all of them.
 
 use std::fmt;
 use std::fs;
@@ -12,20 +12,20 @@ use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
-/// Limits on the daemon's growth, independent of the number of VMs that have existed. The daemon's heap retains memory,
-/// and its log stores an entry for each known VM (up to 4096).
+/// Permitted growth of the daemon, independent of the number of VMs that have existed. The heap retains memory, and the
+/// log limiter has an entry for each known VM (up to 4096).
 const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
-/// Resources of a daemon without VMs.
+/// Resource usage of a daemon without VMs.
 pub struct Ledger {
     card: api::Card,
-    /// Names of the files in the folder of sockets.
+    /// Names of the files in the socket directory.
     files: Vec<String>,
     holdings: Holdings,
 }
 
 impl Ledger {
-    /// Reads the process first and then the API, because a connection uses a descriptor.
+    /// Reads the state of the process before the API, because a connection uses a descriptor.
     pub fn read(place: &Place, pid: u32) -> Self {
         let holdings = Holdings::for_process(pid, CARD_MIB << 10).unwrap();
         let card: api::Card = Client::new(place.path("admin.sock")).unwrap().get("/v1/cards/card0").unwrap();
@@ -35,7 +35,7 @@ impl Ledger {
         Self { card, files, holdings }
     }
 
-    /// Returns the differences between this ledger and `later`, each as text.
+    /// Returns descriptions of the differences between this ledger and `later`.
     pub fn lost(&self, later: &Self) -> Vec<String> {
         let mut lost = self.holdings.lost(&later.holdings, SLACK);
         if self.card != later.card {
@@ -60,7 +60,7 @@ impl fmt::Display for Ledger {
     }
 }
 
-/// Adds a VM that may use all resources of the card, and uses all of them. Fails if a resource has leaked.
+/// Adds a VM that is entitled to all resources of the card, and uses all of them. Fails if a resource has leaked.
 pub fn audit(place: &Place) {
     const NAME: &str = "audit";
     let admin = Client::new(place.path("admin.sock")).unwrap();
@@ -72,11 +72,11 @@ pub fn audit(place: &Place) {
     let bytes = card.vram_free_mib << 20;
     let mut guest = RemoteGuest::connect(&socket, bytes).unwrap();
     for at in (0..bytes).step_by(CHUNK as usize) {
-        assert_eq!(guest.peek(at), 0, "VRAM at {at:#x} of all that is free");
+        assert_eq!(guest.peek(at), 0, "free VRAM at {at:#x}");
         guest.poke(at, at as u32 | 1);
     }
     for at in (0..bytes).step_by(CHUNK as usize) {
-        assert_eq!(guest.peek(at), at as u32 | 1, "VRAM at {at:#x} of all that is free");
+        assert_eq!(guest.peek(at), at as u32 | 1, "free VRAM at {at:#x}");
         guest.poke(at, 0);
     }
     let mut driver = Driver::new(guest);
@@ -86,8 +86,8 @@ pub fn audit(place: &Place) {
     }
     assert!(driver.guest.settle());
     let all: api::Card = admin.get("/v1/cards/card0").unwrap();
-    assert_eq!(all.channels_used, card.channels, "channels that could be had");
-    assert_eq!(all.vram_placed_mib, card.vram_free_mib, "VRAM that could be had");
+    assert_eq!(all.channels_used, card.channels, "available channels");
+    assert_eq!(all.vram_placed_mib, card.vram_free_mib, "available VRAM");
     driver.guest.leave();
     admin.delete("/v1/vms/audit").unwrap();
     assert!(!socket.exists());

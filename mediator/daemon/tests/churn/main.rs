@@ -1,9 +1,9 @@
-//! Adds and removes virtual machines at random, 2 to 16 at a time, on one card of a real daemon, and checks for leaks.
+//! Adds and removes virtual machines at random, 2 to 16 at a time, on a card of a real daemon, and checks for leaks.
 //!
-//! Each guest is a thread: a client of the daemon's sockets with a small driver, without a VMM.
-//! `GPU_MEDIATOR_CHURN_SEED` is the seed of the random numbers. Each number of guests runs for
-//! `GPU_MEDIATOR_CHURN_SECONDS` (5 by default; minutes in manual runs). `GPU_MEDIATOR_CHURN_VMS` selects one number of
-//! guests. Every copy's result is checked to the last byte.
+//! Each guest is a thread without a VMM: a client of the daemon's sockets, with a small driver.
+//! `GPU_MEDIATOR_CHURN_SEED` is the random seed. Each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 by
+//! default; minutes in manual runs). `GPU_MEDIATOR_CHURN_VMS` selects a single number of guests. Every byte of every
+//! copy is verified.
 
 mod guest;
 #[path = "../../../../tests/src/holdings.rs"]
@@ -24,28 +24,28 @@ use mediatorctl::client::Client;
 use rustix::process::Signal;
 use support::{Place, Running, WAIT_TIMEOUT};
 
-/// VRAM of each guest in MiB: the minimum of a VM.
+/// VRAM size of each guest in MiB, which is the minimum for a VM.
 const VM_MIB: u64 = 16;
-/// Maximum number of channels of each guest. The sum for all guests is less than the card's number of channels.
+/// Maximum number of channels per guest. The total for all guests is lower than the number of channels of the card.
 const MAX_CHANNELS_PER_VM: u32 = 5;
-/// Numbers of concurrent guests.
+/// Numbers of concurrent guests to test.
 const CROWDS: [usize; 4] = [2, 4, 8, 16];
-/// Size of the card in MiB: large enough for all guests, and for their shadow tables.
+/// VRAM size of the card in MiB, sufficient for all guests and their shadow tables.
 const CARD_MIB: u64 = 352;
 const RESERVE_MIB: u64 = 64;
-/// Settings of glibc that return the memory and the stacks of ended threads immediately, because cached memory would
-/// look like a leak.
+/// glibc tunables that return the memory and stacks of exited threads immediately, because cached memory would look
+/// like a leak.
 const TUNABLES: &str = "glibc.pthread.stack_cache_size=0:glibc.malloc.arena_max=1:\
                         glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536";
 
-/// State that all guests share.
+/// State shared by all guests.
 struct Crowd<'a> {
     place: &'a Place,
     size: usize,
     end: Instant,
-    /// Set once all guests have run at the same time.
+    /// Set once all guests have run concurrently.
     met: AtomicBool,
-    /// Set when one guest has failed: the others can stop.
+    /// Set when a guest has failed, so that the others stop.
     failed: AtomicBool,
 }
 
@@ -54,10 +54,10 @@ impl Crowd<'_> {
         self.failed.load(Ordering::Relaxed) || Instant::now() >= self.end
     }
 
-    /// Waits until all guests run, so that all of them run concurrently at least once.
+    /// Waits until all guests are running, so that all of them run concurrently at least once.
     fn meet(&self) {
         let all = || self.met.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed);
-        until("all guests to be up", || all().then_some(()));
+        until("all guests to be running", || all().then_some(()));
     }
 }
 
@@ -77,19 +77,19 @@ fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     until_told(|| what.to_owned(), condition)
 }
 
-/// Same as [`until`], but calls `tell` for a description if the wait fails.
+/// Like [`until`], but calls `tell` for a description if the wait fails.
 fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         if let Some(value) = condition() {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited {} s in vain for {}", WAIT_TIMEOUT.as_secs(), tell());
+        assert!(Instant::now() < deadline, "timed out after {} s waiting for {}", WAIT_TIMEOUT.as_secs(), tell());
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Runs `size` guests until the time is over. Returns the numbers of their actions.
+/// Runs `size` guests until the time is over. Returns statistics on their actions.
 fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     let (met, failed) = (AtomicBool::new(false), AtomicBool::new(false));
     let crowd = Crowd { place, size, end: Instant::now() + time, met, failed };
@@ -111,8 +111,8 @@ fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     total.into_inner().unwrap()
 }
 
-/// Reads the daemon's status, as an operator would, while guests are added and removed. Waits until the status contains
-/// all guests at the same time.
+/// Reads the daemon's status like an operator while guests are added and removed. Waits until the status contains all
+/// guests at the same time.
 fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     let _alarm = Alarm(&crowd.failed);
     let size = crowd.size;
@@ -133,7 +133,7 @@ fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     }
 }
 
-/// Checks that the daemon's log contains no error, because a guest's actions must not cause errors of the daemon.
+/// Checks that the daemon's log contains no errors, because guests must not be able to cause them.
 fn check_log(place: &Place) {
     let log = std::fs::read_to_string(place.path("log")).unwrap();
     let bad: Vec<_> = log.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked")).collect();
@@ -144,8 +144,8 @@ fn ledger(place: &Place, running: &Running) -> Ledger {
     Ledger::read(place, running.child.id())
 }
 
-/// Returns the current resources, and their differences from `before`. Threads and connections end asynchronously, so
-/// the first reading may be too high.
+/// Returns the current resources, and their differences from `before`. Threads exit and connections close
+/// asynchronously, so the first reading may be too high.
 fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
@@ -166,13 +166,13 @@ fn vms_that_come_and_go_at_random_leave_nothing() {
     let place = Place::new(&format!("[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n{card}"));
     let running = place.start(place.daemon().env("GLIBC_TUNABLES", TUNABLES));
 
-    // Create all objects that are created only once.
+    // Warm up, to create all objects that are created only once.
     println!("warm-up: {}", run(&place, 16, time, seed));
     audit(&place);
-    // The connections above must end first. If they ended later, the freed resources would hide a leak.
+    // The connections above must be closed first. Otherwise, resources freed later would hide a leak.
     thread::sleep(Duration::from_millis(500));
     let before = ledger(&place, &running);
-    println!("at first: {before}");
+    println!("initially: {before}");
 
     let only = setting("GPU_MEDIATOR_CHURN_VMS", 0);
     let chosen = [usize::try_from(only).unwrap()];
@@ -182,7 +182,7 @@ fn vms_that_come_and_go_at_random_leave_nothing() {
         audit(&place);
         let (after, lost) = compared(&before, || ledger(&place, &running));
         println!("after {size} VMs: {after}");
-        assert!(lost.is_empty(), "left behind by {size} VMs:\n{}", lost.join("\n"));
+        assert!(lost.is_empty(), "leaked by {size} VMs:\n{}", lost.join("\n"));
     }
     check_log(&place);
     running.end(Signal::TERM);

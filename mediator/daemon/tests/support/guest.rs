@@ -1,21 +1,21 @@
-//! A guest without a VMM that has work in flight on a VM of a daemon.
+//! A guest without a VMM, with work in flight on a daemon's VM.
 
 use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use rig::{Machine, RemoteGuest};
 
 use super::Place;
 
-/// Size of a MiB in bytes.
+/// Number of bytes in a MiB.
 pub const MIB: u64 = 1 << 20;
-/// VRAM of each VM in MiB.
+/// VRAM size of each VM in MiB.
 pub const VM_MIB: u64 = 32;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Number of pages of a copy in flight.
+/// Size of a copy in flight, in pages.
 const PAGES: u64 = 64;
 
-/// A guest with a channel and buffers.
+/// Guest with a channel and buffers.
 pub struct Guest {
     pub driver: Driver<RemoteGuest>,
     channel: Channel,
@@ -32,7 +32,7 @@ impl Guest {
         Self { driver, channel, begun: Vec::new(), seed: 0 }
     }
 
-    /// Starts copies, and does not wait for them.
+    /// Starts copies without waiting for them.
     pub fn begin(&mut self) {
         let Self { driver, channel, begun, seed } = self;
         for by in 0..3 {
@@ -48,7 +48,7 @@ impl Guest {
         }
     }
 
-    /// Checks that the results of all started copies are correct, without a fault.
+    /// Waits for all started copies, and checks that they are correct and caused no fault.
     pub fn check(&mut self) {
         let Self { driver, channel, begun, .. } = self;
         driver.wait(channel);
@@ -56,13 +56,13 @@ impl Guest {
             assert!(driver.vram_holds(place, PAGES, seed), "copy {seed}");
         }
         assert!(driver.faults.is_empty(), "{:?}", driver.faults);
-        // The channel's memory is reused.
+        // Reuse the channel's memory.
         driver.unbind(channel);
         driver.rewind();
         *channel = driver.channel(1);
     }
 
-    /// Checks that the device has been reset, and starts its driver again.
+    /// Checks that the device was reset, and restarts its driver.
     pub fn begin_anew(&mut self) {
         let Self { driver, channel, begun, .. } = self;
         begun.clear();

@@ -1,5 +1,5 @@
-//! A daemon's folder, and the daemon as a process in it.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+//! Directory of a daemon, and the daemon as a process.
+#![allow(dead_code, reason = "each test file uses only a part")]
 
 pub mod guest;
 
@@ -14,18 +14,18 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
-/// Time limit of waits; all successful waits are shorter.
+/// Timeout of a wait, longer than any successful wait.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the operator's tool. The tool is an example of this package, and cargo builds it together with the tests,
-/// unless `cargo test --test` selects one of them.
+/// Returns the path of mediatorctl. It is an example of this package, which cargo builds together with the tests unless
+/// a single one is selected with `cargo test --test`.
 pub fn ctl() -> PathBuf {
     let tool = Path::new(DAEMON).with_file_name("examples").join("mediatorctl");
-    assert!(tool.exists(), "{} is missing: cargo build --package mediatord --examples", tool.display());
+    assert!(tool.exists(), "{} is missing, build it with: cargo build --package mediatord --examples", tool.display());
     tool
 }
 
-/// A folder with a configuration file, for the daemon's sockets.
+/// Directory with a configuration file, and for the daemon's sockets.
 pub struct Place(TempDir);
 
 impl Place {
@@ -37,7 +37,7 @@ impl Place {
         place
     }
 
-    /// Same as [`Self::new`], with a folder `kept` for the state.
+    /// Like [`Self::new`], but with a state directory `kept`.
     pub fn with_state(more: &str) -> Self {
         let place = Self::new("");
         let folder = place.0.path().display().to_string();
@@ -46,7 +46,7 @@ impl Place {
         place
     }
 
-    /// Runs a command that must succeed, and parses its output.
+    /// Runs a `mediatorctl` command that must succeed, and parses its JSON output.
     pub fn ctl_json(&self, arguments: &[&str]) -> serde_json::Value {
         let output = self.ctl(&[&["--json"], arguments].concat());
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -71,7 +71,7 @@ impl Place {
         Command::new(ctl()).arg("--socket").arg(self.path("admin.sock")).args(arguments).output().unwrap()
     }
 
-    /// Starts the daemon, and waits until it reports readiness, as a service manager does.
+    /// Starts the daemon, and waits for its readiness like a service manager.
     pub fn start(&self, command: &mut Command) -> Running {
         let _ = fs::remove_file(self.path("notify"));
         let notify = UnixDatagram::bind(self.path("notify")).unwrap();
@@ -87,7 +87,7 @@ impl Place {
     }
 }
 
-/// A daemon that runs until dropped.
+/// Daemon that runs until dropped.
 pub struct Running {
     pub child: Child,
     notify: UnixDatagram,
@@ -114,18 +114,18 @@ impl Drop for Running {
     }
 }
 
-/// A daemon that is killed at the end of a test, even if the test fails.
+/// Daemon that is killed at the end of a test, even if the test fails.
 pub struct Service(pub Child);
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // The process may have ended.
+        // The process may have exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A service manager for a daemon in a folder.
+/// Service manager for a daemon in a directory.
 pub struct Manager<'a> {
     pub place: &'a Place,
     pub manager: ServiceManager,
@@ -154,7 +154,7 @@ impl<'a> Manager<'a> {
         self.wait(|heard| heard.take(line));
     }
 
-    /// Waits until the store contains exactly these sockets.
+    /// Waits until the descriptor store contains exactly these sockets.
     #[track_caller]
     pub fn until_kept(&self, names: &[&str]) {
         self.wait(|heard| heard.keeps(names).then_some(()));

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const KIND: EventKind = EventKind::Changed;
 
-/// Adds an event at a time that starts a new window.
+/// Adds an event, at a time that starts a new window.
 fn add(log: &Log, name: &str, seconds: u64) {
     log.add_at(NewEvent::vm(KIND, name, format!("at {seconds}")), author::daemon(), Duration::from_secs(seconds));
 }
@@ -27,7 +27,7 @@ fn pages_continue_at_cursor_until_log_is_read() {
     assert_eq!(texts(&second), ["at 30", "at 40"]);
     let end = log.page(Some(&second.next), 3).unwrap();
     assert_eq!((end.events.len(), &end.next, end.lost), (0, &second.next, 0));
-    // Each event contains the cursor that follows it.
+    // Each event contains the cursor of the position after it.
     assert_eq!(log.page(Some(&first.events[1].cursor), 1).unwrap().events, first.events[2..]);
     let numbers: Vec<u64> = first.events.iter().chain(&second.events).map(|event| event.number).collect();
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
@@ -63,7 +63,7 @@ fn cursor_of_earlier_daemon_gets_all_events_and_a_note() {
     let page = log.page(Some("1f-900"), 10).unwrap();
     assert_eq!((page.events.len(), page.restarted, page.lost), (1, true, 0));
     let note = page.note.unwrap();
-    assert!(note.starts_with("the cursor is of a daemon that has ended") && note.contains("begins at 20"), "{note}");
+    assert!(note.starts_with("the cursor is from a daemon that has exited") && note.contains("begins at 20"), "{note}");
     let next = log.page(Some(&page.next), 10).unwrap();
     assert_eq!((next.restarted, next.note), (false, None));
 }
@@ -98,7 +98,7 @@ fn handed_log_continues_with_numbers_and_cursors() {
     add(&next, "b", 50);
     let page = next.page(Some(&cursor), 10).unwrap();
     assert_eq!((texts(&page), page.lost, page.restarted), (vec!["at 20", "at 50"], 0, false));
-    // The next daemon has not taken over.
+    // The next daemon did not take over.
     log.thaw();
     assert_eq!(texts(&log.page(Some(&cursor), 10).unwrap()), ["at 20", "at 40"]);
 }
@@ -131,7 +131,7 @@ fn follower_is_woken_by_event_and_by_close() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// A reader that follows the cursor sees each event once. Events that the reader misses are counted as lost.
+    /// A reader that follows the cursor sees each event once. Events that it misses are counted as lost.
     #[test]
     fn events_are_read_or_counted_as_lost(steps in prop::collection::vec((0_u8..6, 1_usize..3000), 1..12), limit in 1_usize..700) {
         let log = Log::new();

@@ -1,9 +1,9 @@
-//! Tests the events between two states, which are objects of the API.
+//! Tests the events between two states, which consist of API objects.
 
 use super::*;
 use serde_json::{Value, json};
 
-/// Returns an idle tenant with different values for `keys`.
+/// Returns an idle tenant, with `keys` changed.
 fn tenant(keys: Value) -> api::Tenant {
     let mut all = json!({
         "name": "train", "card": "h100", "served": true, "socket": "/s", "vram_mib": 64, "memory": {},
@@ -29,7 +29,7 @@ fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Returns an observer that has seen an idle tenant.
+/// Returns an observer that has observed an idle tenant.
 fn observer() -> Observer {
     let mut observer = Observer::default();
     assert_eq!(observer.compare(&with(tenant(json!({}))), seconds(0)), []);
@@ -65,14 +65,14 @@ fn kills_and_strikes_of_vm_are_counted() {
     assert_eq!(observer.compare(&vm(json!({ "killed": 1 })), seconds(0)), []);
     let events = observer.compare(&vm(json!({ "killed": 3, "strikes": 2 })), seconds(1));
     let expected = [
-        (EventKind::Killed, "2 submissions were killed: it ran beyond its limit"),
-        (EventKind::Overran, "a submission ran beyond its limit, strike 2"),
+        (EventKind::Killed, "2 submissions were killed for exceeding the time limit"),
+        (EventKind::Overran, "a submission exceeded its time limit, strike 2"),
     ];
     assert_eq!(shown(&events), expected);
     assert_eq!(observer.compare(&vm(json!({ "killed": 3, "strikes": 2 })), seconds(2)), []);
-    // After a move, the counts on the new card start from zero.
+    // After a move, counts start from zero on the new card.
     let events = observer.compare(&vm(json!({ "killed": 1, "strikes": 2 })), seconds(3));
-    assert_eq!(shown(&events), [(EventKind::Killed, "a submission was killed: it ran beyond its limit")]);
+    assert_eq!(shown(&events), [(EventKind::Killed, "a submission was killed for exceeding the time limit")]);
 }
 
 #[test]
@@ -95,10 +95,10 @@ fn turn_that_runs_on_is_reported_once_when_long() {
     let kinds = |events: Vec<NewEvent>| events.into_iter().map(|event| event.kind).collect::<Vec<_>>();
     assert_eq!(observer.compare(&runs_on(900), seconds(1)), []);
     let events = observer.compare(&runs_on(1900), seconds(2));
-    let text = "its turn continued for 1.9 s after its slice: other tenants share the card with it";
+    let text = "its turn continued for 1.9 s beyond its slice while other tenants share the card";
     assert_eq!(shown(&events), [(EventKind::Overran, text)]);
     assert_eq!(observer.compare(&runs_on(2900), seconds(3)), []);
-    // The overrun now belongs to another turn.
+    // This overrun belongs to another turn.
     assert_eq!(kinds(observer.compare(&runs_on(1100), seconds(5))), [EventKind::Overran]);
 }
 
@@ -114,7 +114,7 @@ fn quarantine_of_vm_is_reported_once_and_ends_by_itself() {
     assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::Quarantined]);
     assert!(events[0].text.contains("`mediatorctl sched release web`"), "{}", events[0].text);
     assert_eq!(observer.compare(&held(Value::Null), seconds(30)), []);
-    // The daemon itself reports a release by an operator.
+    // The daemon itself reports an operator's release.
     let events = observer.compare(&free(), seconds(61));
     assert_eq!(shown(&events), [(EventKind::Waited, "was quarantined for 60.0 s")]);
     observer.compare(&held(900.into()), seconds(62));
@@ -175,7 +175,7 @@ fn slices_that_come_in_between_end_a_wait_for_a_slice() {
     };
     let mut observer = observer();
     for at in 1..20 {
-        assert_eq!(observer.compare(&state(at), seconds(at)), [], "it has turns");
+        assert_eq!(observer.compare(&state(at), seconds(at)), [], "the tenant has turns");
     }
     assert_eq!(observer.compare(&state(19), seconds(23)), []);
     let events = observer.compare(&state(19), seconds(24));

@@ -1,5 +1,5 @@
-//! Saved state of I/O virtual addresses: the ranges in use and the share of each VM. The charge to a VM's quota follows
-//! from the ranges that the VM claims.
+//! Saved state of I/O virtual addresses: the ranges in use, and each VM's share. The charge to a VM's quota follows
+//! from the ranges that it claims.
 
 use super::{IovaSpace, Part, RamShare, SHARED, charge};
 use nvspec::addr::{BUS_BITS, Iova};
@@ -12,9 +12,9 @@ use vram::TenantId;
 /// Saved state of an [`IovaSpace`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedIova {
-    /// Start and size in bytes of each range in use, in ascending order. Includes ranges that the host cannot map.
+    /// Start and size of each range in use in bytes, in ascending order. Includes ranges that the host cannot map.
     taken: Vec<(u64, u64)>,
-    /// Shares of VMs, by VM number.
+    /// VMs' shares, in ascending order of VM numbers.
     vms: Vec<SavedPart>,
 }
 
@@ -47,7 +47,7 @@ impl IovaSpace {
     /// never claimed stays in use, because the card may still use it.
     ///
     /// # Errors
-    /// Returns an error if ranges overlap, or the card cannot access them.
+    /// Returns an error if ranges overlap, or if the card cannot access them.
     pub(crate) fn restored(saved: SavedIova, unmappable: &[Range<u64>]) -> Result<(Self, Claims), Invalid> {
         let SavedIova { taken, vms } = saved;
         let mut space = Self::without(unmappable);
@@ -61,18 +61,18 @@ impl IovaSpace {
                 end.ok_or_else(|| Invalid::new(format_args!("no card can access I/O addresses {start:#x}+{len:#x}")))?;
             let before = space.taken.range(..end).next_back().map(|(start, len)| start.saturating_add(*len));
             Invalid::unless(before.is_none_or(|before| before <= start), || {
-                format!("I/O addresses {start:#x}+{len:#x} are taken twice, or cannot be mapped here")
+                format!("I/O addresses {start:#x}+{len:#x} are used twice, or cannot be mapped here")
             })?;
             space.taken.insert(start, len);
             claims.0.insert(start, len);
         }
-        Invalid::unless(ascend(vms.iter().map(|part| part.vm)), || "shares of RAM are not in their order".into())?;
+        Invalid::unless(ascend(vms.iter().map(|part| part.vm)), || "shares of RAM are not in order".into())?;
         let mut behind = SHARED.start;
         let mut windows: Vec<(u64, u64)> = vms.iter().filter_map(|part| part.window).collect();
         windows.sort_unstable();
         for (start, end) in windows {
             Invalid::unless(behind <= start && start < end && end <= SHARED.end, || {
-                format!("I/O addresses {start:#x} to {end:#x} are no VM's alone")
+                format!("I/O addresses {start:#x} to {end:#x} do not belong to exactly one VM")
             })?;
             behind = end;
         }
@@ -83,16 +83,16 @@ impl IovaSpace {
         Ok((space, claims))
     }
 
-    /// Claims a range for the mediator or, with `vm`, for a VM. A VM's range counts towards its quota.
+    /// Claims a range for VM `vm`, or for the mediator if `None`. A VM's range counts towards its quota.
     ///
     /// # Errors
-    /// Returns an error if the range is not in use, or has another owner.
+    /// Returns an error if the range is not in use, or belongs to another owner.
     pub fn claim(&mut self, claims: &mut Claims, vm: Option<TenantId>, iova: Iova, len: u64) -> Result<(), Invalid> {
         let claimed = claims.0.get(&iova.0) == Some(&len);
-        Invalid::unless(claimed, || format!("I/O addresses {iova}+{len:#x} are used twice, or taken by nobody"))?;
+        Invalid::unless(claimed, || format!("I/O addresses {iova}+{len:#x} are claimed twice, or not in use"))?;
         claims.0.remove(&iova.0);
         if let Some(vm) = vm {
-            let part = self.vms.get_mut(&vm).ok_or_else(|| Invalid::new(format_args!("VM {vm} may lend no RAM")))?;
+            let part = self.vms.get_mut(&vm).ok_or_else(|| Invalid::new(format_args!("VM {vm} may not lend RAM")))?;
             part.charged = part.charged.saturating_add(charge(len).unwrap_or(u64::MAX));
         }
         Ok(())
@@ -106,7 +106,7 @@ mod tests {
 
     const VM: TenantId = TenantId(3);
 
-    /// Creates a space with a range of the mediator, a range of a VM, and ranges that cannot be mapped.
+    /// Creates a space with a range of the mediator, a range of a VM, and unmappable ranges.
     fn space() -> (IovaSpace, Iova, Iova) {
         let mut space = IovaSpace::without(slice::from_ref(&HOLE));
         space.set_share(VM, RamShare::default()).unwrap();
@@ -131,11 +131,11 @@ mod tests {
     fn restored_iova_range_is_claimed_only_by_its_owner() {
         let (before, own, ram) = space();
         let (mut after, mut claims) = IovaSpace::restored(before.save(), slice::from_ref(&HOLE)).unwrap();
-        assert!(after.claim(&mut claims, Some(VM), ram, 0x10_0000).is_err(), "a part of it");
-        assert!(after.claim(&mut claims, Some(TenantId(4)), ram, 0x20_0000).is_err(), "no such VM");
+        assert!(after.claim(&mut claims, Some(VM), ram, 0x10_0000).is_err(), "a part of the range");
+        assert!(after.claim(&mut claims, Some(TenantId(4)), ram, 0x20_0000).is_err(), "this VM does not exist");
         after.claim(&mut claims, None, own, 0x1000).unwrap();
-        assert!(after.claim(&mut claims, Some(VM), own, 0x1000).is_err(), "it is the mediator's");
-        assert!(after.claim(&mut claims, None, Iova(0xfee0_0000), 0x10_0000).is_err(), "nobody has it");
+        assert!(after.claim(&mut claims, Some(VM), own, 0x1000).is_err(), "the range belongs to the mediator");
+        assert!(after.claim(&mut claims, None, Iova(0xfee0_0000), 0x10_0000).is_err(), "the range is not in use");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Slots that use another card's memory. A VM that moves between cards initially uses this memory, and its contents are
+//! Slots that use another card's memory. A VM that moves between cards uses this memory at first; its contents are
 //! copied only after the VM has arrived.
 
 use super::PinnedPool;
@@ -9,7 +9,7 @@ use vram::HostAddr;
 
 impl PinnedPool {
     /// Makes the slot at `address`, which must have zeroed memory, use `theirs` instead, which must have the same size.
-    /// [`Self::own`] and the loss of the slot's owner release `theirs`, which is then neither zeroed nor freed. Returns
+    /// [`Self::own`] and releasing the slot from its owner release `theirs` without zeroing or freeing it. Returns
     /// `false` if the card rejects `theirs`.
     ///
     /// # Errors
@@ -27,8 +27,8 @@ impl PinnedPool {
         Ok(true)
     }
 
-    /// Switches the slot at `address` back to its own memory, independent of the contents. Does nothing if the slot
-    /// already uses its own memory.
+    /// Switches the slot at `address` back to its own memory, whatever its contents. Does nothing if the slot already
+    /// uses its own memory.
     ///
     /// # Errors
     /// Returns an error if the card fails to unmap the other memory, or rejects the slot's own memory.
@@ -41,7 +41,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Returns the memory that the slot at `address` has borrowed, and its own memory.
+    /// Returns the borrowed memory and the own memory of the slot at `address`.
     #[must_use]
     pub fn borrowed(&self, address: HostAddr) -> Option<Borrowed> {
         let (index, _) = self.at(address);
@@ -55,7 +55,7 @@ impl PinnedPool {
         !self.borrowed.is_empty()
     }
 
-    /// Maps different memory for the card in a slot. If the card rejects this memory, the slot stays unmapped.
+    /// Maps different memory into a slot. If the card rejects it, the slot stays unmapped.
     fn exchange(&mut self, index: usize, memory: DmaMemory) -> Result<(), ManagerError> {
         let at = index as u64 * self.slot_bytes;
         self.card.unmap_dma(self.base.offset(at).0, self.slot_bytes)?;
@@ -73,7 +73,7 @@ pub struct Borrowed {
 }
 
 impl Borrowed {
-    /// Copies `len` bytes, starting at `at`, to the slot's own memory.
+    /// Copies `len` bytes at offset `at` to the slot's own memory.
     ///
     /// # Errors
     /// Returns an error if the bytes extend beyond the end of the slot.

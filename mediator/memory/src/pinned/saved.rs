@@ -1,5 +1,5 @@
-//! Saved state of slots of host memory: their addresses for the card, and which of them have memory. The memory is in a
-//! file, which is handed over separately.
+//! Saved state of host memory slots: their I/O addresses, and which of them have memory. The memory is in a file, which
+//! is handed over separately.
 
 use super::{PinnedPool, SEALS};
 use crate::ManagerError;
@@ -49,12 +49,12 @@ impl PinnedPool {
         }
     }
 
-    /// Restores the slots of `slot_bytes` bytes each, with their memory in `file`, and maps them for `card`, for which
-    /// they must not be mapped yet. If the result is dropped before [`Self::owned`], the memory stays.
+    /// Restores slots of `slot_bytes` bytes, with their memory in `file`, and maps them for `card`, where they must not
+    /// be mapped yet. If the result is dropped before [`Self::owned`], the memory is kept.
     ///
     /// # Errors
-    /// Returns an error if the saved state is invalid, the file is not the one that was saved, or the host cannot map
-    /// it.
+    /// Returns an error if the saved state is invalid, if the file is not the one that was saved, or if the host cannot
+    /// map it.
     pub(crate) fn restored(
         saved: SavedSlots,
         card: Arc<dyn Card>,
@@ -62,10 +62,12 @@ impl PinnedPool {
         file: Option<File>,
     ) -> Result<Self, ManagerError> {
         let SavedSlots { base, slots: count, filled, kept } = saved;
-        let len = u64::from(count).checked_mul(slot_bytes).ok_or_else(|| Invalid::new("host memory has no end"))?;
+        let len = u64::from(count)
+            .checked_mul(slot_bytes)
+            .ok_or_else(|| Invalid::new("the size of host memory overflows"))?;
         let within = |numbers: &[u32]| ascend(numbers) && numbers.iter().all(|number| *number < count);
         let sound = within(&filled) && within(&kept) && kept.iter().all(|number| filled.binary_search(number).is_ok());
-        Invalid::unless(sound, || "slots of host memory that do not exist have memory".into())?;
+        Invalid::unless(sound, || "nonexistent slots of host memory have memory".into())?;
         let file = file.map(|file| checked(file, len)).transpose()?;
         Invalid::unless(file.is_some() == (count != 0), || {
             format!("{count} slots of host memory come with a file: {}", file.is_some())
@@ -95,12 +97,14 @@ impl PinnedPool {
     }
 }
 
-/// Returns the file if it has this length and the length is sealed.
+/// Returns the file if it has this length and its length is sealed.
 fn checked(file: File, len: u64) -> Result<Arc<File>, ManagerError> {
     let look = |error| ManagerError::host("the state of a host memory file cannot be read", error);
     let (seals, bytes) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?.st_size);
     Invalid::unless(seals.contains(SEALS) && u64::try_from(bytes) == Ok(len), || {
-        format!("host memory of {len:#x} bytes was handed over in a file of {bytes:#x}, or in one that can be cut")
+        format!(
+            "host memory of {len:#x} bytes was handed over in a file of {bytes:#x}, or in one that can be truncated"
+        )
     })?;
     Ok(Arc::new(file))
 }

@@ -1,4 +1,4 @@
-//! Saved state of segments, with their pages. Each VM saves its own mappings of segments.
+//! Saved state of segments and their pages. Each VM saves its own mappings of segments.
 
 use super::{SEGMENTS_OF_A_VM, Scope, Segment, Segments};
 use crate::Memory;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use vram::{PagePool, SavedPool, TenantId};
 
-/// Maximum length of a group's name in bytes.
+/// Maximum length of a group name in bytes.
 const NAME_MAX: usize = 256;
 
 /// All segments of a card.
@@ -17,7 +17,7 @@ pub struct SavedSegments {
     last: u32,
     /// Segments by ID.
     segments: Vec<SavedSegment>,
-    /// Pools, by the VM that created the segments.
+    /// Pools, each with the number of the VM that created the segments.
     pools: Vec<(u32, SavedPool)>,
 }
 
@@ -28,14 +28,14 @@ first_version!(SavedSegments, "card-memory.segments");
 struct SavedSegment {
     id: u32,
     key: u64,
-    /// Name of the group in which the key identifies the segment; `None` if only its creator can use the key.
+    /// Group in which the key identifies the segment; `None` if only its creator can use the key.
     group: Option<String>,
     owner: u32,
     mode: u32,
     bytes: u64,
     at: u64,
     zeroed: u64,
-    /// Number of address spaces of each VM that map the segment.
+    /// Number of address spaces that map the segment, by VM.
     attached: Vec<(u32, u32)>,
     removed: bool,
 }
@@ -70,7 +70,7 @@ impl Memory {
         })
     }
 
-    /// Restores segments and their pools. Each VM must then restore its own mappings of segments
+    /// Restores segments and their pools. Afterwards, each VM must restore its own mappings of segments
     /// ([`Self::segments_attached`]).
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Memory {
     ) -> Result<(), Invalid> {
         let SavedSegments { last, segments, pools: _ } = saved;
         Invalid::unless(ascend(segments.iter().map(|segment| segment.id)), || {
-            "shared segments are not in their order".into()
+            "shared segments are not in order".into()
         })?;
         let mut made = BTreeMap::new();
         let mut used: BTreeMap<TenantId, (usize, u64)> = BTreeMap::new();
@@ -92,7 +92,7 @@ impl Memory {
             let pool = pools.get(&owner);
             let lies = pool.is_some_and(|pool| pool.allocations().holds(VramAddr(segment.at.0), bytes));
             let alone = made.values().all(|other: &Segment| other.at != segment.at);
-            Invalid::unless(lies && alone, || format!("shared segment {id} is not in pages of its creator"))?;
+            Invalid::unless(lies && alone, || format!("shared segment {id} is outside its creator's pages"))?;
             let (count, _) = used.entry(owner).or_default();
             *count = count.saturating_add(1);
             Invalid::unless(*count <= SEGMENTS_OF_A_VM, || format!("VM {owner} has too many shared segments"))?;
@@ -102,7 +102,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the segments that a VM maps: the number of address spaces, the address, and the size in bytes of each.
+    /// Returns a VM's mapped segments: number of address spaces, card address, and size in bytes, by segment.
     pub fn segments_attached(&self, vm: TenantId) -> BTreeMap<u32, (u32, VramAddr, u64)> {
         let all = self.segments.segments.iter();
         all.filter_map(|(id, segment)| Some((*id, (*segment.attached.get(&vm)?, segment.at, segment.bytes)))).collect()
@@ -129,7 +129,7 @@ impl SavedSegment {
         let ready = attached.is_empty() || zeroed == bytes;
         Invalid::unless(ascend(attached.iter().map(|(vm, _)| vm)) && known && ready, || {
             format!(
-                "shared segment {id} is mapped by VMs that do not exist or are not in their order, or before it is zeroed"
+                "shared segment {id} is mapped by VMs that do not exist or are not in order, or before it is zeroed"
             )
         })?;
         let owner = TenantId(owner);

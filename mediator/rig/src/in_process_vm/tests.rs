@@ -1,12 +1,11 @@
-//! Tests of kernels with scarce memory, and with memory that moves while they run. The results are compared byte by
-//! byte.
+//! Tests of kernels whose memory is scarce, or is moved while they run. Results are compared byte by byte.
 
 use card_manager::Chaos;
 use workloads::{Options, by_name};
 
 use super::*;
 
-/// Runs `name` in two guests concurrently, each of which sees 64 MiB. Returns the number of moved chunks.
+/// Runs `name` concurrently in two guests, each with 64 MiB of VRAM. Returns the number of moved chunks.
 fn two(config: &CardConfig, name: &str, options: Options) -> u32 {
     let rig = config.open().expect("a card");
     let gpus = [0, 1].map(|vm| gpu(&rig, vm, 64, Limits::default()).expect("a guest"));
@@ -14,7 +13,7 @@ fn two(config: &CardConfig, name: &str, options: Options) -> u32 {
         let run = |mut gpu: LightGpu, seed| {
             let workload = by_name(name, Options { seed, ..options }).expect("a workload");
             let report = workloads::run(&*workload, &mut gpu).unwrap_or_else(|error| panic!("{name}: {error:#}"));
-            assert!(report.verified > 0, "nothing of {name} was verified");
+            assert!(report.verified > 0, "no output of {name} was verified");
         };
         let runs = gpus.into_iter().zip(1..).map(|(gpu, seed)| scope.spawn(move || run(gpu, seed)));
         runs.collect::<Vec<_>>().into_iter().for_each(|run| run.join().expect("a guest"));
@@ -23,7 +22,7 @@ fn two(config: &CardConfig, name: &str, options: Options) -> u32 {
     [0, 1].map(|vm| state.memory().moved(TenantId(vm)).map_or(0, |moved| moved.sum.moved)).iter().sum()
 }
 
-/// Returns a card of `card_mib` MiB that does not slow down copies and kernels.
+/// Returns a card of `card_mib` MiB on which copies and kernels take no time.
 fn card(card_mib: u64, chunk_bytes: u64, chaos: Chaos) -> CardConfig {
     let mut division = Division { chaos, ..Division::default() };
     division.quanta.mode = vram::Mode::Off;
@@ -35,14 +34,14 @@ fn kernels_compute_the_same_while_their_data_is_relocated() {
     for (chunk_bytes, seed) in [(128 << 10, 1), (2 * MIB, 2)] {
         let config = card(64, chunk_bytes, Chaos { every: 1, seed });
         let round = || ["memory", "hotspot", "backprop"].map(|name| two(&config, name, Options::default()));
-        // All runs of a round may end before a busy host schedules the thread that moves memory.
+        // On a busy host, all runs of a round can end before the thread that moves memory is scheduled.
         let moved = (0..50).any(|_| round().iter().sum::<u32>() > 0);
-        assert!(moved, "nothing moved in chunks of {chunk_bytes} bytes");
+        assert!(moved, "no chunk of {chunk_bytes} bytes was moved");
     }
 }
 
-/// Runs a program in two guests on a card of `card_mib` MiB, whose bus is 25 times slower than its memory. Ends after
-/// `runs` runs, or when `enough` returns true for the number of quanta that have begun. Returns this number.
+/// Runs a program in two guests on a card with `card_mib` MiB and a bus that is 25 times slower than its memory. Stops
+/// after `runs` runs, or when `enough` returns true for the number of quanta so far. Returns this number.
 fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -> u64 {
     let mut division = Division::default();
     division.quanta.window_ns = 200_000_000;
@@ -60,7 +59,7 @@ fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -
                 let options = Options { scale: 40, seed: runs * seed + run, ..Options::default() };
                 let workload = by_name("srad", options).expect("a workload");
                 let report = workloads::run(&*workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
-                assert!(report.verified > 0, "nothing was verified");
+                assert!(report.verified > 0, "no output was verified");
             }
         };
         let runs = gpus.into_iter().zip(1..).map(|(gpu, seed)| scope.spawn(move || run(gpu, seed)));
@@ -75,8 +74,9 @@ fn a_working_set_of_four_times_the_card_is_right() {
     two(&card(8, 2 * MIB, Chaos::default()), "memory", options);
 }
 
-/// Tests the smallest card that works. In the second guest, memory returns to the card during its first kernels. An
-/// engine holds their channel, but no PBDMA does: the context must not be saved to the memory's old location.
+/// Tests the smallest card that works. While the second guest runs its first kernels, memory returns to the card. An
+/// engine then holds the kernels' channel, but no PBDMA does, and the context must not be saved to the old location of
+/// the memory.
 #[test]
 fn a_card_of_one_mebibyte_is_enough_for_two_guests() {
     for _ in 0..12 {
@@ -99,18 +99,18 @@ fn job_that_runs_again_takes_no_more_vram() {
     assert!((1..64 * MIB).contains(&first) && last < first + 8 * (16 << 10), "{first} {last}");
 }
 
-/// A probe uses the clock to compare lengths of submissions. A busy host can hide the difference, so the default run
-/// omits this test.
+/// A probe compares the durations of submissions. A busy host can hide the difference, so the default run skips this
+/// test.
 mod full {
     use super::*;
 
     #[test]
     fn pointer_kernels_get_quanta_only_when_guests_do_not_fit() {
-        // A probe is one turn of each guest. More turns follow only if the probe helped. A probe can fail because the
-        // guests' work changed during it. The pause until the next probe is longer than this run, so the test retries
-        // on another card.
+        // A probe gives each guest one turn. More turns follow only if they increase throughput. A probe can fail
+        // because the guests' work changed in the meantime. The next probe would begin after the end of this run, so
+        // the test retries on another card.
         let found = (0..3).any(|_| turns_of_two(11, 30, |turns| turns > 3) > 3);
-        assert!(found, "a card that counts nothing does not tell");
+        assert!(found, "alternating turns are not kept without access counters");
         assert_eq!(turns_of_two(64, 12, |turns| turns > 0), 0, "both fit");
     }
 }

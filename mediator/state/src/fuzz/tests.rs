@@ -26,7 +26,7 @@ fn read(bytes: &[u8]) -> SavedCard {
 fn refused(edit: impl FnOnce(&mut SavedCard)) -> String {
     let mut card = card();
     edit(&mut card);
-    card.restore(&mut Host).expect_err("it was restored").to_string()
+    card.restore(&mut Host).expect_err("the card is rejected").to_string()
 }
 
 #[test]
@@ -56,8 +56,8 @@ fn a_card_is_as_it_was() {
 
 #[test]
 fn vms_that_have_changed_places_are_refused() {
-    // Each part is valid.
-    assert!(refused(|card| card.vms.swap(0, 1)).contains("not in their order"));
+    // Each part is valid on its own.
+    assert!(refused(|card| card.vms.swap(0, 1)).contains("not in ascending order"));
     assert!(
         refused(|card| {
             let (one, other) = card.vms.split_at_mut(1);
@@ -65,14 +65,14 @@ fn vms_that_have_changed_places_are_refused() {
         })
         .contains("are not for this use")
     );
-    // With exchanged memory, one VM's channels would use the other VM's tables.
+    // With swapped memory, the channels of one VM would use the tables of the other.
     assert!(
         refused(|card| {
             let (one, other) = card.vms.split_at_mut(1);
             std::mem::swap(&mut one[0].spaces, &mut other[0].spaces);
             std::mem::swap(&mut one[0].pool, &mut other[0].pool);
         })
-        .contains("which is not its own")
+        .contains("which belongs to another VM")
     );
     assert!(
         refused(|card| {
@@ -115,7 +115,7 @@ fn a_vm_that_is_not_to_be_there_is_refused() {
     assert!(error.contains("VM 2: it must not exist"), "{error}");
 }
 
-/// Returns the seeds of the fuzz target: each part of the sample, and the whole file.
+/// Returns the seeds of the fuzz target: each part of the sample card, and the whole file.
 fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     fn seed(what: u8, part: &impl saved_state::Part) -> Vec<u8> {
         [vec![what], postcard::to_allocvec(part).unwrap()].concat()
@@ -134,7 +134,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     ])
 }
 
-/// Returns the stream of a VM with memory at two addresses.
+/// Returns the saved stream of a VM with memory at two addresses.
 fn stream(head: &[u8]) -> Vec<u8> {
     let (mut writer, mut bytes) = StreamWriter::new(head);
     bytes.extend(writer.piece(0, &[1; 100]));
@@ -154,7 +154,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/state")
 }
 
-/// The seed files contain the current version of each part. If a program cannot read them, the version must be
+/// The seed files contain the current version of each part. If this program cannot read them, the version must be
 /// increased.
 #[test]
 fn seeds_in_the_repository_are_up_to_date() {
@@ -167,7 +167,10 @@ fn seeds_in_the_repository_are_up_to_date() {
     }
     for (name, bytes) in &seeds {
         let kept = std::fs::read(folder().join(name)).unwrap();
-        assert!(kept == *bytes, "{name}: UPDATE_SEEDS=1 cargo test -p card-state seeds writes it anew; a new version?");
+        assert!(
+            kept == *bytes,
+            "{name}: update it with UPDATE_SEEDS=1 cargo test -p card-state seeds; consider a new version"
+        );
     }
 }
 

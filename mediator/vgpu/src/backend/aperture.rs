@@ -1,8 +1,8 @@
-//! A guest's CPU accesses to its VRAM through BAR1, BAR3 or PRAMIN.
+//! CPU accesses by the guest to its VRAM through BAR1, BAR3 or PRAMIN.
 //!
-//! The guest VRAM page with the USERD of a bound channel is special. The card polls a USERD page of the mediator. Reads
-//! of the guest's page return the mediator's page, and writes only forward the doorbell word. All accesses use
-//! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], which therefore also cover alias mappings.
+//! The guest VRAM page that contains the USERD of a bound channel is special: the card polls the mediator's USERD page
+//! instead. Reads of the guest's page return the contents of the mediator's page, and writes forward only the doorbell
+//! word. All accesses use [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so alias mappings are covered too.
 
 use super::VmBackend;
 use devmodel::backend::{Aperture, Denied, NoMemory, WriteFailure};
@@ -13,7 +13,7 @@ use nvspec::instance::userd;
 /// Page size for this module, in bytes.
 const PAGE: u64 = 4096;
 
-/// A doorbell that a CPU access rang.
+/// A doorbell rung by a CPU access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RungDoorbell {
     pub(crate) channel: VirtualChannelId,
@@ -37,7 +37,8 @@ impl VmBackend {
         })
     }
 
-    /// Writes guest VRAM for the CPU. A doorbell is submitted when the access ends ([`Self::submit_doorbell`]).
+    /// Writes guest VRAM for the CPU. The doorbell, if any, is submitted at the end of the access
+    /// ([`Self::submit_doorbell`]).
     pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.by_page(address, data.len(), |this, at, range| {
             let data = &data[range];
@@ -64,8 +65,8 @@ impl VmBackend {
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
     }
 
-    /// Handles a write of the guest's CPU for which no memory is free. Returns true if the write must be retried, or
-    /// false if the write is lost.
+    /// Handles a write by the guest's CPU for which no memory is free. Returns true if the write must be retried, or
+    /// false if it is lost.
     pub(crate) fn write_waits(&mut self) -> bool {
         let first = self.writes.is_first();
         if self.writes.waits(&self.host.lock(), self.vm) {
@@ -78,7 +79,7 @@ impl VmBackend {
             tracing::error!(
                 vm = %self.vm,
                 lost,
-                "writes of a VM's CPU to its VRAM are lost: no memory is available; raise the VM's guarantee, or the \
+                "a VM's CPU writes to VRAM are lost: no memory is available; raise the VM's guarantee, or the \
                  card's host memory"
             );
         }
@@ -90,7 +91,7 @@ impl VmBackend {
         self.writes.is_first()
     }
 
-    /// Ends the wait of a write that was executed or is lost.
+    /// Ends the wait of a write that was executed or lost.
     pub(crate) fn write_ends(&mut self) {
         self.writes.end();
     }
@@ -122,7 +123,7 @@ impl VmBackend {
         }
     }
 
-    /// Reads the card's state of the channel, word by word.
+    /// Reads the channel's USERD from the card, one dword at a time.
     pub(super) fn userd_read(&mut self, channel: VirtualChannelId, offset: u64, data: &mut [u8]) {
         let mut guard = self.host.lock();
         let (vram, channels) = guard.parts();
@@ -145,28 +146,28 @@ impl VmBackend {
     /// arrives, so several narrow stores ring it only once.
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
-            // A long write may cover the USERD pages of several channels.
+            // A long write may span the USERD pages of several channels.
             self.submit_doorbell();
             self.doorbell = Some(RungDoorbell { channel, gp_put });
         }
     }
 
-    /// Takes the doorbell that the current access rang.
+    /// Takes the doorbell rung by the current access.
     pub(crate) fn take_doorbell(&mut self) -> Option<RungDoorbell> {
         self.doorbell.take()
     }
 
-    /// Submits the doorbell that the current access rang.
+    /// Submits the doorbell rung by the current access.
     pub(crate) fn submit_doorbell(&mut self) {
         if let Some(RungDoorbell { channel, gp_put }) = self.take_doorbell() {
             self.ring_shown(channel, gp_put);
         }
     }
 
-    /// Handles a complete GP_PUT that a message from the guest has written.
+    /// Handles a complete GP_PUT that the guest wrote in a message.
     pub(crate) fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
-        // The mapped page must contain the same value, or a poll would treat the old value in the page as a doorbell.
+        // The mapped page must contain the same value. Otherwise a poll would treat the stale value as a doorbell.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }

@@ -1,4 +1,4 @@
-//! The guest's channels: converts an instance block to a channel on the card, and a doorbell to work on the channel.
+//! Guest channels: converts an instance block to a channel on the card, and a doorbell to work on that channel.
 
 use super::VmBackend;
 use crate::work::Bound;
@@ -15,16 +15,16 @@ use std::sync::Arc;
 /// Reason why a channel is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BindFailure {
-    /// The card currently has no memory for the channel's page tables. Contains the parsed instance block.
+    /// The card is out of memory for the channel's page tables. Carries the parsed instance block.
     #[error("the card has no memory for its page tables")]
     Lacking(Box<GuestInstance>),
-    /// The instance block is not in guest memory.
-    #[error("its instance block at {0} is not in the guest's memory")]
+    /// The instance block is outside guest memory.
+    #[error("its instance block at {0} is outside guest memory")]
     Unreadable(Place),
     /// The instance block is invalid.
     #[error(transparent)]
     Instance(#[from] InstanceError),
-    /// The card rejects the bind.
+    /// The card rejected the bind.
     #[error(transparent)]
     Refused(ManagerError),
 }
@@ -35,7 +35,7 @@ impl VmBackend {
         if self.pending.ring(channel, gp_put) {
             return;
         }
-        // Take the card's lock only once for all channels, because other threads also need it.
+        // Take the card's lock once for all channels, because other threads need it too.
         let host = Arc::clone(&self.host);
         let mut state = host.lock();
         let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
@@ -48,7 +48,7 @@ impl VmBackend {
             }
             Err(error) => {
                 self.counts.doorbells_refused += 1;
-                tracing::warn!(vm = %self.vm, ?channel, %error, "a doorbell is refused");
+                tracing::warn!(vm = %self.vm, ?channel, %error, "a doorbell was rejected");
                 return;
             }
         };
@@ -58,14 +58,15 @@ impl VmBackend {
         self.end_of_pull(channel, fault);
     }
 
-    /// Submits a channel's new work, after its address space was updated. The work starts in its VM's time slice.
+    /// Updates the channel's address space, then submits its new work. The work starts in its VM's time slice.
     pub(crate) fn submit(&mut self, doorbell: Doorbell) {
         let host = Arc::clone(&self.host);
         let fault = self.pull(&mut host.lock(), doorbell);
         self.end_of_pull(doorbell.virtual_channel, fault);
     }
 
-    /// Same as [`Self::submit`], with the card's state. Returns a fault if a part of the ring cannot be fetched.
+    /// Like [`Self::submit`], with the card's state already locked. Returns a fault if part of the ring cannot be
+    /// fetched.
     fn pull(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;
@@ -74,7 +75,7 @@ impl VmBackend {
             self.memory.granted();
         }
         if let Err(error) = self.memory.prepare(state, space) {
-            tracing::error!(vm = %self.vm, ?channel, %error, "a channel's work does not reach the card");
+            tracing::error!(vm = %self.vm, ?channel, %error, "a channel's work could not be submitted to the card");
             return None;
         }
         if state.vram().is_short(self.vm) && self.may_wait(state, doorbell) {
@@ -108,7 +109,7 @@ impl VmBackend {
         }
     }
 
-    /// Takes a channel that cannot continue off the card. Reports the fault as the card's host unit would.
+    /// Removes a channel that cannot continue from the card, and reports the fault as the card's host unit would.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
@@ -136,7 +137,7 @@ impl VmBackend {
         }
         let bound = self.memory.open(guest.directory).and_then(|space| self.bind_in(channel, instance, &guest, space));
         if bound.is_err() {
-            // The shadow may have been created only for this channel.
+            // The shadow may have been created for this channel alone.
             self.memory.collect();
         }
         bound.map_err(|error| match error {
@@ -170,7 +171,7 @@ impl VmBackend {
         Ok(())
     }
 
-    /// Refuses a bind. The channel's first work then faults.
+    /// Rejects a bind. The channel's first work then faults.
     pub(super) fn refuse_bind(&mut self, channel: VirtualChannelId, instance: Place, error: &BindFailure) {
         self.counts.binds_refused += 1;
         tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound; its first work will fault");
@@ -199,17 +200,16 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Ends a channel that the card's interrupt thread has retired, and returns its instance block. Returns `None` and
-    /// does nothing if the guest has unbound the channel: its number may belong to another channel.
+    /// Ends a channel that the card's interrupt thread has retired, and returns its instance block. Returns `None`
+    /// without any effect if the guest has already unbound the channel, because another channel may use its number now.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;
         self.work.instance(channel)
     }
 
-    /// Removes a channel from the card, and the channel's work area from its address space. Only then can its number be
-    /// reused. A channel that does not leave its engines immediately keeps its work area until it has left
-    /// ([`Self::channels_left`]).
+    /// Removes a channel from the card, and its work area from its address space, which makes its number reusable. A
+    /// channel that does not leave its engines immediately keeps its work area until it does ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);
         let bound = self.work.take_bound(channel);
@@ -217,8 +217,8 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // Do both under the same lock. Otherwise the card manager's tick could see that the channel has left
-                // while it still counts as bound, and the VM would not be notified.
+                // Do both under one lock. Otherwise the card manager's tick could find that the channel has left while
+                // it is still recorded as bound, and the VM would not be notified.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }
@@ -238,7 +238,7 @@ impl VmBackend {
         }
     }
 
-    /// Removes the work areas of channels that have left the card from their address spaces, which frees their numbers.
+    /// Removes the work areas of channels that have left the card from their address spaces, and frees their numbers.
     pub(crate) fn channels_left(&mut self) {
         let left = self.host.lock().take_left(self.vm);
         for physical in left {
@@ -257,7 +257,7 @@ impl VmBackend {
         let unmapped = self.memory.unmap_host(bound.space, &pages);
         if let Err(error) = &unmapped {
             tracing::error!(vm = %self.vm, channel = bound.physical.0, %error,
-                "the card may still access a channel's ring; the channel's number and the VM's memory stay out of use \
+                "the card may still access a channel's ring; the channel's number and the VM's memory stay unusable \
                  until the card is reset");
         }
         unmapped.is_ok()
@@ -268,7 +268,7 @@ impl VmBackend {
         let words = self.with_channels(|channels, card, vm| channels.saved_words(card, vm, channel));
         for (offset, value) in words.into_iter().flatten() {
             let Some(Place::Vram(at)) = instance.checked_add(offset) else { continue };
-            // The block belonged to the guest when it bound the channel, and guest VRAM does not shrink.
+            // The guest owned the block when it bound the channel, and guest VRAM never shrinks.
             if self.guest_write(at, &value.to_le_bytes()).is_err() {
                 tracing::debug!(?channel, "a channel's state could not be saved");
             }
@@ -276,7 +276,7 @@ impl VmBackend {
     }
 }
 
-/// Returns the mediator's pages that the address space of a channel must map.
+/// Returns the mediator's pages that the channel's address space must map.
 pub(super) fn own_pages(layout: &::channels::Layout, bound: Bound) -> Vec<(HostPage, VramAddr, Rights)> {
     let Bound { physical, span, .. } = bound;
     let pages = layout.work_pages(physical, span).into_iter().chain(layout.image_pages(physical, span));

@@ -1,4 +1,4 @@
-//! Moves pages of guest VRAM to the slots that the guest's aperture tables require, and back. `remap` has the records.
+//! Moves guest VRAM pages to and from the slots that the guest's aperture tables require. `remap` keeps the records.
 
 use super::VmBackend;
 use crate::memory::{MappedWindow, Moves, PageTarget, Slot, ranges};
@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time for which work may continue while pages that it uses wait to be moved, in ns of the card's clock.
-// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has disabled it.
+/// Time that work may continue while its pages wait to be moved, in ns of the card's clock.
+// TIMEOUT: twice the limit of the watchdog, which kills hung work unless the operator has disabled it.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
-/// Additional time for the work after a reset of its engine has been requested, in ns.
+/// Extra time for the work to leave after an engine reset has been requested, in ns.
 const RESET_LIMIT_NS: u64 = 1_000_000_000;
-/// Words of a USERD page that the card writes and a driver reads.
+/// USERD words that the card writes and drivers read.
 const PROGRESS: [u64; 9] = [
     userd::PUT,
     userd::GET,
@@ -28,7 +28,7 @@ const PROGRESS: [u64; 9] = [
     userd::GP_PUT,
 ];
 
-/// Interval at which a thread checks if the VM's work has left the card. The VM's lock is free between two checks.
+/// Interval at which a thread polls whether the VM's work has left the card. The VM's lock is released between polls.
 pub(crate) const MOVE_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A page of zeros.
@@ -39,16 +39,16 @@ const BLANK: [u8; SMALL_PAGE as usize] = [0; SMALL_PAGE as usize];
 pub(super) struct Stop {
     /// Channels that had work.
     busy: Vec<VirtualChannelId>,
-    /// Time at which the stop began, in ns of the card's clock.
+    /// Time at which the work was stopped, in ns of the card's clock.
     since_ns: u64,
-    /// Windows whose mapping must change.
+    /// Windows whose mappings must change.
     due: Vec<MappedWindow>,
-    /// Time until which the VM submits no work because it has used up its budget of moves, in ns of the card's clock.
+    /// Time until which the VM submits no work because its move budget is exhausted, in ns of the card's clock.
     until_ns: Option<u64>,
 }
 
 impl VmBackend {
-    /// Handles a guest's TLB flush of `directory`, or of all directories with `None`: mapped apertures that use the
+    /// Handles the guest's TLB flush of `directory`, or of all directories if `None`. Mapped apertures that use the
     /// directory then show the pages of its current tables.
     pub(super) fn refresh_flushed(&mut self, directory: Option<Place>) {
         for aperture in [Aperture::Bar1, Aperture::Bar3] {
@@ -66,7 +66,7 @@ impl VmBackend {
         self.refresh(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show the pages at `base` immediately. None of the VM's work may be on the card.
+    /// Makes PRAMIN show the pages at `base` immediately. The VM must have no work on the card.
     pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh_at_once(MappedWindow::Pramin);
@@ -77,8 +77,8 @@ impl VmBackend {
         self.show_window(None);
     }
 
-    /// Makes mapped apertures show the pages in the tables of a VM that has just arrived. Pages without memory appear
-    /// as zeros. None of the VM's work is on the card.
+    /// Makes mapped apertures show the pages in the tables of a newly arrived VM. Pages without memory appear as zeros.
+    /// The VM must have no work on the card.
     pub(crate) fn show_apertures(&mut self) {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
@@ -87,8 +87,8 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Updates the mapped part of a BAR to the pages that the guest currently maps there. If the VM's work uses pages
-    /// that must move, or the VM has used up its budget of moves, [`Self::look_at_moves`] does this later.
+    /// Updates the mapped part of a BAR to the pages that the guest currently maps there. Defers the update to
+    /// [`Self::look_at_moves`] if the VM's work uses pages that must move, or if the VM's move budget is exhausted.
     pub(super) fn refresh(&mut self, showing: MappedWindow) {
         let changes = self.memory.changes(showing);
         if changes.is_empty() {
@@ -103,7 +103,7 @@ impl VmBackend {
         self.refresh_changes(showing, &changes);
     }
 
-    /// Same as [`Self::refresh`], but ignores the budget. Used for changes that the guest did not request.
+    /// Like [`Self::refresh`], but ignores the budget. Used for changes that the guest did not request.
     fn refresh_at_once(&mut self, showing: MappedWindow) {
         if let Some(Stop { until_ns, .. }) = &mut self.stop {
             *until_ns = until_ns.map(|_| 0);
@@ -134,22 +134,22 @@ impl VmBackend {
         self.stop.is_some()
     }
 
-    /// Moves pages once work has left the card. Returns true if some pages still wait: the caller must then release the
-    /// VM's lock, and call this again after [`MOVE_POLL_INTERVAL`].
+    /// Moves pages once work has left the card. Returns true if pages still wait; the caller must then release the VM's
+    /// lock, and call this again after [`MOVE_POLL_INTERVAL`].
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
         let (busy, since_ns) = (busy.clone(), *since_ns);
         if let Some(until_ns) = *until_ns {
             return self.now_ns() < until_ns || self.take_up_due();
         }
-        // Work that cannot be interrupted runs to completion. If it hangs, the watchdog ends it.
+        // Work that cannot be preempted runs to completion. The watchdog kills it if it hangs.
         if let Some(channel) = busy.into_iter().find(|channel| self.preempting(*channel)) {
             let waited_ns = self.now_ns().saturating_sub(since_ns);
             if waited_ns < WORK_LIMIT_NS {
                 return true;
             }
             if waited_ns < WORK_LIMIT_NS + RESET_LIMIT_NS {
-                // Reset the engine that the channel is on.
+                // Reset the engine that runs the channel.
                 self.host.lock().clear_engines(self.vm, channel);
                 return true;
             }
@@ -161,12 +161,12 @@ impl VmBackend {
             self.show_changes(showing, &changes);
         }
         self.stop = None;
-        // Channels that were paused in the meantime wait only for the moves.
+        // Channels that were paused in the meantime need to wait only for the moves.
         self.pause(self.work.blocks());
         false
     }
 
-    /// Starts moves that waited for the VM's budget. Returns true if they must wait until work leaves the card.
+    /// Starts moves that were deferred by the VM's budget. Returns true if they must wait for work to leave the card.
     fn take_up_due(&mut self) -> bool {
         for showing in self.stop.take().map(|stop| stop.due).unwrap_or_default() {
             let changes = self.memory.changes(showing);
@@ -191,7 +191,7 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Counts pages that the guest wrote while PRAMIN did not show their memory.
+    /// Counts pages that the guest wrote while PRAMIN did not show their VRAM.
     fn look_at_strays(&mut self, strays: &[Slot]) {
         let mut data = BLANK;
         for slot in strays {
@@ -206,8 +206,8 @@ impl VmBackend {
         let Self { host, vm, memory, .. } = self;
         let address = |page: u32| GuestVramAddr(u64::from(page) * SMALL_PAGE);
         let mut data = [0; SMALL_PAGE as usize];
-        // An unplaced page is zero until its chunk is placed and written. Each word read from a card is a round trip,
-        // so yield the card's lock to waiting threads after each page.
+        // An unplaced page reads as zeros until its chunk is placed and written. Reading a word from a real card takes
+        // a round trip, so release the card's lock to waiting threads after each page.
         let mut state = host.lock();
         let mut zeros = BTreeSet::new();
         for (page, _) in moves.outs.iter().chain(&moves.ins) {
@@ -253,12 +253,12 @@ impl VmBackend {
         let host = Arc::clone(&self.host);
         let moved = self.memory.relocated(&mut host.lock(), &ranges(pages));
         if let Err(error) = moved {
-            tracing::error!(vm = %self.vm, %error, "the card may use guest memory at its old location");
+            tracing::error!(vm = %self.vm, %error, "the card may still use guest memory at its old location");
             self.remap_mut().stale = true;
         }
     }
 
-    /// Removes the VM's channels from the engines if any of them may be working, and keeps them off the engines.
+    /// Removes the VM's channels from the engines if any of them may be running, and keeps them off the engines.
     fn stop_work(&mut self) {
         let busy: Vec<VirtualChannelId> = {
             let mut guard = self.host.lock();
@@ -294,7 +294,7 @@ impl VmBackend {
         }
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture, because their doorbells cause no messages.
+    /// Finds the channels whose USERD is under a mapped aperture: their doorbells cause no messages.
     pub(super) fn choose_polled(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, slot) in self.work.choose_polled(|page| remap.home(page)) {
@@ -302,8 +302,8 @@ impl VmBackend {
         }
     }
 
-    /// Same as [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest has written to such a
-    /// USERD counts as new.
+    /// Like [`Self::choose_polled`], but for a VM that was taken over: a GP_PUT that the guest wrote to such a USERD
+    /// counts as new.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {
@@ -331,7 +331,7 @@ impl VmBackend {
         found
     }
 
-    /// Copies a word of the channel's USERD to the page that the guest sees.
+    /// Copies a word of the channel's USERD to the page visible to the guest.
     pub(super) fn show(&mut self, channel: VirtualChannelId, slot: Slot, offset: u64) {
         let mut word = [0; 4];
         self.userd_read(channel, offset, &mut word);

@@ -1,4 +1,4 @@
-//! Effects of the vGPU's registers on the card: implements the backend trait of `devmodel`.
+//! Effects of vGPU register accesses on the card: implements the backend trait of `devmodel`.
 
 use super::VmBackend;
 use super::channels::BindFailure;
@@ -9,7 +9,7 @@ use nvspec::falcon::Falcon;
 use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
 use nvspec::regs::pfifo;
 
-/// Maximum number of runlist entries to read. A longer list must contain channels twice.
+/// Maximum number of runlist entries to read. A longer list must contain duplicate channels.
 const RUNLIST_ENTRIES: u32 = CHANNELS * 2;
 
 impl Backend for VmBackend {
@@ -44,7 +44,7 @@ impl Backend for VmBackend {
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        // A flush for apertures has the hub's form; a flush for channels may have either form. Both look up the shadow.
+        // An aperture flush uses the hub's form; a channel flush may use either form. Both look up the shadow.
         if let Err(error) = self.flush_spaces(directory) {
             tracing::error!(vm = %self.vm, %error, "a guest's TLB flush could not be executed on the card");
         }
@@ -86,7 +86,7 @@ impl Backend for VmBackend {
         let entries = length.min(RUNLIST_ENTRIES) as usize;
         let mut bytes = vec![0; entries * size_of::<RunlistEntry>()];
         if self.fill(list, &mut bytes).is_none() {
-            tracing::warn!(vm = %self.vm, %list, "a runlist is not in the guest's memory; it counts as empty");
+            tracing::warn!(vm = %self.vm, %list, "a runlist is outside guest memory and is treated as empty");
             bytes.clear();
         }
         let wanted: Vec<_> = bytes
@@ -118,21 +118,22 @@ impl Backend for VmBackend {
     }
 
     fn block_engines(&mut self, engines: u32, blocked: bool) {
-        // Pause all channels of the VM while any engine is blocked: the engine that a channel uses next is unknown.
+        // Pause all channels of the VM while any engine is blocked, because the engine that a channel uses next is
+        // unknown.
         let paused = self.work.block(engines, blocked) || self.moves_wait();
         self.pause(paused);
     }
 
     fn reset_engine(&mut self, _engine: u32) {
-        // The engine is shared, and the guest only wants its own work on the engine to restart. Take its channels off
-        // the engines, and save their state in their own memory.
+        // The engine is shared, and the guest wants to restart only its own work. Preempt its channels, and save their
+        // state in their own memory.
         let mut state = self.host.lock();
         self.work.channels().into_iter().for_each(|channel| state.clear_engines(self.vm, channel));
     }
 
     fn reset_fifo(&mut self) {
         self.unbind_all();
-        // The scheduler's registers return to their power-on values, so no engine is blocked.
+        // The scheduler's registers return to their reset values, so no engine is blocked.
         self.block_engines(u32::MAX, false);
     }
 
@@ -159,7 +160,7 @@ impl Backend for VmBackend {
             return;
         }
         if let Err(error) = self.memory.set_bus_master(enabled) {
-            tracing::error!(vm = %self.vm, %error, "the card may still access memory of a guest without bus mastering");
+            tracing::error!(vm = %self.vm, %error, "the card may still access memory of a guest that has disabled bus mastering");
         }
     }
 }

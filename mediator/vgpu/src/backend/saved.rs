@@ -28,7 +28,7 @@ pub(crate) struct SavedBackend {
     pv: Option<SavedInterface>,
 }
 
-/// Returns the saved form of a guest's channel that is on the card.
+/// Returns the saved form of a guest channel that is on the card.
 fn bound_of(
     channels: &channels::Channels,
     memory: &Memory,
@@ -40,7 +40,7 @@ fn bound_of(
     Some(Bound { space, physical, span: channels.span(physical)? })
 }
 
-/// Channels whose doorbells are submitted when the card resumes, each with its GP_PUT.
+/// Channels whose doorbells are submitted when the card resumes, each with its GP_PUT value.
 pub(crate) type WaitingDoorbells = Vec<(VirtualChannelId, u32)>;
 
 impl VmBackend {
@@ -56,11 +56,11 @@ impl VmBackend {
             memory,
             work,
             pending,
-            // No write can wait, because the VM is not served.
+            // No write can be waiting, because the VM is not being served.
             writes: _,
             stop,
             faults,
-            // Computed again after the restore.
+            // Recomputed after the restore.
             quiet: _,
             doorbell,
             counts,
@@ -73,7 +73,7 @@ impl VmBackend {
         }
         Ok(SavedBackend {
             memory: memory.save_own(),
-            work: work.save().ok_or(ManagerError::Unsettled("a channel leaves the card"))?,
+            work: work.save().ok_or(ManagerError::Unsettled("a channel is leaving the card"))?,
             pending: pending.save().ok_or(ManagerError::Unsettled("a channel of a VM waits for memory"))?,
             counts: counts.named().map(|(name, count)| (name.to_owned(), count)).collect(),
             pv: pv.as_ref().map(|pv| pv.save()).transpose()?,
@@ -95,9 +95,9 @@ impl VmBackend {
         self.memory.prepare_all()
     }
 
-    /// Restores the state of a VM that arrives from another card: its address spaces, and the state of its channels on
-    /// that card. The VM's memory is already on this card. The VM is paused and not served yet. After an error, the
-    /// caller must discard the VM.
+    /// Restores the state of a VM migrated from another card: its address spaces, and the state that its channels had
+    /// on that card. The VM's memory is already on this card, and the VM is paused and not served yet. After an error,
+    /// the caller must discard the VM.
     ///
     /// # Errors
     /// Returns an error if the state is invalid, or if the card has too little memory or too few channels.
@@ -134,7 +134,7 @@ impl VmBackend {
                 Some(Box::new(pv.restored(settings, vm, cap, &self.link.memory().snapshot())?))
             }
             (Some(_), None) | (None, Some(_)) => {
-                return Err(Invalid::new("its paravirtual interface had other features").into());
+                return Err(Invalid::new("its paravirtual interface had different features").into());
             }
         };
         let counts: BTreeMap<String, u64> = counts.into_iter().collect();
@@ -143,10 +143,10 @@ impl VmBackend {
         Ok(rung)
     }
 
-    /// Restores the saved state, for a card that has not been taken over yet.
+    /// Restores the saved state for a card that has not been taken over yet.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid, or if the client does not lend the same memory.
+    /// Returns an error if the state is invalid, or if the client lends different memory.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         description: Description,
@@ -184,7 +184,7 @@ impl VmBackend {
                 Some(Box::new(pv))
             }
             (Some(_) | None, None) | (None, Some(_)) => {
-                return Err(Invalid::new("its paravirtual interface had other features").into());
+                return Err(Invalid::new("its paravirtual interface had different features").into());
             }
         };
         let counts: BTreeMap<String, u64> = counts.into_iter().collect();

@@ -10,7 +10,7 @@ use pv::abi::Status;
 use shadow_pt::{HostPage, SpaceId};
 use std::collections::BTreeSet;
 
-/// Returns the pages of a run in the form in which an address space maps them.
+/// Returns the pages of a run in the form that address spaces map.
 fn pages(first: u32, count: u32, at: VramAddr, rights: Rights) -> Vec<(HostPage, VramAddr, Rights)> {
     let page = |nth: u32| (HostPage::Shared(first + nth), at.offset(u64::from(nth) * SMALL_PAGE), rights);
     (0..count).map(page).collect()
@@ -22,7 +22,7 @@ impl VmBackend {
         let Bound { space, .. } = self.work.bound(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
         if let Some(there) = pv.attachments_mut().get_mut(space, segment) {
-            // An address space maps a segment with only one set of access rights.
+            // An address space can map a segment with only one set of access rights.
             if there.read_only != read_only {
                 return Err(Status::Exists);
             }
@@ -37,7 +37,7 @@ impl VmBackend {
                 let pages = pages(first, count, at, if read_only { Rights::ReadOnly } else { Rights::ReadWrite });
                 let mapped = self.memory.map_host(space, &pages);
                 if let Err(error) = mapped {
-                    tracing::warn!(vm = %self.vm, ?channel, segment, %error, "a shared segment is not attached");
+                    tracing::warn!(vm = %self.vm, ?channel, segment, %error, "a shared segment could not be attached");
                     self.unmap_segment(space, segment, &pages);
                     return Err(Status::Limit);
                 }
@@ -93,13 +93,13 @@ impl VmBackend {
         }
     }
 
-    /// Unmaps a segment from an address space. If the card still has translations of it, the segment stays attached
-    /// permanently, and its memory is not reused.
+    /// Unmaps a segment from an address space. If the card's TLBs may still translate to it, the segment stays attached
+    /// permanently, and its memory is never reused.
     fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, Rights)]) {
         match self.memory.unmap_host(space, pages) {
             Ok(()) => self.host.lock().memory_mut().share_detach(self.vm, segment),
             Err(error) => tracing::error!(vm = %self.vm, segment, %error,
-                "the card may still access a shared segment; its memory stays out of use until the card is reset"),
+                "the card may still access a shared segment; its memory stays unusable until the card is reset"),
         }
     }
 }

@@ -10,7 +10,7 @@ use nvspec::fifo::VirtualChannelId;
 use std::sync::Arc;
 
 impl VmBackend {
-    /// Queues a bind for which no memory is free. Returns `false` if the bind may not wait.
+    /// Queues a bind for which no memory is free. Returns `false` if waiting is not permitted.
     pub(super) fn bind_later(&mut self, channel: VirtualChannelId, instance: Place, guest: &GuestInstance) -> bool {
         if !self.pending.add_bind(&mut self.host.lock(), channel, instance) {
             return false;
@@ -20,8 +20,8 @@ impl VmBackend {
         true
     }
 
-    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit permits it.
-    /// Returns `false` if the work has reached the limit.
+    /// Queues work whose memory is not placed, while the mover may still find memory or the operator's limit permits
+    /// waiting. Returns `false` if the work has reached the limit.
     pub(super) fn may_wait(&mut self, state: &mut CardState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;
         let Some(first) = self.pending.add_work(state, doorbell) else {
@@ -53,7 +53,7 @@ impl VmBackend {
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // Memory was denied only to other accesses. The next work that needs memory checks again.
+            // Memory was denied only to other accesses. The next work that needs memory will check again.
             self.memory.granted();
         }
         for doorbell in waiting {

@@ -1,4 +1,4 @@
-//! Executes single operations on the vGPU and the card.
+//! Executes individual operations on the vGPU and the card.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -15,10 +15,10 @@ use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
 use pv::abi::Status;
 use pv::{Begun, Op};
 
-/// Maximum number of bytes that a fill or a copy handles per step.
+/// Maximum number of bytes that a fill or copy processes per step.
 const BYTES_PER_STEP: usize = 64 << 10;
 
-/// Number of bytes per critical section of the VM's lock, after which other threads can take the lock.
+/// Cost limit in bytes per critical section of the VM's lock, after which other threads can take the lock.
 const BUDGET: u64 = 256 << 10;
 /// Cost in bytes of an operation that neither fills nor copies memory.
 const OPERATION: u64 = 1 << 10;
@@ -27,9 +27,9 @@ const OPERATION: u64 = 1 << 10;
 struct Context {
     /// Allocation of card memory, cached by the first query.
     holdings: Option<Holdings>,
-    /// Bytes of [`BUDGET`] that are left.
+    /// Remaining part of [`BUDGET`], in bytes.
     left: u64,
-    /// Number of bytes of the current operation that were handled, if it has started and must continue later.
+    /// Bytes of the current operation that are already processed, if it has started and must continue later.
     begun: Option<u64>,
 }
 
@@ -39,7 +39,7 @@ impl Context {
     }
 }
 
-/// Returns the cost of an operation in bytes, without the bytes that it fills or copies.
+/// Returns the cost of an operation in bytes, excluding the bytes that it fills or copies.
 fn cost(op: &Op<'_>) -> u64 {
     let entries = |count: u64| count.saturating_mul(nvspec::mmu::ENTRY_BYTES).max(OPERATION);
     match op {
@@ -58,10 +58,10 @@ fn cost(op: &Op<'_>) -> u64 {
     }
 }
 
-/// Outcome of one critical section of the VM's lock for a batch.
+/// Outcome of executing a batch for one critical section of the VM's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Executed {
-    /// The batch has ended.
+    /// The batch is complete.
     Whole,
     /// The batch can continue immediately.
     Part,
@@ -79,7 +79,7 @@ fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
 
 impl Core {
     /// Executes as much of a batch as one critical section of the VM's lock permits. `begun` is the number of bytes of
-    /// the current operation that were handled.
+    /// the current operation that are already processed.
     pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> Executed {
         let accepted = self.backend.pv().map_or(0, Interface::accepted);
         let mut context = Context { holdings: None, left: BUDGET, begun: begun.take() };
@@ -95,7 +95,7 @@ impl Core {
             let done = op.and_then(|op| {
                 let done = self.operate(op, &mut context);
                 if let Err(status) = done {
-                    tracing::debug!(vm = %self.backend.vm(), ?op, %status, "a guest's operation is refused");
+                    tracing::debug!(vm = %self.backend.vm(), ?op, %status, "a guest's operation was rejected");
                 }
                 done
             });
@@ -105,7 +105,7 @@ impl Core {
         };
         *begun = context.begun;
         self.backend.tables_written();
-        // The effects of an operation must be complete before the response to its batch.
+        // The effects of an operation must be complete before the response to its batch is sent.
         if self.backend.moves_wait() { Executed::Part } else { executed }
     }
 
@@ -213,8 +213,8 @@ fn copy_vram(
     })
 }
 
-/// Calls `each` with the offset and the length of each part, as far as the budget permits. A failure means that memory
-/// is short, because the range belongs to the guest.
+/// Calls `each` with the offset and length of each part, as far as the budget permits. A failure means that memory is
+/// short: the range is known to belong to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);
     while done < bytes {

@@ -1,4 +1,4 @@
-//! The memory that a VM's page tables and its guest's structures may refer to, and the memory's current location.
+//! The memory to which a VM's page tables and guest structures may refer, and its current location.
 
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
@@ -22,7 +22,7 @@ pub(crate) struct Grants {
     link: Link,
     ram: RamMap,
     bus_master: bool,
-    /// The part of the VRAM that is under apertures mapped by the VMM.
+    /// VRAM under apertures that the VMM has mapped.
     remap: Remap,
     /// Page tables that the mediator keeps for the guest, at addresses beyond the end of its VRAM.
     tables: Option<pv::Tables>,
@@ -33,8 +33,8 @@ impl Grants {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
-    /// Restores the grants from the regions of RAM that are mapped for the card, the kept page tables, and the
-    /// apertures that the VMM maps.
+    /// Restores the grants from the RAM regions that are mapped for the card, the kept page tables, and the apertures
+    /// that the VMM maps.
     pub(super) fn restored(
         vm: TenantId,
         link: Link,
@@ -47,12 +47,12 @@ impl Grants {
         Self { ram, bus_master, tables, remap, ..Self::new(vm, link, vram_bytes) }
     }
 
-    /// Takes over the state of a VM that arrives from another card.
+    /// Adopts the state of a VM that arrives from another card.
     pub(super) fn receive(&mut self, bus_master: bool, tables: Option<pv::Tables>) {
         (self.bus_master, self.tables) = (bus_master, tables);
     }
 
-    /// Returns the size of the VRAM in bytes.
+    /// Returns the VRAM size in bytes.
     pub(crate) fn vram_bytes(&self) -> u64 {
         self.vram_bytes
     }
@@ -76,7 +76,7 @@ impl Grants {
         &self.ram
     }
 
-    /// Same as [`Self::ram`], mutable.
+    /// Like [`Self::ram`], but mutable.
     pub(crate) fn ram_mut(&mut self) -> &mut RamMap {
         &mut self.ram
     }
@@ -86,17 +86,17 @@ impl Grants {
         &self.remap
     }
 
-    /// Same as [`Self::remap`], mutable.
+    /// Like [`Self::remap`], but mutable.
     pub(crate) fn remap_mut(&mut self) -> &mut Remap {
         &mut self.remap
     }
 
-    /// Returns the page tables that the mediator keeps for the guest, if permitted.
+    /// Returns the page tables that the mediator keeps for the guest, if it may keep any.
     pub(crate) fn tables(&self) -> Option<&pv::Tables> {
         self.tables.as_ref()
     }
 
-    /// Same as [`Self::tables`], mutable.
+    /// Like [`Self::tables`], but mutable.
     pub(crate) fn tables_mut(&mut self) -> Option<&mut pv::Tables> {
         self.tables.as_mut()
     }
@@ -121,7 +121,7 @@ impl Grants {
 
     /// Reads guest RAM as the device does.
     pub(crate) fn ram_read(&self, address: Gpa, data: &mut [u8]) -> Result<(), NotGranted> {
-        // According to PCI, a device whose bus mastering is disabled does not access memory.
+        // PCI forbids memory accesses by a device whose bus mastering is disabled.
         if !self.bus_master {
             return Err(NotGranted);
         }
@@ -136,7 +136,7 @@ impl Grants {
         self.link.memory().write(address.0, data).map_err(|_| NotGranted)
     }
 
-    /// Reads structures of the guest page by page, each page from its current location.
+    /// Reads guest structures page by page, each page from its current location.
     pub(super) fn read_vram(&self, vram: &mut CardVram, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let Self { vm, remap, tables, .. } = self;
         if let Some(tables) = tables.as_ref().filter(|tables| tables.contains(address)) {
@@ -160,8 +160,8 @@ impl Grants {
         Some(())
     }
 
-    /// Returns the card's address of a page of guest VRAM. Allocates memory for the page if it has none, because the
-    /// GPU can write the page without a notification.
+    /// Returns the card's address of a guest VRAM page. Allocates memory for an unbacked page, because the GPU can
+    /// write the page without notifying the mediator.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {
@@ -173,7 +173,7 @@ impl Grants {
         }
     }
 
-    /// Returns the card's address of a page of guest RAM.
+    /// Returns the card's address of a guest RAM page.
     pub(super) fn ram_frame(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {
         if !self.bus_master {
             return None;

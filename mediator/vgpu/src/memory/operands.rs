@@ -1,8 +1,8 @@
-//! Memory that submitted work refers to. This memory is used to choose eviction victims by their use
-//! ([`vram::victim`]'s `clock`), and to estimate bus traffic (`card_manager::balance`).
+//! Memory to which submitted work refers. It is used to choose eviction victims by usage ([`vram::victim`]'s `clock`),
+//! and to estimate bus traffic (`card_manager::balance`).
 //!
 //! A push buffer contains the sources and destinations of copies, and the addresses of code, constants, local memory
-//! and semaphores. This module cannot see memory that a kernel accesses through pointers in its constants.
+//! and semaphores. Memory that a kernel accesses through pointers in its constants is not visible here.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -13,17 +13,17 @@ use nvspec::class::{ce90b5, compute90c0, id, m2mf9039};
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, host_method, sub_op};
 use std::collections::BTreeMap;
 
-/// Number of words to read of a submission's push buffers. Addresses in later words are ignored.
+/// Number of words to read from a submission's push buffers. Addresses in later words are ignored.
 const WORDS: usize = 4096;
 /// Maximum number of addresses to look up per submission, so that a guest cannot delay others with repeated addresses.
 const MAX_LOOKUPS: usize = 2048;
-/// Maximum number of bytes to count per surface, so that an impossibly large surface costs no time.
+/// Maximum number of bytes to count per surface, so that a bogus surface size costs no time.
 const SURFACE_MAX: u64 = 1 << 30;
-/// Mask of the bits of a GPU virtual address.
+/// Mask of the valid bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 
-/// The classes of a channel's subchannels. The classes are initialized with those that nouveau and Mesa bind, because
-/// the channel may have bound its classes before the first read.
+/// Classes bound to a channel's subchannels. Initially those that nouveau and Mesa bind, because the channel may have
+/// bound its classes before the first read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Objects([u32; 8]);
 
@@ -44,7 +44,7 @@ pub(crate) struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Creates the collector for a submission on a channel with these objects.
+    /// Creates the collector for a submission on a channel with these bindings.
     pub(crate) fn new(objects: &'a mut Objects) -> Self {
         Self { objects, words: WORDS, lookups: MAX_LOOKUPS }
     }
@@ -56,7 +56,7 @@ impl<'a> Names<'a> {
         count
     }
 
-    /// Calls `each` with one address per `step` bytes of the memory that a push buffer refers to, and with the number
+    /// Calls `each` with one address per `step` bytes of the memory to which a push buffer refers, and with the number
     /// of bytes at that address.
     pub(crate) fn each(&mut self, bytes: &[u8], step: u64, mut each: impl FnMut(GpuVa, u64)) {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
@@ -81,11 +81,11 @@ type Address = (u32, u32);
 struct Copy {
     /// Method that starts the copy.
     exec: u32,
-    /// Addresses of both sides. The third method of each sets the distance between lines in bytes.
+    /// Addresses of both sides. The third method of each side sets the line pitch in bytes.
     sides: [(Address, u32); 2],
-    /// Method for the size of a line in bytes.
+    /// Method that sets the line length in bytes.
     line: u32,
-    /// Method for the number of lines.
+    /// Method that sets the number of lines.
     lines: u32,
 }
 
@@ -136,7 +136,7 @@ const CLASSES: [Class; 3] = [
     },
 ];
 
-/// The state of a walk through a push buffer.
+/// State of a walk through a push buffer.
 struct Walk<'a, F> {
     objects: &'a mut Objects,
     /// The last data word of each method, by subchannel.
@@ -144,7 +144,7 @@ struct Walk<'a, F> {
     each: F,
 }
 
-/// Calls `each` with the start and size in bytes of each range in `words`. `words` must begin with a header.
+/// Calls `each` with the start and size in bytes of each range in `words`. `words` must start with a header.
 fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
     let mut walk = Walk { objects, data: BTreeMap::new(), each };
     let mut words = words.iter().copied();
@@ -154,7 +154,7 @@ fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
                 (old.subchannel(), old.method(), old.count())
             }
-            // This header sets a mask of subdevices. The card has only one.
+            // This header sets a subdevice mask. The card has only one subdevice.
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => continue,
             HeaderOp::Immediate => {
                 walk.method(header.subchannel(), header.method(), header.count().into());
@@ -231,7 +231,7 @@ mod tests {
             [&[u32::from(header)][..], data].concat()
         };
         let code = old(0, compute90c0::CODE_ADDRESS_HIGH, &[0x2, 0x3000]);
-        // If a method is repeated, its last value counts.
+        // If a method is repeated, its last value applies.
         let semaphore = [
             old(2, compute90c0::SEMAPHORE_ADDRESS_HIGH, &[0x7, 0x1]),
             old(0, compute90c0::SEMAPHORE_ADDRESS_LOW, &[0x4000]),
@@ -253,7 +253,7 @@ mod tests {
     fn work_of_unbound_object_refers_to_no_memory() {
         let mut objects = Objects([0; 8]);
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects), []);
-        // Try headers of all kinds, including some with more words than exist.
+        // Try headers of all kinds, including some whose word count exceeds the buffer.
         for word in (0..=u32::MAX).step_by(0x1_0001) {
             let found = named(&[word, word, !word], &mut Objects::default());
             assert!(found.iter().all(|(va, bytes)| *va <= VA_MASK && (1..=SURFACE_MAX).contains(bytes)));

@@ -1,4 +1,4 @@
-//! A VM's RAM at card addresses: maps guest-physical ranges to I/O virtual addresses.
+//! A VM's RAM as seen by the card: maps guest-physical ranges to I/O virtual addresses.
 
 use super::saved::{SavedRam, SavedRegion};
 use card_manager::iova::NoIova;
@@ -18,7 +18,7 @@ struct Region {
     writable: bool,
 }
 
-/// A region that was removed from the map but is still mapped for the card.
+/// A region that was removed from the map but that the card can still access.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Lent {
@@ -27,8 +27,8 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Unmaps the region for the card. If `reachable` is true, the card's TLBs may still translate to the region, so
-    /// its I/O addresses are never used again.
+    /// Unmaps the region for the card. If `reachable` is true, its I/O addresses are never reused, because the card's
+    /// TLBs may still translate to the region.
     pub(crate) fn give_back(self, host: &ManagedCard, vm: TenantId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {
@@ -52,7 +52,7 @@ impl RamMap {
     /// table entries that refer to it are denied.
     ///
     /// # Errors
-    /// Returns an error if the VM's quota or the I/O address space is used up, or if the host rejects the mapping.
+    /// Returns an error if the VM's quota or the I/O address space is exhausted, or if the host rejects the mapping.
     pub(crate) fn map(&mut self, host: &ManagedCard, vm: TenantId, region: &DmaRegion) -> Result<(), ManagerError> {
         let Some(mapping) = &region.mapping else { return Ok(()) };
         if !region.readable {
@@ -72,7 +72,7 @@ impl RamMap {
         Ok(())
     }
 
-    /// Maps `region`, which the client lends, for the card at the I/O address that the region had before the takeover.
+    /// Maps `region`, which the client lends, for the card at the I/O address that it had before the takeover.
     ///
     /// # Errors
     /// Returns an error if the card cannot access the region, or if the host rejects the mapping.
@@ -85,7 +85,7 @@ impl RamMap {
         Ok(())
     }
 
-    /// Returns the regions that are no longer lent, and the regions that are newly lent.
+    /// Returns the regions that are no longer lent, and those that are newly lent.
     pub(super) fn difference(&self, lent: &MemoryTable) -> (Vec<(u64, u64)>, Vec<DmaRegion>) {
         let is_lent = |gpa: u64, here: &Region| {
             let there = lent.find(gpa).filter(|there| there.mapping.is_some() && there.readable);
@@ -117,7 +117,7 @@ impl RamMap {
         self.regions.values().map(|region| (region.iova, region.size))
     }
 
-    /// Removes the region at `gpa`. Page tables may no longer map it. [`Lent::give_back`] unmaps it for the card.
+    /// Removes the region at `gpa`, which page tables must no longer map. [`Lent::give_back`] unmaps it for the card.
     pub(crate) fn take(&mut self, gpa: u64) -> Option<Lent> {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }
@@ -134,7 +134,8 @@ impl RamMap {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
-    /// Returns the card's address of `gpa` and the number of contiguous bytes there, or `None` if access is denied.
+    /// Returns the card's address of `gpa` and the number of contiguous bytes from there, or `None` if access is
+    /// denied.
     #[must_use]
     pub(crate) fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;

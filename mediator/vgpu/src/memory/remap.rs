@@ -1,15 +1,15 @@
-//! Apertures as host memory (`apertures = "remapped"`). Maps pages of BAR1, BAR3 or PRAMIN to pages of guest VRAM.
+//! Apertures backed by host memory (`apertures = "remapped"`). Maps pages of BAR1, BAR3 or PRAMIN to guest VRAM pages.
 //!
-//! The VMM maps a file under most of an aperture, once, so that CPU accesses to that part cause no messages. As long as
-//! the guest's tables map a page of its VRAM there, a page of the file is that page's *home*: the mediator moves the
+//! The VMM maps a file under most of an aperture, once, so that CPU accesses to that part cause no messages. While the
+//! guest's tables map a page of its VRAM there, the page of the file is that page's *home*: the mediator moves the
 //! bytes there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the
-//! card's, use the home. A register, and not tables, determines the pages under PRAMIN.
+//! card's, use the home. For PRAMIN, a register selects the pages instead of tables.
 //!
-//! This module keeps the records. `vm-device` allocates the memory, and `moves` moves the pages.
+//! This module only keeps records. `vm-device` allocates the memory, and `moves` moves the pages.
 //!
-//! A page has only one home. The mapped parts of the apertures cannot show guest RAM, nor guest VRAM that is mapped
-//! there twice at the same time; in the latter case, the later slot shows zeros. Such a slot is counted, and logged
-//! once. PRAMIN yields to the other apertures, because a driver leaves it in place after its last use.
+//! A page has only one home. The mapped parts of the apertures cannot show guest RAM, or guest VRAM that is mapped
+//! twice: the later slot then shows zeros. Such slots are counted, and logged once. PRAMIN yields to the other
+//! apertures, because a driver leaves it in place after its last use.
 
 mod overlay;
 mod saved;
@@ -31,11 +31,11 @@ use std::sync::Arc;
 use vm_device::WindowMemory;
 use vmm_glue::{Mapping, MmapArea, RegionIndex};
 
-/// Size in bytes of the trapped part at the start of BAR1; a multiple of 2 MiB. nouveau places the doorbells of all
+/// Size of the trapped part at the start of BAR1 in bytes, a multiple of 2 MiB. nouveau places the doorbells of all
 /// channels (512 KiB) there.
 pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 
-/// A part of a BAR that shows guest VRAM and that a client can map.
+/// A part of a BAR that shows guest VRAM and can be mapped by a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MappedWindow {
     /// BAR1, beyond the trapped part.
@@ -86,7 +86,7 @@ impl From<Aperture> for MappedWindow {
     }
 }
 
-/// The target of a page of a mapped aperture, in the guest's tables.
+/// Target of a page of a mapped aperture in the guest's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PageTarget {
     /// The page maps no guest memory.
@@ -120,25 +120,25 @@ struct Window {
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose homes change. The caller must move all `outs` before any of the `ins`.
+/// Pages whose homes change. The caller must process all `outs` before any of the `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
     /// Pages of guest VRAM that move back to the card, and their old slots.
     pub(crate) outs: Vec<(u32, Slot)>,
-    /// Pages of the file that show zeros from now on.
+    /// Pages of the file that must show zeros from now on.
     pub(crate) blanks: Vec<Slot>,
-    /// Pages of PRAMIN that showed zeros, because their VRAM had a different home. Writes to these pages are lost.
+    /// PRAMIN pages that showed zeros because their VRAM had a different home. Writes to these pages are lost.
     pub(crate) strays: Vec<Slot>,
     /// Pages of guest VRAM that move under an aperture, and their new slots.
     pub(crate) ins: Vec<(u32, Slot)>,
 }
 
-/// The location that stores a range of guest VRAM.
+/// Where a range of guest VRAM is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// The range is in its chunk.
+    /// The range is stored in its chunk.
     Chunk,
-    /// The whole range is under a mapped aperture, and contiguous for the card.
+    /// The whole range is under a mapped aperture, and is contiguous for the card.
     Host(Iova),
     /// Parts of the range have different homes.
     Apart,
@@ -149,35 +149,35 @@ counts! {
     RemapCounts {
         /// Pages moved to or from host memory.
         moves: "aperture_moves",
-        /// Pages of mapped apertures that could not show the memory that the guest had mapped.
+        /// Mapped aperture pages that could not show the memory mapped by the guest.
         aliases: "aperture_aliases",
-        /// Times that work was stopped for a move.
+        /// Times that work was stopped for moves.
         stops: "aperture_stops",
-        /// Moves that waited because the guest had used up its budget.
+        /// Moves that were deferred because the guest had exhausted its budget.
         waits: "aperture_waits",
-        /// Messages that accessed parts that the client can map.
+        /// Accesses to mappable parts that arrived as messages.
         messages: "aperture_messages",
     }
 }
 
-/// The mapped apertures of one VM. The value is empty if the VM's apertures are trapped.
+/// The mapped apertures of one VM; empty if the VM's apertures are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
-    /// Home of each page of guest VRAM that is in host memory, by page number.
+    /// Home of each guest VRAM page in host memory, by page number.
     homes: HashMap<u32, Slot>,
-    /// For each page of guest VRAM in host memory, the other slots that map it, in the order in which they were mapped.
+    /// Other slots that map each guest VRAM page in host memory, in mapping order.
     waiting: BTreeMap<u32, Vec<Slot>>,
-    /// Set while the guest's driver state is removed. No pages move during this time.
+    /// Set while the guest's driver state is being removed. No pages move during this time.
     pub(crate) closing: bool,
     warned: bool,
-    /// Set if the card's TLBs may contain translations to memory that no table maps.
+    /// Set if the card's TLBs may still translate to memory that no table maps.
     pub(crate) stale: bool,
     pub(crate) counts: RemapCounts,
 }
 
 impl Remap {
-    /// Allocates host memory for PRAMIN, and for BAR1 and BAR3 with these sizes.
+    /// Allocates host memory for PRAMIN, and for BAR1 and BAR3 of the given sizes.
     ///
     /// # Errors
     /// Returns an error if no memory or no I/O addresses are available.
@@ -199,11 +199,11 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM whose client maps it. This memory has all its pages
-    /// if `inhabited` is true, and is empty otherwise.
+    /// Returns the same memory for another card, or for another VM whose client maps it. The result has all pages of
+    /// this memory if `inhabited` is true, and is empty otherwise.
     ///
     /// # Errors
-    /// Returns an error if the card rejects the memory, or has no I/O addresses for it.
+    /// Returns an error if the card rejects the memory, or has no free I/O addresses.
     pub(crate) fn on(&self, host: &ManagedCard, inhabited: bool) -> Result<Self, ManagerError> {
         let mut this = Self { counts: self.counts, warned: self.warned, ..Self::default() };
         for (window, old) in this.windows.iter_mut().zip(&self.windows) {
@@ -242,7 +242,7 @@ impl Remap {
         let fresh = bars.map_or_else(|| Ok(Self::default()), |bars| Self::open(host, bars));
         match fresh {
             Ok(fresh) => *self = Self { counts, warned, ..fresh },
-            Err(error) => tracing::error!(%error, "the next client's apertures are trapped"),
+            Err(error) => tracing::error!(%error, "the next client's apertures will be trapped"),
         }
     }
 
@@ -262,7 +262,7 @@ impl Remap {
         }
     }
 
-    /// Returns the file and the part of the region that the file backs, unless the whole window is trapped.
+    /// Returns the file and the part of the region that it backs, unless the whole window is trapped.
     pub(crate) fn area(&self, showing: MappedWindow) -> Option<(Arc<OwnedFd>, MmapArea)> {
         self.window(showing).map(|window| window.memory.area())
     }
@@ -279,11 +279,12 @@ impl Remap {
         pages: &Arc<Mapping>,
     ) -> Result<(), ManagerError> {
         let window = self.empty_window(showing).filter(|window| window.memory.area().1 == area);
-        let in_use = || ManagerError::host("an aperture that has pages, or another size", io::ErrorKind::ResourceBusy);
+        let in_use =
+            || ManagerError::host("an aperture that has pages, or a different size", io::ErrorKind::ResourceBusy);
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
-    /// Replaces the window's memory with zeroed memory in `file`, which the client of a killed process still maps.
+    /// Replaces the window's memory with `file`, zeroed, which the client of a killed process still maps.
     ///
     /// # Errors
     /// Returns an error if the whole window is trapped or not empty, or if the client does not map this file.
@@ -293,14 +294,14 @@ impl Remap {
         showing: MappedWindow,
         file: Arc<OwnedFd>,
     ) -> Result<(), ManagerError> {
-        let trapped = || Invalid::new("a client has mapped an aperture that is trapped");
+        let trapped = || Invalid::new("a client has mapped a trapped aperture");
         let window = self.empty_window(showing).ok_or_else(trapped)?;
         let taken = window.memory.taken(host, file)?;
         std::mem::replace(&mut window.memory, taken).close(host, false);
         Ok(())
     }
 
-    /// Counts an access that arrived as a message for a region with this window.
+    /// Counts an access to a region with this window that arrived as a message.
     pub(crate) fn count_message(&mut self, showing: MappedWindow, offset: u64) {
         let mapped = self.window(showing).is_some_and(|window| window.want((offset / SMALL_PAGE) as u32).is_some());
         self.counts.messages += u64::from(mapped);
@@ -361,20 +362,20 @@ impl Remap {
         self.windows[showing.index()].as_ref()
     }
 
-    /// Returns a window if it is empty.
+    /// Returns the window if it is empty.
     fn empty_window(&mut self, showing: MappedWindow) -> Option<&mut Window> {
         let is_empty = !self.homes.values().any(|slot| slot.window == showing.index());
         self.windows[showing.index()].as_mut().filter(|_| is_empty)
     }
 
-    /// Returns the offset of the window's first byte in its region, and the number of its pages. Returns `None` if the
-    /// whole window is trapped, or while pages must not move.
+    /// Returns the offset of the window's first byte in its region, and the window's length in pages. Returns `None` if
+    /// the whole window is trapped, or while pages must not move.
     pub(crate) fn extent(&self, showing: MappedWindow) -> Option<(u64, u64)> {
         let window = self.window(showing).filter(|_| !self.closing)?;
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns a page and its new target, if the guest's tables have changed. `vram_bytes` is the size of guest VRAM.
+    /// Returns a page and its new target if the guest's tables have changed. `vram_bytes` is the guest's VRAM size.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,
@@ -410,7 +411,7 @@ impl Remap {
     pub(crate) fn book(&mut self, showing: MappedWindow, changes: &[(u32, PageTarget)]) -> Moves {
         let at = showing.index();
         let mut moves = Moves::default();
-        // Each entry contains a page of guest VRAM, a slot that maps it, and true if the slot was waiting.
+        // Each entry contains a guest VRAM page, a slot that maps it, and true if the slot was waiting.
         let mut wanted: Vec<(u32, Slot, bool)> = Vec::new();
         // Process removals first, because an insertion may need a page that is removed elsewhere.
         for (page, want) in changes {
@@ -435,7 +436,7 @@ impl Remap {
             }
             moves.blanks.push(slot);
         }
-        // Drop waiting slots that map another page after the changes.
+        // Drop waiting slots that map a different page after the changes.
         wanted.retain(|(frame, slot, _)| self.want(*slot) == Some(PageTarget::Vram(*frame)));
         let new = changes.iter().filter_map(|(page, want)| match want {
             PageTarget::Vram(frame) => Some((*frame, Slot { window: at, page: *page }, false)),
@@ -472,18 +473,18 @@ impl Remap {
         self.windows.get(slot.window)?.as_ref()?.want(slot.page)
     }
 
-    /// Counts a page that could not show the memory that the guest mapped there.
+    /// Counts a page that could not show the memory mapped by the guest.
     pub(crate) fn count_alias(&mut self) {
         self.counts.aliases += 1;
         if !std::mem::replace(&mut self.warned, true) {
             tracing::error!(
-                "the guest maps memory in an aperture that is already mapped there, or that is RAM, and reads zeros. \
+                "the guest has mapped RAM, or VRAM that is already mapped, in an aperture, and reads zeros. \
                  Configure the VM with apertures = \"trapped\""
             );
         }
     }
 
-    /// Forgets all pages in host memory and their contents. Returns the numbers of these pages.
+    /// Forgets all pages in host memory, whose contents are lost. Returns their numbers.
     pub(crate) fn forget(&mut self) -> BTreeSet<u32> {
         self.waiting.clear();
         self.windows.iter_mut().flatten().for_each(|window| window.wants.fill(PageTarget::Nothing));

@@ -24,7 +24,7 @@ pub(crate) struct SavedMemory {
     ram: SavedRam,
 }
 
-/// Parts of a VM that were already restored.
+/// Parts of a VM that have already been restored.
 pub(crate) struct Restored {
     pub(crate) spaces: AddressSpaces,
     pub(crate) tables: Option<Tables>,
@@ -46,7 +46,7 @@ pub(crate) struct SavedRegion {
 }
 
 impl Memory {
-    /// Saves the state that [`Self::save`] does not include.
+    /// Saves the state that [`Self::save`] omits.
     pub(crate) fn save_own(&self) -> SavedMemory {
         let Self {
             host: _,
@@ -57,7 +57,7 @@ impl Memory {
             pool: _,
             bar1,
             bar3,
-            // A saved register determines this value.
+            // Determined by a saved register.
             pramin: _,
             // Statistics restart at 0.
             report: _,
@@ -70,7 +70,8 @@ impl Memory {
         }
     }
 
-    /// Restores the memory from its parts, and the client's memory through `link`. The card gets only its location.
+    /// Restores the memory from its parts, and the client's memory through `link`. Only the memory's location is set on
+    /// the card.
     ///
     /// # Errors
     /// Returns an error if the client lends different memory, or if the host does not map it.
@@ -85,7 +86,7 @@ impl Memory {
         let SavedMemory { bus_master, apertures, ram } = saved;
         let Restored { mut spaces, tables, pool, remap } = restored;
         let ram = ram.restored(&host, &link)?;
-        // Read page tables in these pages at each flush.
+        // Page tables in these pages must be read at each flush.
         remap.homes().for_each(|page| spaces.unseen(GuestVramAddr(u64::from(page) * SMALL_PAGE), true));
         let grants = Grants::restored(vm, link, vram_bytes, ram, bus_master, tables, remap);
         let [bar1, bar3] = apertures.map(|instance| {
@@ -100,8 +101,8 @@ impl Memory {
         Ok(Self { host, vm, grants, shadows: spaces, pool, bar1, bar3, pramin, report, syncs: 0 })
     }
 
-    /// Restores the saved memory of a VM from another card, with its address spaces and its kept page tables. The
-    /// client's memory is already mapped for the card. Returns the old and the new address of each directory.
+    /// Restores the memory of a VM that was saved on another card, with its address spaces and its kept page tables.
+    /// The client's memory is already mapped for the card. Returns the old and the new address of each directory.
     ///
     /// # Errors
     /// Returns an error if the client lends different memory than before, or if the card has no memory for directories.
@@ -115,7 +116,7 @@ impl Memory {
         self.grants.ram().save().check_like(&ram)?;
         self.grants.receive(bus_master, tables);
         let places = self.adopt(spaces)?;
-        // Read page tables in these pages at each flush.
+        // Page tables in these pages must be read at each flush.
         let homes: Vec<u32> = self.grants.remap().homes().collect();
         homes.into_iter().for_each(|page| self.unseen(GuestVramAddr(u64::from(page) * SMALL_PAGE), true));
         let [bar1, bar3] = apertures.map(|instance| {
@@ -127,12 +128,12 @@ impl Memory {
         Ok(places)
     }
 
-    /// Returns the ranges of I/O addresses of the VM's RAM, and the size of its pool in bytes.
+    /// Returns the I/O address ranges of the VM's RAM, and the pool size in bytes.
     pub(crate) fn held(&self) -> (impl Iterator<Item = (Iova, u64)> + '_, u64) {
         (self.grants.ram().ranges(), self.pool.held_bytes())
     }
 
-    /// Returns the ranges of I/O addresses of the memory under the VM's apertures.
+    /// Returns the I/O address ranges of the memory under the VM's apertures.
     pub(crate) fn under_apertures(&self) -> impl Iterator<Item = (Iova, u64)> + '_ {
         self.grants.remap().ranges_of_card()
     }

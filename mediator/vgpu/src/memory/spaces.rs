@@ -1,4 +1,4 @@
-//! The VM's GPU address spaces: connects `shadow-pt` to the guest's memory and the card.
+//! The VM's GPU address spaces: connects `shadow-pt` to guest memory and the card.
 
 use super::grants::Grants;
 use super::operands::{Names, Objects};
@@ -16,7 +16,7 @@ use vmm_glue::DmaRegion;
 use vmm_glue::memory::MemoryTable;
 use vram::{PagePool, TenantId};
 
-/// Returns a view for the construction of shadow tables.
+/// Returns a view for building shadow tables.
 fn for_tables<'a>(
     vm: TenantId,
     vram: &'a mut CardVram,
@@ -27,8 +27,8 @@ fn for_tables<'a>(
 }
 
 impl Memory {
-    /// Returns the shadow of the guest's directory at `directory`, and creates it if necessary. A new shadow does not
-    /// map guest memory before [`Self::prepare`].
+    /// Returns the shadow of the guest directory at `directory`, and creates it if necessary. A new shadow does not map
+    /// guest memory before [`Self::prepare`].
     pub(crate) fn open(&mut self, directory: Place) -> Result<SpaceId, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -36,8 +36,8 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no others. They do not map
-    /// guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any others. They do not
+    /// map guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -67,12 +67,12 @@ impl Memory {
         }
     }
 
-    /// Records that page tables may map more memory than before.
+    /// Records that page tables may now map more memory.
     pub(crate) fn granted(&mut self) {
         self.shadows.granted();
     }
 
-    /// Handles a guest's TLB flush of `directory`, or of all directories if `None`. After this call, neither the card
+    /// Handles the guest's TLB flush of `directory`, or of all directories if `None`. After this call, neither the card
     /// nor its TLBs contain permissions that the guest has revoked.
     pub(crate) fn flush(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         let spaces: Vec<_> = match directory {
@@ -88,11 +88,11 @@ impl Memory {
 
     /// Updates the card's tables of `space` before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Otherwise each doorbell would read all tables in mapped memory, although they seldom change.
+        // Otherwise each doorbell would reread all tables in mapped memory, which seldom change.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
-    /// Same as [`Self::prepare`], for all spaces.
+    /// Like [`Self::prepare`], for all spaces.
     pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         let host = Arc::clone(&self.host);
         for space in self.shadows.ids().collect::<Vec<_>>() {
@@ -115,7 +115,7 @@ impl Memory {
         *syncs += u64::from(done.tables_scanned != 0);
         if done.denied.total() != 0 {
             tracing::warn!(denied = ?done.denied, directory = ?shadows.guest_directory(space),
-                "page table entries refer to memory outside the VM; they stay unmapped");
+                "page table entries that refer to memory outside the VM stay unmapped");
         }
         Ok(())
     }
@@ -133,7 +133,7 @@ impl Memory {
         let now = state.now_ns();
         let asks = state.asks_needs(doorbell.channel);
         if !asks {
-            // The bindings made by this work are not known.
+            // The bindings that this work makes are unknown.
             *bindings = Bindings::default();
         }
         let reader = asks.then(|| Reader::new(bindings));
@@ -146,7 +146,7 @@ impl Memory {
     }
 
     /// Maps the mediator's own pages into the reserved part of an address space. Each entry contains a page of this
-    /// part, its address, and the GPU's access rights to it.
+    /// part, its card address, and the GPU's access rights.
     pub(crate) fn map_host(
         &mut self,
         space: SpaceId,
@@ -174,7 +174,7 @@ impl Memory {
         })
     }
 
-    /// Changes the reserved part of a space, and flushes that space from the card's TLBs.
+    /// Changes the reserved part of a space, and flushes the space from the card's TLBs.
     fn change_own(
         &mut self,
         space: SpaceId,
@@ -204,7 +204,7 @@ impl Memory {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// Records whether the guest's CPU can write to a page of its VRAM without a message.
+    /// Records whether the guest's CPU can write a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }
@@ -226,24 +226,25 @@ impl Memory {
     pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         let Self { host, vm, grants, .. } = self;
         grants.ram_mut().map(host, *vm, region)?;
-        // Entries that mapped this memory before it existed, or while it was moved, become valid now.
+        // Entries that mapped this memory before it was lent, or while it was moved, become valid now.
         self.granted();
         Ok(())
     }
 
-    /// Same as [`Self::lend`], for all memory that the client lends. Also removes regions that are no longer lent.
+    /// Like [`Self::lend`], for all memory that the client lends. Also removes regions that are no longer lent.
     pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), ManagerError> {
         let (gone, new) = self.grants.ram().difference(lent);
         gone.into_iter().for_each(|(gpa, size)| self.withdraw(gpa, size));
         new.into_iter().try_for_each(|region| self.lend(&region))
     }
 
-    /// Handles guest memory that the VMM takes back. The card cannot access the memory after this call.
+    /// Handles the withdrawal of guest memory by the VMM. The card cannot access the memory after this call.
     pub(crate) fn withdraw(&mut self, gpa: u64, size: u64) {
         // Remove the grant first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
-        // Wait until all earlier writes have arrived. A late write would be lost, or corrupt the next owner's memory.
+        // Wait until all earlier writes have arrived. A late write would be lost, or corrupt the memory of the next
+        // owner.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
             tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was withdrawn");
@@ -275,13 +276,13 @@ impl Memory {
             self.grants.check_shared();
             self.granted();
         }
-        // A guest may do this often, so only unlink the tables that map its RAM, and leave their entries in place.
+        // A guest may do this often, so only unlink the tables that map its RAM, and keep their entries.
         self.bar_ram(!enabled)
     }
 
     /// Blocks the card's access to the guest's RAM, or permits it again. After blocking, the card cannot access any of
-    /// this RAM. The cost is that of one directory per address space, however many tables it has. The card's lock is
-    /// released between the parts of a directory.
+    /// this RAM. The cost per address space is that of one directory, regardless of its number of tables. The card's
+    /// lock is released between the parts of a directory.
     fn bar_ram(&mut self, barred: bool) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
         for space in shadows.bar_ram(barred) {
@@ -297,7 +298,7 @@ impl Memory {
     }
 
     /// Removes guest RAM from all shadows. After this call, the card cannot access it. The card's lock is released
-    /// between the parts, because a guest may have mapped a page any number of times.
+    /// between the parts, because a guest may map the same page any number of times.
     fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));
@@ -352,7 +353,7 @@ impl Memory {
     }
 }
 
-/// Flushes these spaces from the card's TLBs, and frees memory that only old entries referred to.
+/// Flushes these spaces from the card's TLBs, and frees memory to which only old entries referred.
 fn flush_card(
     shadows: &mut AddressSpaces,
     spaces: impl IntoIterator<Item = SpaceId>,

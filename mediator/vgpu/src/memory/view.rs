@@ -1,5 +1,5 @@
-//! The card's memory as one VM may access it. Readers of the guest's structures, page tables and rings borrow the card
-//! once, together with other state of the VM.
+//! The card's memory as one VM may access it. Readers of guest structures, page tables and rings borrow the card once,
+//! together with other state of the VM.
 
 use super::grants::Grants;
 use super::operands::Names;
@@ -9,7 +9,7 @@ use nvspec::fifo::ChannelId;
 use shadow_pt::{AddressSpaces, Frame, Mapping, NoMemory, SpaceId};
 use vram::{PagePool, TenantId};
 
-/// One VM's view of the card. `with` is additional state for the current task.
+/// One VM's view of the card. `with` is extra state for the current task.
 pub(crate) struct View<'a, With = ()> {
     vram: &'a mut CardVram,
     grants: &'a Grants,
@@ -21,7 +21,7 @@ pub(crate) struct Ring<'a> {
     pub(super) vm: TenantId,
     pub(super) shadows: &'a AddressSpaces,
     pub(super) space: SpaceId,
-    /// Collects the addresses that the work refers to, if requested.
+    /// Collects the addresses to which the work refers, if requested.
     pub(super) names: Option<Names<'a>>,
     /// Determines the engines that the work needs, if requested.
     pub(super) reader: Option<Reader<'a>>,
@@ -31,7 +31,7 @@ pub(crate) struct Ring<'a> {
 pub(super) struct Pool<'a> {
     vm: TenantId,
     pool: &'a mut PagePool,
-    /// Set if the pool was empty, but may get memory later.
+    /// Set if the pool ran out of memory, but may get more later.
     lacks: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Saved state of work that waits for memory. The time that it has waited is not saved, so its time limit starts again.
+//! Saved state of work that waits for memory. The elapsed waiting time is not saved, so the time limit starts again.
 
 use super::Pending;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
@@ -10,7 +10,7 @@ use vram::TenantId;
 /// Saved form of waiting work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedPending {
-    /// Channels with a waiting doorbell, each with its GP_PUT.
+    /// Channels with a waiting doorbell, each with its GP_PUT value.
     rung: Vec<(u8, u32)>,
     /// The last runlist that the guest submitted.
     listed: Vec<u8>,
@@ -40,7 +40,7 @@ impl SavedPending {
         let numbers =
             rung.iter().map(|(channel, _)| channel).chain(&listed).all(|channel| u32::from(*channel) < CHANNELS);
         let sound = numbers && ascend(rung.iter().map(|(channel, _)| channel)) && listed.len() <= 2 * CHANNELS as usize;
-        Invalid::unless(sound, || "work waits on channels that do not exist".into())?;
+        Invalid::unless(sound, || "work is waiting on channels that do not exist".into())?;
         let mut pending = Pending::new(vm, limit);
         pending.listed = listed.into_iter().map(VirtualChannelId).collect();
         Ok((pending, rung.into_iter().map(|(channel, gp_put)| (VirtualChannelId(channel), gp_put)).collect()))

@@ -49,12 +49,12 @@ impl Attachments {
         self.0.values_mut()
     }
 
-    /// Removes attachments without channels. Returns each removed attachment with its space and segment.
+    /// Removes attachments without channels. Returns each of them with its space and segment.
     pub(crate) fn take_unused(&mut self) -> Vec<((SpaceId, u32), Attachment)> {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
 
-    /// Finds contiguous free pages in a space. Returns the number of the first page.
+    /// Finds contiguous free pages in a space, and returns the number of the first one.
     pub(crate) fn room(&self, space: SpaceId, pages: u32) -> Option<u32> {
         let mut taken: Vec<(u32, u32)> =
             self.0.range((space, 0)..=(space, u32::MAX)).map(|(_, it)| (it.first, it.pages)).collect();
@@ -70,13 +70,13 @@ impl Attachments {
     }
 }
 
-/// Saved form of the segments that a VM maps.
+/// Saved form of a VM's attached segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedAttachments(Vec<SavedAttachment>);
 
 first_version!(SavedAttachments, "vgpu.segments");
 
-/// Saved form of one segment in one address space.
+/// Saved form of a segment in one address space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedAttachment {
     /// Address of the space's shadow directory on the card.
@@ -87,10 +87,9 @@ struct SavedAttachment {
     channels: Vec<u8>,
 }
 
-/// The state into which attachments are restored.
+/// Environment in which attachments are restored.
 pub(crate) struct Around<'a> {
-    /// Segments that the VM maps, as recorded for the card: the number of address spaces, the address, and the size in
-    /// bytes of each segment.
+    /// Mapped segments as recorded for the card: number of address spaces, address, and size in bytes, by segment.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
     /// Returns the address space with the given directory.
     pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,
@@ -99,10 +98,10 @@ pub(crate) struct Around<'a> {
 }
 
 impl Attachments {
-    /// Saves the attachments; `None` if there are none. `directory` returns the directory of an address space.
+    /// Saves the attachments; `None` if none exist. `directory` returns an address space's directory.
     pub(crate) fn save(&self, directory: impl Fn(SpaceId) -> Option<VramAddr>) -> Option<SavedAttachments> {
         let one = |((space, segment), attachment): (&(SpaceId, u32), &Attachment)| {
-            // The segment determines its pages and its address.
+            // The segment determines its pages and address.
             let Attachment { first, pages: _, at: _, read_only, channels } = attachment;
             Some(SavedAttachment {
                 directory: directory(*space)?.0,
@@ -118,7 +117,7 @@ impl Attachments {
     /// Restores the attachments.
     ///
     /// # Errors
-    /// Returns an error if they are invalid, or differ from the card's records.
+    /// Returns an error if they are invalid or inconsistent with the card's records.
     pub(crate) fn restored(saved: Option<SavedAttachments>, around: &Around<'_>) -> Result<Self, Invalid> {
         let mut made = Self::default();
         let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
@@ -130,14 +129,14 @@ impl Attachments {
             let (_, at, bytes) = *around.segments.get(&segment).ok_or_else(|| wrong("but does not exist"))?;
             let pages = u32::try_from(bytes / SMALL_PAGE).unwrap_or(u32::MAX);
             let end = first.checked_add(pages).filter(|end| *end <= SHARED_PAGES);
-            let end = end.ok_or_else(|| wrong("beyond the span of shared memory"))?;
+            let end = end.ok_or_else(|| wrong("beyond the range of shared memory"))?;
             let others = made.0.range((space, 0)..=(space, u32::MAX));
             if others.into_iter().any(|(_, it)| it.first < end && first < it.first + it.pages) {
-                return Err(wrong("where another segment is"));
+                return Err(wrong("over another segment"));
             }
             let channels: BTreeSet<VirtualChannelId> = channels.into_iter().map(VirtualChannelId).collect();
             if channels.is_empty() || channels.iter().any(|channel| (around.of_channel)(*channel) != Some(space)) {
-                return Err(wrong("for channels that have another address space, or no address space"));
+                return Err(wrong("for channels with a different address space, or without one"));
             }
             *counts.entry(segment).or_default() += 1;
             let attachment = Attachment { first, pages, at, read_only, channels };
@@ -146,12 +145,12 @@ impl Attachments {
             }
         }
         let same = around.segments.iter().map(|(id, (count, ..))| (*id, *count)).eq(counts);
-        Invalid::unless(same, || "shared segments are mapped differently than the card's records say".into())?;
+        Invalid::unless(same, || "the mapped shared segments differ from the card's records".into())?;
         Ok(made)
     }
 }
 
-/// Returns the address of the segment that begins at page `first` of the shared-memory range.
+/// Returns the virtual address of the segment that starts at page `first` of the shared-memory range.
 pub(crate) fn segment_va(first: u32) -> u64 {
     SHARED_BASE.0 + u64::from(first) * SMALL_PAGE
 }

@@ -1,6 +1,7 @@
-//! Reads batches from the guest's memory, and writes replies to it.
+//! Reads batches from guest memory, and writes the replies.
 //!
-//! Rings, descriptors and batches are copied once before they are read, because the guest may change them at any time.
+//! Rings, descriptors and batches are copied once before they are parsed, because the guest may change them at any
+//! time.
 
 use super::Interface;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
@@ -28,24 +29,24 @@ pub(crate) enum QueueError {
     /// The rings violate the standard.
     #[error(transparent)]
     Rings(#[from] virtio_queue::Error),
-    /// The rings are not in the guest's memory.
+    /// The rings are outside guest memory.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
 }
 
-/// Reasons why a batch is not executed.
+/// Reasons why a batch cannot be executed.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
     /// The chain has more descriptors than the queue has entries.
-    #[error("its chain is longer than a queue")]
+    #[error("its chain is longer than the queue")]
     Long,
-    /// The standard forbids the order of the descriptors.
+    /// The standard forbids this order of descriptors.
     #[error("a readable descriptor follows a writable one")]
     Order,
     /// The chain has no buffer for the reply.
     #[error("it has no space for the reply")]
     NoRoom,
-    /// A descriptor refers to memory that the guest does not have.
+    /// A descriptor refers to an address outside guest memory.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
     /// The bytes do not form a valid batch.
@@ -53,7 +54,7 @@ enum Unreadable {
     Malformed(#[from] Malformed),
 }
 
-/// Addresses of the queue, as the guest set them.
+/// Queue parameters, as set by the guest.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Setup {
     /// Number of entries; 0 if the guest's value is invalid.
@@ -76,7 +77,7 @@ impl Setup {
 }
 
 impl Interface {
-    /// Starts to use the queue that the guest has set up in its RAM.
+    /// Starts using the queue that the guest has set up in its RAM.
     pub(crate) fn start(&mut self, memory: Option<&MemoryTable>) {
         self.queue = memory.and_then(|memory| self.setup.queue(memory));
         self.ended = 0;
@@ -98,13 +99,13 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns true if a guest's error should be logged; later errors are logged less often.
+    /// Returns true if a guest error should be logged. Later errors are logged less often.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
     }
 
-    /// Takes the queue from the interface while the queue is served.
+    /// Takes the queue out of the interface while it is served.
     pub(crate) fn take_queue(&mut self) -> Option<Queue> {
         self.queue.take()
     }
@@ -114,7 +115,7 @@ impl Interface {
         self.queue = Some(queue);
     }
 
-    /// Returns the current batch, or reads the next available one. Returns `None` if no batch is available.
+    /// Returns the current batch, or reads the next available one. Returns `None` if there is none.
     pub(crate) fn next_batch(
         &mut self,
         queue: &mut Queue,
@@ -127,7 +128,7 @@ impl Interface {
         let head = chain.head_index();
         let mut complain = |why: &Unreadable| {
             if self.may_complain() {
-                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed; no operation is executed");
+                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed; none of its operations were executed");
             }
         };
         let parts = Parts::from_chain(chain).inspect_err(&mut complain).ok();
@@ -135,12 +136,12 @@ impl Interface {
         Ok(Some(Box::new(Ongoing { head, parts, batch, copied: None })))
     }
 
-    /// Stores a batch that must continue later.
+    /// Stores a batch for later continuation.
     pub(crate) fn put_batch(&mut self, ongoing: Box<Ongoing>) {
         self.ongoing = Some(ongoing);
     }
 
-    /// Counts one more critical section of the VM's lock that was used for a batch.
+    /// Counts another critical section of the VM's lock spent on a batch.
     pub(crate) fn count_hold(&mut self) {
         self.counts.holds += 1;
     }
@@ -159,7 +160,7 @@ impl Interface {
         self.counts.operations += u64::from(answers.done());
         self.counts.refused += u64::from(answers.status() != pv::abi::Status::Done);
         queue.add_used(memory, ongoing.head, written)?;
-        // The library's interrupt check ignores this flag of the ring.
+        // The library's interrupt check ignores this ring flag.
         let flags: u16 = memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst)?;
         let wanted = u16::from_le(flags) & NO_INTERRUPT == 0;
         self.interrupt |= wanted && self.interrupt_enabled;
@@ -176,23 +177,23 @@ pub(crate) enum Progress {
     Batch,
     /// A batch can continue immediately.
     Part,
-    /// A batch continues after pages under mapped apertures have moved, or after a waiting channel was bound.
+    /// A batch continues once pages under mapped apertures have moved, or a waiting channel has been bound.
     Waits,
 }
 
-/// A batch that was started.
+/// A batch that has been started.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
     /// First descriptor in the batch's chain.
     head: u16,
     parts: Option<Parts>,
-    /// The batch; `None` if it cannot be read.
+    /// The batch; `None` if it is unreadable.
     pub(crate) batch: Option<Begun>,
-    /// Number of bytes of the current operation that were handled, if it has started.
+    /// Bytes of the current operation that are already processed, if it has started.
     pub(crate) copied: Option<u64>,
 }
 
-/// The readable and the writable parts of a chain in the guest's RAM. Its descriptors are read only once.
+/// Readable and writable parts of a chain in guest RAM. Its descriptors are read only once.
 #[derive(Debug, Default)]
 struct Parts {
     readable: Vec<(GuestAddress, usize)>,
@@ -222,7 +223,7 @@ impl Parts {
         Ok(parts)
     }
 
-    /// Reads the batch from the readable parts, up to the maximum size of a batch.
+    /// Reads the batch from the readable parts, up to the maximum batch size.
     fn batch(&self, memory: &MemoryTable) -> Result<Begun, Unreadable> {
         let mut data = Vec::new();
         for (at, len) in &self.readable {

@@ -1,4 +1,4 @@
-//! Saved state of one VM's paravirtual interface. The VM's page tables, which the mediator keeps, are saved separately.
+//! Saved state of one VM's paravirtual interface. The page tables kept by the mediator are saved separately.
 
 use super::queue::Setup;
 use super::{Counts, Interface, PvSettings};
@@ -15,9 +15,9 @@ use vmm_glue::memory::MemoryTable;
 pub(crate) struct SavedInterface {
     accepted: u32,
     status: u32,
-    /// Number of entries of the queue, and the addresses of its three rings.
+    /// Queue size in entries, and the addresses of the three rings.
     setup: (u16, [u64; 3]),
-    /// Positions in the available ring and in the used ring, if the queue is in use.
+    /// Positions in the available and the used ring, if the queue is in use.
     queue: Option<(u16, u16)>,
     ended: u32,
     interrupt: bool,
@@ -34,7 +34,7 @@ impl Interface {
     /// Returns an error if a batch is in progress.
     pub(crate) fn save(&self) -> Result<SavedInterface, ManagerError> {
         let Self {
-            // The settings determine these fields.
+            // Determined by the settings.
             party: _,
             table_bytes: _,
             offered: _,
@@ -48,10 +48,10 @@ impl Interface {
             interrupt,
             interrupt_enabled,
             channels,
-            // Attachments are a separate part.
+            // Attachments are saved separately.
             attachments: _,
             counts,
-            // The next process may log the guest's errors again.
+            // The next process may log guest errors again.
             complaints: _,
         } = self;
         if ongoing.is_some() {
@@ -91,7 +91,7 @@ impl SavedInterface {
             format!("a paravirtual interface of status {status:#x} has a queue: {}", queue.is_some())
         })?;
         Invalid::unless(accepted & !interface.offered == 0 || status != status::READY, || {
-            format!("the driver uses features {accepted:#x}, and {:#x} are offered", interface.offered)
+            format!("the driver uses features {accepted:#x}, but only {:#x} are offered", interface.offered)
         })?;
         let queue = queue.map(|(next_avail, next_used)| QueueState {
             max_size: MAX_QUEUE,
@@ -106,11 +106,11 @@ impl SavedInterface {
         });
         let queue = queue.map(Queue::try_from).transpose().map_err(Invalid::new)?;
         Invalid::unless(queue.as_ref().is_none_or(|queue| queue.is_valid(memory)), || {
-            "a paravirtual queue is not in the VM's memory".into()
+            "a paravirtual queue is outside the VM's memory".into()
         })?;
         interface.channels = channels.into_iter().collect();
         Invalid::unless(interface.channels.len() <= channel_cap as usize, || {
-            format!("{} channels are set aside; the maximum is {channel_cap}", interface.channels.len())
+            format!("{} channels are reserved; the maximum is {channel_cap}", interface.channels.len())
         })?;
         let counts: BTreeMap<String, u64> = counts.into_iter().collect();
         interface.counts = Counts::restore(|name| counts.get(name).copied());

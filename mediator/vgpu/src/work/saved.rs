@@ -1,5 +1,5 @@
-//! Saved state of a guest's channels. The saved state of the card's channels records which of them are on the card, and
-//! in which address spaces.
+//! Saved state of a guest's channels. The card's saved channels record which of them are on the card, and in which
+//! address spaces.
 
 use super::{Bound, Channel, Runlist, Work};
 use crate::memory::Objects;
@@ -24,7 +24,7 @@ pub(crate) struct SavedWork {
 struct SavedChannel {
     number: u8,
     instance: SavedPlace,
-    /// Number of the guest VRAM page that contains the channel's USERD.
+    /// Number of the guest VRAM page with the channel's USERD.
     userd: Option<u64>,
     gp_put: [u8; 4],
 }
@@ -38,7 +38,7 @@ enum SavedRunlist {
 }
 
 impl Work {
-    /// Saves the channels; `None` while a channel must still leave the card.
+    /// Saves the channels; `None` while a channel has yet to leave the card.
     pub(crate) fn save(&self) -> Option<SavedWork> {
         let Self { channels, userd, departing, blocked, runlist } = self;
         let saved = channels.iter().map(|(number, channel)| {
@@ -47,10 +47,10 @@ impl Work {
                 // Saved with the card's channels.
                 bound: _,
                 gp_put,
-                // The next process computes these values again.
+                // Recomputed by the next process.
                 polled: _,
                 seen: _,
-                // The next process determines these values again.
+                // Determined again by the next process.
                 objects: _,
                 bindings: _,
             } = channel;

@@ -1,4 +1,4 @@
-//! Tests of the record of accesses to a guest's memory.
+//! Tests access records of guest memory.
 
 use super::{A, B, CARD_MIB, MIB, driver};
 use card_manager::Counted;
@@ -7,7 +7,7 @@ use rig::{Rig, sharing};
 use simgpu::Config;
 use vram::TenantId;
 
-/// Chunks of guest VRAM, each of which contains one page of every buffer.
+/// Guest VRAM chunks, each of which contains one page of every buffer.
 const CHUNKS: [u64; 3] = [4, 5, 6];
 const CHUNK: u64 = 2 * MIB;
 
@@ -27,7 +27,7 @@ fn accesses_are_counted_per_chunk_while_recorded() {
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, to, 1)].concat());
             driver.wait(&channel);
         };
-        // Accesses before the start of the record do not count.
+        // Accesses before the start of the record are not counted.
         (0..5).for_each(|_| copy(&mut driver, places[2]));
         assert!(rig.host.lock().start_accesses(TenantId(0)));
         assert!(!rig.host.lock().start_accesses(TenantId(0)), "a record is already in progress");

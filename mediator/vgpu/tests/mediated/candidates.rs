@@ -1,4 +1,4 @@
-//! Tests firmware that guests load into the falcons of their vGPUs.
+//! Tests guests that load firmware into the falcons of their vGPUs.
 
 use super::{driver, rig};
 use firmware::{Inbox, Store};

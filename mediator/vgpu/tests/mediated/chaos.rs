@@ -14,10 +14,10 @@ use vgpu::Settings;
 use vmm_glue::RegionIndex;
 use vram::{Limits, TenantId, To};
 
-/// Maximum duration of each step.
+/// Time limit for each step.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Creates a card that moves memory after every `every` submissions.
+/// Creates a card that moves memory once per `every` submissions.
 fn rig_with(chunk_bytes: u64, card_mib: u32, host_mib: u64, chaos: Chaos) -> Rig {
     let division = Division { chaos, ..Division::default() };
     let reserve_bytes = (16 * MIB).max(2 * chunk_bytes);
@@ -25,7 +25,8 @@ fn rig_with(chunk_bytes: u64, card_mib: u32, host_mib: u64, chaos: Chaos) -> Rig
     Rig::made(&Config { vram_mib: card_mib, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Moves all of the VM's memory to host memory and back until `act` returns. Returns the number of chunks moved.
+/// Moves all of the VM's memory to host memory and back repeatedly until `act` returns. Returns the number of chunks
+/// moved.
 fn while_it_moves(rig: &Rig, vm: u32, act: impl FnOnce()) -> u64 {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -56,11 +57,11 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
             scope.spawn(move || {
                 let began = Instant::now();
                 let moved = || rig.host.lock().memory().moved(TenantId(vm as u32)).map_or(0, |moved| moved.sum.moved);
-                // Moving large chunks takes time, so let the VM work until some chunks have moved.
+                // Moving large chunks takes time, so keep the VM working until some chunks have moved.
                 let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > WAIT_TIMEOUT);
                 work_until(&mut driver, enough, &mut Rng::with_seed(seed ^ vm << 32));
                 let moved = moved();
-                driver.guest.remove().expect("a VM that goes");
+                driver.guest.remove().expect("the VM can be removed");
                 moved
             })
         });
@@ -70,7 +71,7 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
     // Moves of a removed VM are dropped, but their copies must end first.
     let began = Instant::now();
     while rig.host.lock().vram().chunks.moves().count() != 0 {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "a move does not complete");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "a move did not complete");
         std::thread::sleep(Duration::from_millis(2));
     }
     let left = rig.usage().0;
@@ -116,7 +117,7 @@ fn unmapped_ram_is_out_of_reach_while_memory_moves() {
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.ram_holds(GPA, PAGES, 1 + round), "round {round}");
-            // Copy different data back, so that the next round cannot pass by chance.
+            // Copy different data back, so that the next round cannot pass by accident.
             driver.fill_ram(GPA, PAGES, 2 + round);
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(B, A, bytes as u32)].concat());
             driver.wait(&channel);
@@ -187,19 +188,19 @@ fn lowered_host_budget_loses_no_data_and_limits_evictions() {
                 driver.guest.vram_write(buffer + page * PAGE, &pattern(seed + at, page));
             }
             let to = A + u64::from((at + 1) % 12) * MIB;
-            // Copy the buffer onto itself, because only the addresses of the accesses matter.
+            // Copy the buffer onto itself: only the addresses of the accesses matter.
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(to, to, 250 * PAGE as u32)].concat());
             driver.wait(&channel);
             assert!(in_host(&rig) <= most, "{} of at most {most}", in_host(&rig));
         }
         move_all(&rig, 0, To::Host);
         for (at, buffer) in (0u32..).zip(&buffers) {
-            assert!(driver.vram_holds(*buffer, 250, seed + at), "buffer {at} with a budget of {budget}");
+            assert!(driver.vram_holds(*buffer, 250, seed + at), "buffer {at} with budget {budget}");
         }
         assert!(in_host(&rig) <= most);
     }
     assert_eq!(driver.guest.counter("faults"), 0);
-    driver.guest.remove().expect("a VM that goes");
+    driver.guest.remove().expect("the VM can be removed");
     assert_eq!(in_host_at_rest(&rig), 0);
 }
 
@@ -226,7 +227,7 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
             }
             changes
         });
-        // Either the CPU or the GPU allocates each chunk, within the current quota.
+        // The CPU or the GPU allocates each chunk, within the current quota.
         let allocated = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut channel = channel;
             let from = driver.buffer(&channel, A, 64, 7);
@@ -256,6 +257,6 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
     let all = account();
     assert!(u64::from(all.placed + all.host) >= buffers.len() as u64 && all.parked == 0, "{all:?}");
     assert_eq!(driver.guest.counter("faults"), 0);
-    driver.guest.remove().expect("a VM that goes");
+    driver.guest.remove().expect("the VM can be removed");
     assert_eq!(in_host_at_rest(&rig), 0);
 }

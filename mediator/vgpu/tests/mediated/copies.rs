@@ -1,4 +1,4 @@
-//! Tests successful work, and faults that the guest itself causes.
+//! Tests valid work, and faults that the guest itself causes.
 
 use super::{A, B, driver, rig};
 use nvspec::instance::userd;
@@ -33,7 +33,7 @@ fn copies_between_vram_and_ram_carry_their_bytes() {
 fn two_vms_side_by_side_get_their_own_bytes() {
     let rig = rig();
     let mut drivers = [driver(&rig, 0), driver(&rig, 1)];
-    // Both drivers use the same numbers and addresses.
+    // Both drivers use the same channel numbers and addresses.
     let mut channels = drivers.each_mut().map(|driver| driver.channel(3));
     let mut targets = [0; 2];
     for (index, driver) in drivers.iter_mut().enumerate() {
@@ -76,7 +76,7 @@ fn fault_is_reported_to_its_vm_and_other_vm_continues() {
     assert_eq!(good.faults, []);
     assert_eq!((bad.guest.counter("faults"), good.guest.counter("faults")), (1, 0));
 
-    // A new channel with the number of the faulted one must work.
+    // A new channel that reuses the faulted one's number must work.
     bad.unbind(&channel);
     let mut channel = bad.channel(1);
     bad.buffer(&channel, A, 1, 7);

@@ -12,7 +12,7 @@ use simgpu::{EngineId, Fault, FaultKind};
 use std::time::Duration;
 use vgpu::Settings;
 
-/// Copies a page of VRAM to another page, on a separate channel.
+/// Copies a VRAM page to another page, on a separate channel.
 fn copies(driver: &mut Driver, id: u8, seed: u32) {
     let mut channel = driver.channel(id);
     driver.buffer(&channel, A, 1, seed);
@@ -27,7 +27,7 @@ fn vram_has_no_chunk_before_first_use() {
     let rig = rig();
     let mut guest = rig.guest(0, VM_MIB, 4);
     assert_eq!(usage(&rig).2, 0);
-    // Reads do not allocate memory, and neither do writes of zeros.
+    // Reads do not allocate memory, nor do writes of zeros.
     let mut data = vec![1; MIB as usize];
     guest.vram_read(3 * MIB, &mut data);
     assert!(data.iter().all(|byte| *byte == 0));
@@ -45,10 +45,10 @@ fn chunks_are_zeroed_before_anybody_needs_them() {
     let mut guest = rig.guest(0, VM_MIB, 4);
     let zeroed = || rig.host.lock().vram().chunks.zeroed();
     eventually("chunks that are zeroed", || zeroed().0 >= 8);
-    // Only some chunks are zeroed at first, because zeroing allocates host memory for the software card.
+    // Only some chunks are zeroed at first, because zeroing allocates host memory on the software card.
     let (before, left) = zeroed();
     assert!(before < 16 && left > 0, "{before} are zeroed, {left} are not");
-    // More chunks are zeroed after the zeroed ones were used.
+    // More chunks are zeroed after the zeroed ones have been used.
     (0..6).for_each(|chunk| guest.poke(chunk * 2 * MIB, 7));
     eventually("more chunks that are zeroed", || zeroed().0 >= 8 || zeroed().1 == 0);
 }
@@ -121,7 +121,7 @@ fn channel_beyond_the_limit_faults_at_its_first_work() {
     let fault = driver.wait_fault();
     assert_eq!((fault.unit, fault.instance), (unit::FIFO, refused.instance));
     assert_eq!(driver.guest.counter("channel_binds_refused"), 1);
-    // The refused channel faults once, and the other channels still work.
+    // The rejected channel faults once, and the other channels still work.
     driver.submit(&mut refused, &[]);
     driver.submit(&mut good, &[]);
     driver.wait(&good);
@@ -146,8 +146,7 @@ fn bus_mastering_off_keeps_the_gpu_from_ram_and_on_lets_it() {
             assert!(driver.ram_holds(0x8000, 1, 7));
             driver.fill_ram(0x8000, 1, 2);
         } else {
-            // Poll instead of waiting: without bus mastering no interrupt can arrive, because an interrupt is a write
-            // to memory.
+            // Poll instead of waiting for an interrupt: an MSI is a memory write, which needs bus mastering.
             let mut tries = 0..1_000_000;
             while driver.guest.rd(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
                 assert!(tries.next().is_some());
@@ -182,7 +181,7 @@ fn bus_mastering_toggle_writes_only_directory_entries() {
     driver.submit(&mut channel, &work);
     driver.wait(&channel);
     assert!(driver.ram_holds(0x8000 + 127 * PAGE, 1, 7));
-    // Memory that was mapped before must not be accessible either.
+    // Memory that was mapped earlier must be inaccessible as well.
     driver.guest.write(vmm_glue::RegionIndex::Config, 4, &2u16.to_le_bytes());
     driver.fill_ram(0x8000 + 127 * PAGE, 1, 2);
     driver.submit(&mut channel, &work);
@@ -212,7 +211,7 @@ fn work_that_never_ends_costs_only_its_channel() {
     driver.wait(&channel);
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
     driver.submit(&mut channel, &copy);
-    // A register that drivers read contains the scheduler's error, and the channel is still on the engine.
+    // A register that drivers read contains the scheduler error, and the channel is still on the engine.
     driver.guest.wait_msi();
     while !pfifo::INTR::SCHED_ERROR.is_set(driver.guest.rd(pfifo::INTR::OFFSET)) {
         driver.service();
@@ -246,7 +245,7 @@ fn each_shadow_mode_shows_gpu_the_guest_mapping() {
             driver.wait(&channel);
             assert!(driver.vram_holds(to, 1, seed + round), "{mode:?}, round {round}");
         }
-        // Pages that were unmapped and flushed must be gone before the next work runs.
+        // Pages that were unmapped and flushed must be inaccessible to the next work.
         driver.pte(channel.space, B, 0, 0);
         driver.flush();
         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());

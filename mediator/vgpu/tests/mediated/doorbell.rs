@@ -1,4 +1,4 @@
-//! Tests the cost of a doorbell for its guest, and for other users of the card's lock.
+//! Tests the cost of a doorbell to its guest and to other users of the card's lock.
 
 use super::handover::handover;
 use super::saving::ram_of;
@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 use vgpu::{Apertures, Settings};
 use vmm_glue::{Deferred, RegionIndex};
 
-/// Time limit for a doorbell to be found. The polling thread finds it much sooner, so only a failing test waits this
-/// long.
+/// Time limit for finding a doorbell. The polling thread finds it much sooner, so only a failing test waits this long.
 const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
@@ -41,7 +40,7 @@ fn a_doorbell_takes_the_cards_lock_once() {
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// Address of the page that the copies write to.
+    /// Address of the page that the copies write.
     to: u64,
 }
 
@@ -53,19 +52,19 @@ impl Scene {
         Self { driver, channel, to }
     }
 
-    /// Queues a copy, rings the doorbell, and does only the work that precedes the reply.
+    /// Queues a copy, rings the doorbell, and does only the work before the reply.
     fn ring_until_answered(&mut self) -> Deferred {
         let put = self.driver.queue_fenced(&mut self.channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         let at = u64::from(self.channel.id) * PAGE + userd::GP_PUT;
         let deferred = self.driver.guest.write_until_answered(RegionIndex::Bar1, at, &put.to_le_bytes());
-        deferred.expect("a doorbell is deferred")
+        deferred.expect("the doorbell is deferred")
     }
 
     fn doorbells(&self) -> u64 {
         self.driver.guest.counter("doorbells")
     }
 
-    /// Waits for the copies and checks them.
+    /// Waits for the copies and verifies them.
     fn assert_copied(&mut self) {
         self.driver.wait(&self.channel);
         assert!(self.driver.vram_holds(self.to, 1, 1));

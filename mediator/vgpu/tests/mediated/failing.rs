@@ -1,4 +1,4 @@
-//! Tests a card that does not respond: memory that the card may still access must not be reused.
+//! Tests a card that does not respond: memory that it may still access must not be reused.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, move_all, still};
@@ -18,20 +18,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use vram::{Limits, TenantId, To};
 
-/// A card whose failures the test controls.
+/// A card whose failures are controlled by the test.
 #[derive(Clone, Default)]
 struct Failing {
-    /// Directory of the last TLB invalidation, in the register's encoding.
+    /// Directory of the last TLB invalidation, as encoded in the register.
     flushed: Arc<AtomicU32>,
-    /// Directory whose TLB invalidations never complete; 0 for none.
+    /// Directory whose TLB invalidations never complete; 0 if none.
     deaf_to: Arc<AtomicU32>,
     /// Set if channels never leave their engines.
     holds: Arc<AtomicBool>,
-    /// Number of further polls during which no channel leaves its engine.
+    /// Number of upcoming polls during which no channel leaves its engine.
     hesitates: Arc<AtomicU32>,
-    /// Directory whose TLB invalidations are watched, in the register's encoding.
+    /// Directory whose TLB invalidations are counted, as encoded in the register.
     watched: Arc<AtomicU32>,
-    /// Number of invalidations of the watched directory so far.
+    /// Number of invalidations of that directory so far.
     flushes: Arc<AtomicU32>,
 }
 
@@ -60,7 +60,7 @@ impl Alter for Failing {
 }
 
 impl Failing {
-    /// Counts a poll. Returns true if no channel may leave yet.
+    /// Counts a poll. Returns true if no channel may leave its engine yet.
     fn hesitates(&self) -> bool {
         self.hesitates.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
     }
@@ -78,7 +78,7 @@ fn failing_with(division: Division) -> (Rig, Failing) {
     (Rig::made(&config, &sharing, |card| Altered::over(card, altered)), failing)
 }
 
-/// Returns a driver with a channel that has done work, so that its directory was flushed last.
+/// Returns a driver with a channel that has executed work, so that its directory was flushed last.
 fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Channel, u32) {
     let mut driver = driver_of(rig, 0, 16);
     let mut channel = driver.channel(1);
@@ -86,8 +86,8 @@ fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Chan
     driver.buffer(&channel, B, 1, 2);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
-    // Zeroing a chunk moves the mediator's own window, which causes a flush. Zero all chunks now, so that no such flush
-    // follows.
+    // Zeroing a chunk moves the mediator's own window, which causes a flush. Zero all chunks now to avoid such flushes
+    // later.
     rig.host.scrub();
     // Map a new page, which causes a flush.
     driver.buffer(&channel, B + PAGE, 1, 3);
@@ -106,7 +106,7 @@ fn vacated_chunks_are_quarantined_if_tlb_flush_fails() {
     assert!(moved > 0);
     rig.host.scrub();
     let summary = rig.host.lock().vram().chunks.summary();
-    // Moved chunks that no entry refers to were not in the TLB.
+    // Moved chunks without any entry were not in the TLB.
     assert!(summary.quarantined > 0 && summary.quarantined <= moved && summary.to_scrub == 0);
 }
 
@@ -114,14 +114,13 @@ fn vacated_chunks_are_quarantined_if_tlb_flush_fails() {
 fn evicted_chunks_are_flushed_from_tlb_one_at_a_time() {
     let (rig, card) = failing();
     let (mut driver, mut channel, directory) = at_work(&rig, &card);
-    // The buffer is larger than a chunk.
+    // The buffer spans more than one chunk.
     driver.buffer(&channel, A, 768, 1);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
     card.watched.store(directory, Ordering::SeqCst);
     let moved = move_all(&rig, 0, To::Host).moved;
-    // The card drops the GPU's translation of each chunk when that chunk moves, and not only after all chunks have
-    // moved.
+    // The card drops its translations of each chunk when that chunk moves, rather than after all chunks have moved.
     let flushes = card.flushes.load(Ordering::SeqCst);
     assert!(flushes > 1 && flushes <= moved, "{moved} chunks, {flushes} flushes");
 }
@@ -142,12 +141,12 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     let (rig, card) = failing();
     let (mut driver, channel, _) = at_work(&rig, &card);
     let bound = rig.host.channels_in_use();
-    // Make the card need more polls than the guest's write performs.
+    // Make the channel need more polls than the guest's write performs.
     card.hesitates.store(100, Ordering::SeqCst);
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
     while rig.host.lock().channels().stuck() != 0 {
-        // The channel's address space on the card must be unchanged, with its ring still mapped. Read the flag first,
+        // The channel's address space on the card must be unchanged and still map its ring. Read the flag first,
         // because the channel may leave in between.
         let flushed = card.flushed.load(Ordering::SeqCst) != 0;
         let hesitates = card.hesitates.load(Ordering::SeqCst) != 0;
@@ -168,8 +167,8 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
     let (mut driver, channel, _) = at_work(&rig, &card);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // These threads do the work of the scheduler's tick, but more often: they poll departing channels whenever the
-        // card's lock is free.
+        // These threads perform the scheduler's tick, but more often: they poll departing channels whenever the card's
+        // lock is free.
         for _ in 0..4 {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
@@ -224,7 +223,7 @@ fn vm_whose_copies_fail_is_not_moved_again_at_once() {
     }
     card.holds.store(true, Ordering::SeqCst);
     rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).unwrap_err();
-    // The guarantee needs chunks of the first VM. Each attempt to copy these chunks loses its destination.
+    // The guarantee requires chunks of the first VM. Each attempt to copy them loses its destination.
     let limits = Limits { guarantee: CHUNKS / 2, ..Limits::default() };
     rig.host.make_room(|state| state.memory_mut().set_limits(TenantId(1), limits)).unwrap_err();
     let lost = rig.host.lock().vram().chunks.summary().host.quarantined;
@@ -254,7 +253,7 @@ fn card_without_post_is_rejected_with_remedy() {
     let card = Arc::new(SimGpu::new(&Config { posted: false, ..Config::default() }).expect("a card"));
     let refused = ManagedCard::open(card, "rig", &sharing(), firmware::Set::stand_in())
         .err()
-        .expect("the work has no memory")
+        .expect("the work fails for lack of memory")
         .to_string();
     let found = "the card has not been initialised by its VBIOS: register 0x02240c reads 0x0, without bit 1; ";
     let what_to_do = refused.strip_prefix(found).unwrap_or_else(|| panic!("{refused}"));

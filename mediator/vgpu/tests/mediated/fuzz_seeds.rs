@@ -1,4 +1,4 @@
-//! Checks that the seed corpus of the fuzz target is the output of `rig::fuzz::seeds`, and runs every seed.
+//! Checks that the fuzz target's seed corpus matches the output of `rig::fuzz::seeds`, and runs every seed.
 //!
 //! `UPDATE_SEEDS=1 cargo test -p vgpu seeds` rewrites the corpus.
 

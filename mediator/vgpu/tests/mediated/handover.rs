@@ -1,4 +1,4 @@
-//! Tests that hand a card over to another owner while its VMs work.
+//! Tests that hand over a card to another owner while its VMs work.
 
 pub(super) mod edited;
 
@@ -18,13 +18,13 @@ use vram::{TenantId, To};
 /// Number of pages per copy.
 const PAGES: u64 = 20;
 
-/// Creates a card that can be handed over, with `host_mib` MiB of host memory for chunks.
+/// Creates a card that supports handover, with `host_mib` MiB of host memory for chunks.
 pub(super) fn handover(host_mib: u64) -> Handover {
     let sharing = Sharing { host_bytes: host_mib * MIB, division: still(), shared: true, ..sharing() };
     Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing }
 }
 
-/// Returns the timing of a card that is so slow that some work is always in progress.
+/// Returns the time model of a card slow enough that some work is always in progress.
 pub(super) fn slow() -> TimeModel {
     let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
     let compute = ComputeTiming::default();
@@ -45,7 +45,7 @@ fn hand_over(handover: &Handover, rig: &mut Rig, drivers: &mut [Driver]) {
     handover.hand_over(rig, &mut guests(drivers));
 }
 
-/// Submits a copy of a buffer to one of the engines.
+/// Submits a buffer copy to one of the engines.
 pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     let words = match by % 3 {
         0 => [object(M2MF), m2mf_copy(A, B, (PAGES * PAGE) as u32)].concat(),
@@ -55,7 +55,7 @@ pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     driver.submit(channel, &words);
 }
 
-/// Hands the card over in each round, with work in progress and queued, and with memory on the card and in host memory.
+/// Hands the card over in each round, with work in progress and queued, and with memory on the card and in the host.
 fn work_goes_on(handover: &Handover, rounds: u32) {
     let mut rig = handover.rig();
     let mut drivers: Vec<Driver> = (0..3).map(|vm| driver(&rig, vm, &free_settings(16))).collect();
@@ -85,7 +85,7 @@ fn work_goes_on(handover: &Handover, rounds: u32) {
             assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
         }
         if host {
-            assert!(in_host(&rig) > 0, "swapped memory is at its previous place");
+            assert!(in_host(&rig) > 0, "swapped memory is at its previous location");
             for vm in 0..3 {
                 move_all(&rig, vm, To::Card);
             }
@@ -138,7 +138,7 @@ fn accounts_survive_hand_over_and_vms_can_arrive_and_leave() {
     let (submitted, had) = (drivers[0].guest.counter("submissions"), accounts(&rig));
     hand_over(&handover, &mut rig, &mut drivers);
     assert_eq!((drivers[0].guest.counter("submissions"), accounts(&rig)), (submitted, had));
-    // Another VM is added after the hand-over.
+    // Another VM is added after the handover.
     let mut late = driver(&rig, 2, &free_settings(16));
     work(&mut late, 20, &mut Rng::with_seed(9));
     for (vm, driver) in drivers.iter_mut().enumerate() {
@@ -148,7 +148,7 @@ fn accounts_survive_hand_over_and_vms_can_arrive_and_leave() {
     drivers.push(late);
     hand_over(&handover, &mut rig, &mut drivers);
     for driver in drivers {
-        driver.guest.remove().expect("a VM that goes");
+        driver.guest.remove().expect("the VM can be removed");
     }
     let after = usage(&rig);
     assert_eq!((after.2, after.3, after.4), (before.2, before.3, before.4), "all their resources are free: {after:?}");

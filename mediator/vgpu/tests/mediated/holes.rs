@@ -1,9 +1,9 @@
-//! Tries each of the nineteen holes that were found in the reference code of an earlier GPU mediator, and similar
-//! attacks on registers that the reference code does not handle. `docs/design/threat-model.md` lists the holes.
+//! Tries each of the nineteen holes found in the reference code of an earlier GPU mediator, and similar attacks on
+//! registers that the reference code does not handle. `docs/design/threat-model.md` lists the holes.
 //!
-//! Each attempt runs next to two VMs. One works, and its copies must stay correct. The other is idle, and must not even
-//! be interrupted. After each attempt, [`Scene::check`] checks both VMs, and the page tables that the card uses for the
-//! attacker: every entry must map the attacker's own memory. [`Scene::denied`] also requires that the attempt was
+//! Each attempt runs next to two VMs. One works, and its copies must stay correct; the other is idle, and must not even
+//! get an interrupt. After each attempt, [`Scene::check`] checks both VMs, and the page tables that the card uses for
+//! the attacker: every entry must map the attacker's own memory. [`Scene::denied`] also requires that the attempt was
 //! counted, and [`Scene::virtual_only`] that no register of the card changed.
 
 mod channels;
@@ -42,7 +42,7 @@ const SECRET: u8 = 0xc5;
 const SECRET_AT: u64 = SHARE_BYTES / 2;
 /// Virtual address of the third buffer.
 const C: u64 = 0x300_0000;
-/// Channel number of the attacker, and of the other VMs.
+/// Channel number used by the attacker and by the other VMs.
 const ID: u8 = 1;
 
 /// The working VM and its channel.
@@ -81,7 +81,7 @@ impl Worker {
         Self { driver, channel, from, to, round: 0 }
     }
 
-    /// Copies new data through VRAM and RAM with all three engines and checks every byte.
+    /// Copies new data through VRAM and RAM with all three engines, and checks every byte.
     fn work(&mut self, after: &str) {
         self.round += 1;
         let Self { driver, channel, from, to, round } = self;
@@ -124,8 +124,8 @@ impl Scene {
         let mut scene = Self { rig, evil, good, idle, bus: [0; 2] };
         scene.good.work("the start");
         scene.bus = [scene.bus_address(GOOD), scene.bus_address(IDLE)];
-        // Reset the idle VM. When a later interrupt is delivered, all interrupts of the idle VM's earlier work were
-        // delivered as well.
+        // Reset the idle VM. Once a later interrupt is delivered, all interrupts of its earlier work have been
+        // delivered too.
         scene.idle.driver.guest.reset();
         let seen = scene.good.driver.guest.counter("interrupts");
         while scene.good.driver.guest.counter("interrupts") < seen + 2 {
@@ -142,7 +142,7 @@ impl Scene {
         scene
     }
 
-    /// Runs an attempt that must fail: either it is denied and the denial is counted, or the attacker's work faults.
+    /// Runs an attempt that must fail: either it is denied and counted, or the attacker's work faults.
     fn denied(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         let before = tally(&self.evil.guest);
         attempt(self);
@@ -161,7 +161,7 @@ impl Scene {
         self.settle();
         let before = card_registers(&self.rig);
         attempt(self);
-        // The card may report the end of a runlist update or of a channel's removal later.
+        // The card may report the end of a runlist update or channel removal later.
         self.settle();
         let after = card_registers(&self.rig);
         let changed: Vec<_> = before.iter().filter(|(offset, value)| after.get(offset) != Some(value)).collect();
@@ -169,7 +169,7 @@ impl Scene {
         self.check(what);
     }
 
-    /// Waits until the card has reported the end of all work. The card updates its records after the fences that
+    /// Waits until the card has reported the end of all work. The card updates its records only after the fences that
     /// drivers read.
     fn settle(&self) {
         let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
@@ -201,8 +201,8 @@ impl Scene {
         self.check_shadows(after);
     }
 
-    /// Checks the idle VM's whole memory, and the bytes that the attacker was able to read. Also checks that the
-    /// attacker can be removed.
+    /// Checks all of the idle VM's memory, and everything that the attacker can read. Also checks that the attacker can
+    /// be removed.
     fn finish(mut self) {
         self.check("the end");
         assert!(self.idle_structures() == self.idle.structures, "the idle neighbour's structures");
@@ -214,11 +214,11 @@ impl Scene {
         }
         idle.ram_read(0, &mut data);
         assert!(data.iter().all(|&byte| byte == SECRET), "the idle neighbour's RAM");
-        assert_eq!(finds(&self.evil.guest, SECRET), 0, "the attacker's VRAM holds the secret");
+        assert_eq!(finds(&self.evil.guest, SECRET), 0, "the attacker's VRAM contains the secret");
         self.evil.guest.ram_read(0, &mut data);
         assert!(
             !data.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)),
-            "the attacker's RAM holds the secret"
+            "the attacker's RAM contains the secret"
         );
         let Self { rig, evil, mut good, .. } = self;
         evil.guest.remove().unwrap();
@@ -226,7 +226,7 @@ impl Scene {
         good.work("the attacker's end");
     }
 
-    /// Connects another client to the attacker's VM and initializes the VM again. Its memory must be zero.
+    /// Connects a new client to the attacker's VM and reinitializes the VM. Its memory must be zero.
     fn fresh(&mut self) {
         self.evil.guest.reconnect();
         assert!(self.evil.guest.map_ram(0, RAM, true));
@@ -267,8 +267,8 @@ impl Scene {
         pte.address()
     }
 
-    /// Returns addresses in VRAM that do not belong to the attacker: the first address beyond its share, addresses of
-    /// the neighbours and of the mediator on the card, and the ends of the card and of the address space.
+    /// Returns VRAM addresses that do not belong to the attacker: the first address beyond its share, addresses of the
+    /// neighbours and of the mediator on the card, and the ends of the card and of the address space.
     fn outside(&self) -> Vec<(&'static str, u64)> {
         let card = u64::from(CARD_MIB) * MIB;
         let list = vec![
@@ -322,7 +322,7 @@ impl Scene {
         evil.rewind();
     }
 
-    /// Binds a channel and submits work. Either the bind must be refused, or the work must fault without any effect.
+    /// Binds a channel and submits work. Either the bind must be rejected, or the work must fault without any effect.
     fn does_not_run(&mut self, what: &str, channel: &mut Channel) {
         let evil = &mut self.evil;
         let before = stops(&evil.guest);
@@ -330,13 +330,13 @@ impl Scene {
         evil.list(&[ID]);
         evil.submit(channel, &[]);
         wait_stopped(evil, before, what);
-        assert!(!evil.is_done(channel), "{what}: the work has run");
+        assert!(!evil.is_done(channel), "{what}: the work ran");
         evil.unbind(channel);
         evil.faults.clear();
     }
 
-    /// Checks the card's tables for the attacker's channels: every entry maps the attacker's own memory, without
-    /// compression tags or keys, and every table is in memory that does not belong to a VM.
+    /// Checks the card's tables for the attacker's channels. Every entry must map the attacker's own memory without
+    /// compression tags or keys, and every table must be in memory that does not belong to a VM.
     fn check_shadows(&self, after: &str) {
         let own = self.blocks_of(&[EVIL]);
         let guests = self.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -390,7 +390,7 @@ impl Scene {
     }
 }
 
-/// The page size of a table's entries.
+/// Page size of a table's entries.
 #[derive(Clone, Copy)]
 enum Size {
     Small,
@@ -421,7 +421,7 @@ fn tally(guest: &Guest) -> u64 {
     denied + stops(guest)
 }
 
-/// Returns how often a guest's work was stopped or not started: the sum of faults, refused channels, and refused
+/// Returns how often a guest's work was stopped or not started: the sum of faults, rejected channels, and rejected
 /// doorbells.
 fn stops(guest: &Guest) -> u64 {
     let status = guest.status();
@@ -431,7 +431,7 @@ fn stops(guest: &Guest) -> u64 {
 }
 
 /// Waits for interrupts until [`stops`] exceeds `before`, or until the guest has read an engine error. Waits for faults
-/// even if denials are counted, because the card stores one fault per unit, so the next one could be lost.
+/// even if denials are counted, because the card stores only one fault per unit, and the next one could be lost.
 fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     for _ in 0..100 {
         let errors = [pgraph::INTR::OFFSET, ce0::INTR::OFFSET, ce1::INTR::OFFSET];
@@ -441,10 +441,10 @@ fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
         driver.guest.wait_msi();
         driver.service();
     }
-    panic!("{what}: neither refused nor faulted");
+    panic!("{what}: neither rejected nor faulted");
 }
 
-/// Returns the card's own registers, except clocks, registers that the mediator uses on each access, registers that
+/// Returns the card's own registers. Excludes clocks, registers that the mediator uses on each access, registers that
 /// show running channels or pending interrupts (the neighbour's last interrupt may still be pending), and registers
 /// that change when they are read.
 fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {

@@ -1,4 +1,4 @@
-//! Tests accesses by a guest to resources that it does not own.
+//! Tests guest accesses to resources that the guest does not own.
 
 use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, card_vram, driver, fill, finds, is_filled, rig};
 use nvspec::regs::{pbus, pfb, pfifo, windows::pramin};
@@ -8,7 +8,7 @@ use vram::{TenantId, VramAddr};
 
 const CANARY: u8 = 0xc5;
 
-/// Returns invalid entries of the guest's tables for the page at [`B`]: the name, and the low and high word of each.
+/// Returns invalid guest table entries for the page at [`B`], each with a name and the low and high word.
 fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
     let state = rig.host.lock();
@@ -117,7 +117,7 @@ fn windows_end_where_vram_does() {
     let mut word = [0; 8];
     evil.guest.read(RegionIndex::Bar0, u64::from(pramin::BASE) + 0x8_0000 - 4, &mut word);
     evil.guest.write(RegionIndex::Bar0, u64::from(pramin::BASE) + 0x8_0000 - 4, &[0x77; 8]);
-    // Point the window at host memory.
+    // Point the PRAMIN window at host memory.
     evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, 2 << 24);
     evil.guest.wr(pramin::BASE, 0x1234_5678);
     assert!(is_filled(&victim.guest, CANARY));
@@ -139,9 +139,9 @@ fn instances_and_runlists_outside_are_not_taken() {
         evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     }
-    // Submit runlists in the guest's own memory that list the other VM's channels. This must not affect these channels.
+    // Submit runlists in the guest's own memory that list the other VM's channels. They must not affect these channels.
     evil.submit_runlist();
-    // Point the directory or the USERD of the instance block outside the guest's memory.
+    // Point the instance block's directory or USERD outside guest memory.
     for (offset, value) in [(0x200, 0xffff_f000), (0x200, 2), (0x008, 0xffff_f000), (0x04c, 31 << 16)] {
         let channel = evil.prepare(6);
         evil.guest.poke(channel.instance + offset, value);
@@ -164,7 +164,7 @@ fn instances_and_runlists_outside_are_not_taken() {
 
 #[test]
 fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
-    // Size of the part of the mediator's own memory, at its start, that never changes: the instance blocks and page
+    // Size of the constant part at the start of the mediator's memory, in bytes: the instance blocks and page
     // directories of the card's apertures.
     const FIXED: usize = 2 * 0x1000 + 2 * 0x1_0000;
     let rig = rig();
@@ -174,7 +174,7 @@ fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
     card_vram(&rig, 0, &mut before);
     assert!(before.iter().any(|&byte| byte != 0));
     let own = evil.guest.vram_bytes;
-    // Map 128 MiB of address space to VRAM page by page, including VRAM that does not exist.
+    // Map 128 MiB of address space to VRAM page by page, including nonexistent VRAM.
     let spare = evil.space();
     for first in (0..0x8000u64).step_by(512) {
         let entries: Vec<u8> = (first..first + 512).flat_map(|page| (((page * PAGE) >> 8) | 1).to_le_bytes()).collect();

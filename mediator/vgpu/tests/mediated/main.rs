@@ -1,4 +1,4 @@
-//! Tests mediated VMs on a software card. A small driver runs in each VM.
+//! Tests mediated VMs on a software card. Each VM runs a small driver.
 
 mod accesses;
 mod alarm;
@@ -35,7 +35,7 @@ use nvspec::addr::VramAddr;
 use rig::driver::Driver;
 use rig::{Guest, Rig};
 
-/// Sizes of the card and of each VM in MiB. These sizes are the minimum that a driver needs.
+/// Sizes of the card and of each VM in MiB: the minimum that a driver needs.
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
 const MIB: u64 = 1 << 20;
@@ -68,7 +68,7 @@ fn is_filled(guest: &Guest, byte: u8) -> bool {
     })
 }
 
-/// Returns the number of aligned 64-byte runs of this value in a VM's VRAM.
+/// Returns the number of aligned 64-byte runs of this byte in a VM's VRAM.
 fn finds(guest: &Guest, byte: u8) -> usize {
     let mut data = vec![0; MIB as usize];
     let in_mib = |mib| {
@@ -78,14 +78,14 @@ fn finds(guest: &Guest, byte: u8) -> usize {
     (0..guest.vram_bytes / MIB).map(in_mib).sum()
 }
 
-/// Returns the numbers of free chunks (scrubbed or not), of the mediator's and of the VMs' chunks, of channels, and of
-/// I/O address ranges.
+/// Returns the numbers of free chunks (scrubbed or not), chunks of the mediator, chunks of VMs, channels, and I/O
+/// address ranges.
 fn usage(rig: &Rig) -> (u32, u32, u32, u32, usize) {
     let (chunks, channels, iova) = rig.usage();
     (chunks.free + chunks.to_scrub, chunks.mediator, chunks.vms.values().map(|vm| vm.placed).sum(), channels, iova)
 }
 
-/// Reads VRAM of the card, regardless of its owner.
+/// Reads the card's VRAM, regardless of its owner.
 fn card_vram(rig: &Rig, at: u64, data: &mut [u8]) {
     rig.host.lock().vram_mut().memory.read(VramAddr(at), data).unwrap();
 }

@@ -15,7 +15,7 @@ use vram::TenantId;
 
 /// Number of pages per copy.
 const PAGES: u64 = 20;
-/// Number of bytes that a client reads at a time.
+/// Number of bytes that a client reads per request.
 const PART: usize = 70_001;
 
 /// Creates another VM whose client lends the same RAM.
@@ -46,7 +46,7 @@ pub(crate) fn state_of(guest: &mut Guest) -> Vec<u8> {
     all
 }
 
-/// Loads a state into a VM, and leaves the VM stopped.
+/// Loads a state into a VM, which stays stopped.
 pub(crate) fn take_in(guest: &mut Guest, state: &[u8]) -> Result<(), MigrationError> {
     let device = guest.migration();
     device.stop()?;
@@ -66,7 +66,7 @@ fn vm_in_mid_work_continues_on_another_device() {
         let state = state_of(&mut one.driver.guest);
         let mut there = next(&cards[to], vm, &one.driver.guest);
         take_in(&mut there, &state).unwrap();
-        // While the VM waits, other requests must not move it.
+        // Other requests must not move the VM while it waits.
         assert!(there.check_movable().unwrap_err().to_string().contains("its VMM has stopped it"));
         there.migration().start();
         there.check_movable().unwrap();
@@ -109,7 +109,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
 
 #[test]
 fn stopped_device_does_nothing_and_resumes_unchanged() {
-    // The work takes time, so some of it is not complete when the VM is stopped.
+    // The work takes time, so some of it is incomplete when the VM is stopped.
     let mut handover = handover(0);
     handover.config.time = Some(slow());
     let card = handover.rig();
@@ -117,12 +117,12 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);
     one.driver.guest.migration().stop().unwrap();
-    // Work whose doorbells have rung must wait; other channels continue.
+    // Work whose doorbells rang must wait; other channels continue.
     let submissions = one.driver.guest.counter("submissions");
     stay.begin(4);
     stay.check();
     assert!(one.driver.guest.check_movable().is_err());
-    // Quiescing the card without handing it over does not resume the VM.
+    // Quiescing the card without a handover does not resume the VM.
     let done = || {
         let usage = card.host.lock().scheduler_usage(1);
         usage.time.tenants[&TenantId(1)].engines.values().map(|engine| engine.account.completed).sum::<u64>()
@@ -139,7 +139,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     one.driver.guest.migration().start();
     one.check();
     assert!(done() > done_before, "some work was left");
-    // Two reads of the same state differ only in the time.
+    // Two reads of the same state differ only in the timestamp.
     one.begin(6);
     let state = state_of(&mut one.driver.guest);
     let again = {
@@ -186,11 +186,11 @@ fn corrupt_state_fails_device_until_reset() {
     stay.check();
     let placed = || card.usage().0.vms.get(&TenantId(2)).map_or(0, |vm| vm.placed);
     eventually("no resources of the incomplete VM are left", || placed() == 0);
-    // Afterwards the VM is a normal device, and its client can complete work.
+    // Afterwards the VM is a normal device, on which its client can complete work.
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
     works(&mut driver, &mut channel, 9);
-    // The same must hold for a VM that is removed while a migration has stopped it.
+    // The same must hold for a VM that is removed while a migration keeps it stopped.
     let mut victim = driver.guest;
     victim.migration().stop().unwrap();
     victim.migration().begin_loading().unwrap();
@@ -204,7 +204,7 @@ fn corrupt_state_fails_device_until_reset() {
     one.check();
 }
 
-/// Copies pages and checks them.
+/// Copies pages and verifies them.
 fn works(driver: &mut Driver, channel: &mut Channel, seed: u32) {
     driver.buffer(channel, A, PAGES, seed);
     let to = driver.buffer(channel, B, PAGES, 7);
@@ -235,9 +235,9 @@ fn ram_writes_of_card_are_reported_until_device_is_stopped() {
     driver.wait(&channel);
     assert_eq!(written(&mut driver, 0..16), [6]);
     assert_eq!(written(&mut driver, 8..16), [0u64; 0]);
-    // As long as the VM has work, memory that its tables map may be written again.
+    // While the VM has work, memory that its tables map may be written again at any time.
     assert_eq!(written(&mut driver, 0..16), [6]);
-    // The log includes memory that was mapped in between.
+    // The log includes memory that was mapped in the meantime.
     driver.map(channel.space, B, At::Ram(12 * MIB), PAGES);
     driver.flush();
     driver.map(channel.space, B, At::Ram(2 * MIB), PAGES);

@@ -1,4 +1,4 @@
-//! Tests guests whose work raises interrupts continuously.
+//! Tests guests whose work keeps raising interrupts.
 
 use super::{A, B, driver, rig};
 use rig::driver::{CE0, ce_copy, methods, object};
@@ -11,12 +11,12 @@ fn vm_with_interrupt_stream_is_paused_and_neighbour_is_not() {
     quiet.buffer(&work, A, 1, 1);
     let to = quiet.buffer(&work, B, 1, 2);
     let before = noisy.guest.counter("interrupts_caused");
-    // Send methods to a subchannel without an object. The PBDMA reports each of them, and waits until the report has
+    // Send methods to a subchannel without an object. The PBDMA reports each method, and stops until the report has
     // been handled.
     let words: Vec<u32> = (0..1000).flat_map(|_| methods(6, 0x100, &[0])).collect();
     let mut rounds = 0;
     while noisy.guest.counter("interrupt_pauses") == 0 {
-        // The speed of the host determines how many interrupts it handles in a tenth of a second.
+        // The host's speed determines how many interrupts it handles in a tenth of a second.
         rounds += 1;
         assert!(rounds < 1000, "{} interrupts, and no pause", noisy.guest.counter("interrupts_caused"));
         noisy.submit(&mut stream, &words);

@@ -1,4 +1,4 @@
-//! Tests guests that together have more memory than their card.
+//! Tests guests that together use more memory than their card has.
 
 use super::relocate::in_host_at_rest;
 use super::{A, B, MIB};
@@ -18,7 +18,7 @@ use vgpu::Settings;
 use vram::victim::VictimPolicy;
 use vram::{GuestVramAddr, Limits, Lookup, Mode, OnFull, Step, TenantId, To, VmSummary};
 
-/// Maximum duration of each step.
+/// Time limit for each step.
 pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
@@ -60,8 +60,8 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Maps buffers of 64 pages, one in each chunk from the third one on, contiguously starting at `A`, and fills them with
-/// a pattern.
+/// Maps buffers of 64 pages, one in each chunk starting with the third, contiguously from `A`, and fills them with a
+/// pattern.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
     (0..chunks)
@@ -76,7 +76,7 @@ fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec
         .collect()
 }
 
-/// Makes the GPU copy each buffer to the next one, starting with the last, and checks all bytes.
+/// Makes the GPU copy each buffer to the next one, last buffer first, and verifies all bytes.
 fn rotate(driver: &mut Driver, channel: &mut Channel, buffers: &[u64], seed: u32) {
     let count = buffers.len() as u64;
     for chunk in (1..count).rev() {
@@ -190,7 +190,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     let mut two = second.channel(1);
     let from = second.buffer(&two, A, 4, 5);
     let to = 40 * MIB;
-    // Let the first VM take all remaining memory, so that the GPU's next access finds none.
+    // The first VM takes all remaining memory, so the GPU's next access finds none.
     let ones = vec![0xff; MIB as usize];
     for mib in 4..44 {
         first.guest.vram_try_write(mib * MIB, &ones);
@@ -205,12 +205,12 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
-    // The VM requests the memory repeatedly, but the refusal counts only once.
+    // The VM requests the memory repeatedly, but the denial is counted only once.
     let refused = rig.host.lock().holdings().refusals.counts_for(TenantId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
 
-/// Creates two VMs on a card without host memory. The first VM uses the whole card, and neither VM frees memory.
+/// Creates two VMs on a card without host memory. The first VM occupies the whole card, and neither VM frees memory.
 fn full_card(queue_limit: Duration) -> (Rig, [Driver; 2]) {
     let rig = rig_with(48, 0, fast());
     let drivers = [0, 1].map(|vm| {
@@ -258,21 +258,21 @@ fn cpu_write_without_memory_is_lost_and_later_ones_skip_wait() {
 #[test]
 fn waiting_work_gets_memory_of_others_beyond_their_share() {
     let mut division = fast();
-    // A VM that only writes with its CPU must not count as idle, however slow the host is.
+    // A VM that only writes with its CPU must not count as idle, no matter how slow the host is.
     division.balance.idle_after_ns = u64::MAX;
     let rig = rig_with(48, 64, division);
     let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
     let mut two = second.channel(1);
     second.buffer(&two, A, 4, 5);
-    // Let the first VM take all remaining memory. Neither VM frees any.
+    // The first VM takes all remaining memory. Neither VM frees any.
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 20);
     for chunk in 0..6 {
         let to = (8 + 2 * chunk) * MIB;
         second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
-        // The mover may report memory at any time. Here it does so between the flush that finds no memory and the work
-        // that needs it.
+        // The mover may report memory at any time. Here it does so after the flush that finds no memory, and before the
+        // work that needs it.
         second.guest.vm().deliver(GuestEvent::Memory);
         second.submit(&mut two, &[object(M2MF), m2mf_copy(A, B + chunk * 4 * PAGE, 4 * PAGE as u32)].concat());
         second.wait(&two);
@@ -284,7 +284,7 @@ fn waiting_work_gets_memory_of_others_beyond_their_share() {
     rotate(&mut first, &mut one, &buffers, 20);
 }
 
-/// A card that refuses to map host memory while the flag is set.
+/// A card that rejects mappings of host memory while the flag is set.
 struct Stingy(Arc<AtomicBool>);
 
 impl Alter for Stingy {
@@ -346,7 +346,7 @@ fn memory_named_by_submission_stays_resident_under_clock() {
         let rests = || rig.host.lock().vram().chunks.moves().count() == 0;
         eventually("the chunks are gone", || account(&rig, 0).host == gone && rests());
     };
-    // The clock hand passes over all memory that the CPU wrote.
+    // The clock hand passes over all memory written by the CPU.
     evict(6);
     let hot: Vec<usize> = (0..16).filter(|at| on_card()[*at]).step_by(3).take(3).collect();
     let va = |buffer: usize| A + buffer as u64 * 64 * PAGE;
@@ -442,7 +442,7 @@ fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
     assert_eq!((after.0.mediator, after.2), before);
 }
 
-/// Returns true if VMs currently take turns. Checks that the holder of the quantum competes with the weights of all
+/// Returns true if VMs currently take turns. Checks that the quantum's holder competes with the combined weight of all
 /// members, so that other VMs keep their shares, and that every other VM competes with its own settings.
 fn holder_competes_for_all(rig: &Rig) -> bool {
     let state = rig.host.lock();
@@ -483,13 +483,13 @@ fn guests_that_do_not_fit_together_take_turns() {
     assert_eq!(in_host_at_rest(&rig), 0);
 }
 
-/// Runs on a card that counts its accesses.
+/// Runs on a card that counts accesses.
 #[test]
 fn guests_copying_over_bus_get_quanta_if_card_counts_accesses() {
     take_turns_over_the_bus(true);
 }
 
-/// Runs on a card that does not count its accesses, like real cards.
+/// Runs on a card that does not count accesses, as on real hardware.
 #[test]
 fn guests_copying_over_bus_get_quanta_without_access_counts() {
     take_turns_over_the_bus(false);
@@ -512,7 +512,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 let seed = 1000 * vm;
                 let buffers = spread(&mut driver, &channel, 18, seed);
                 while !stop.load(Ordering::SeqCst) {
-                    // Copy data onto itself: the data stays the same, but all of it is accessed.
+                    // Copy the data onto itself: it stays the same, but all of it is accessed.
                     for buffer in 0..18 {
                         let at = A + buffer * 64 * PAGE;
                         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());
@@ -526,7 +526,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 }
             });
         }
-        // Wait until each VM has its part of the memory, because these moves must not count.
+        // Wait until each VM has its share of the memory, because these moves must not count.
         let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(TenantId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
         eventually("each has its part", || {
@@ -548,8 +548,8 @@ fn take_turns_over_the_bus(profile: bool) {
             drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }
-        // With this quota, the first VM leaves enough memory for the other. The first VM gains nothing from quanta, and
-        // must not wait.
+        // With this quota, the first VM leaves enough memory for the other one. It gains nothing from quanta, and must
+        // not wait.
         rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 1, ..Limits::default() }).unwrap();
         let takes_turns = || rig.host.lock().memory().divider().residency().turn().is_some();
         let (began, mut without_since) = (Instant::now(), None);
@@ -559,7 +559,7 @@ fn take_turns_over_the_bus(profile: bool) {
             std::thread::sleep(Duration::from_millis(1));
         }
         stop.store(true, Ordering::SeqCst);
-        assert_eq!(holders.len(), 2, "each has had its turn");
+        assert_eq!(holders.len(), 2, "each VM has had its turn");
         assert!(told, "a VM waits for the other's quantum");
         assert!(lasts(&without_since), "a VM that is limited by its quota takes turns");
     });

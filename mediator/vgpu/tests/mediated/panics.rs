@@ -1,4 +1,4 @@
-//! Tests with injected panics. A VM or card with inconsistent state is taken out of service, and all others continue.
+//! Tests injected panics. A VM or card with inconsistent state is taken out of service, and all others continue.
 
 use super::{A, B, CARD_MIB, driver, rig};
 use card::Card;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A card that panics when its interrupt status is read, while the flag is set.
+/// A card that panics on a read of its interrupt status while the flag is set.
 struct Panicking(Arc<AtomicBool>);
 
 impl Alter for Panicking {
@@ -43,9 +43,9 @@ fn panic_under_card_lock_fails_card_and_notifies_vms() {
         panic!("injected");
     }));
     let why = rig.host.failure().expect("the card has failed").to_owned();
-    assert!(why.contains("half changed"), "{why}");
+    assert!(why.contains("while it changed the card"), "{why}");
     wait_told(&rig, &victim.guest);
-    // No thread may use the partly changed state.
+    // No thread may use the partially changed state.
     assert!(panics(|| drop(rig.host.lock())));
     assert!(panics(|| _ = victim.channel(1)));
     let told = victim.guest.remove().unwrap_err().to_string();
@@ -65,7 +65,7 @@ fn panic_of_interrupt_thread_fails_card_and_notifies_vms() {
     victim.buffer(&channel, A, 1, 1);
     victim.buffer(&channel, B, 1, 2);
     armed.store(true, Ordering::Relaxed);
-    // The interrupt may arrive, and make the card fail, before this call returns.
+    // The interrupt may arrive and make the card fail before this call returns.
     panics(|| victim.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat()));
     while rig.host.failure().is_none() {
         std::thread::sleep(Duration::from_millis(1));
@@ -82,7 +82,7 @@ fn panic_in_one_vm_leaves_card_and_neighbours_in_service() {
     assert_eq!(rig.host.failure(), None);
     let mut channel = good.channel(1);
     super::stuck::works(&mut good, &mut channel, 4);
-    // The status of the failed VM can still be read, and the VM can be removed.
+    // The failed VM's status can still be read, and the VM can be removed.
     assert_eq!(bad.guest.status().vram_mib, super::VM_MIB);
     bad.guest.remove().unwrap();
     super::stuck::works(&mut good, &mut channel, 5);
@@ -95,12 +95,12 @@ fn status_of_locked_vm_can_be_read() {
     let before = driver.guest.counter("channel_binds");
     let _channel = driver.channel(1);
     driver.guest.while_locked(|| {
-        // The call returns the last known status, because a second call also cannot take the lock.
+        // The call returns the last known status, because a second attempt cannot take the lock either.
         let seen = driver.guest.status();
         assert_eq!(seen.counters["channel_binds"], before);
         assert_eq!(driver.guest.status().vram_mib, super::VM_MIB);
     });
-    // The holder of the lock has published the status, as requested.
+    // As requested, the lock holder has published the status.
     assert!(driver.guest.published().counters["channel_binds"] > before);
     assert!(driver.guest.counter("channel_binds") > before);
 }

@@ -1,5 +1,5 @@
-//! Tests paravirtual guests: page tables that the mediator keeps for them, channels, memory, and segments. Also tests
-//! hostile guests.
+//! Tests paravirtual guests, including hostile ones: page tables that the mediator keeps for them, channels, memory,
+//! and segments.
 
 mod hostile;
 mod share;
@@ -18,7 +18,7 @@ use vmm_glue::RegionIndex;
 use vram::victim::VictimPolicy;
 use vram::{Limits, To};
 
-/// Address of the interface's RAM, beyond the RAM that the driver lends at address 0.
+/// RAM address of the interface's structures, beyond the RAM that the driver lends at address 0.
 const BASE: u64 = MIB - RAM_BYTES;
 
 fn offered(group: Option<&str>) -> PvSettings {
@@ -34,7 +34,7 @@ fn guest(rig: &Rig, vm: u32, group: Option<&str>) -> (Driver, Interface) {
     guest_with(rig, vm, &knowing(group))
 }
 
-/// Same as [`guest`], with other settings.
+/// Like [`guest`], with different settings.
 fn guest_with(rig: &Rig, vm: u32, settings: &Settings) -> (Driver, Interface) {
     let mut guest = rig.guest_with(vm, settings);
     assert!(guest.map_ram(0, MIB, true));
@@ -48,7 +48,7 @@ fn pte(at: u64) -> u64 {
     at >> 8 | 1
 }
 
-/// Adds the mappings of a driver's channel to the operations on a table.
+/// Appends the mappings of a driver's channel to the operations on a table.
 fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
     let [ring, push, image] = channel.memory();
     [(RING_VA, ring, 1), (PUSH_VA, push, 4), (FENCE_VA, channel.fence, 1), (IMAGE_VA, image, 16)]
@@ -56,8 +56,8 @@ fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
         .fold(ops, |ops, (va, at, pages)| ops.run(table, (va / PAGE) as u32, pages, pte(at), PAGE >> 8))
 }
 
-/// Creates a channel whose address space the mediator keeps: `handle` is its directory, and `handle + 1` its small-page
-/// table.
+/// Creates a channel whose address space the mediator keeps: `handle` names its directory, and `handle + 1` its
+/// small-page table.
 fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) -> Channel {
     let channel = driver.prepare(id);
     let ops = Ops::new().create(handle, kind::DIRECTORY).create(handle + 1, kind::SMALL);
@@ -65,7 +65,7 @@ fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) 
     let ops = ops.flush(handle).channel(op::CHANNEL_CREATE, id.into()).bind_channel(id.into(), channel.instance);
     let ops = ops.channel(op::CHANNEL_ENABLE, id.into());
     assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
-    // The directory in the instance block itself must not be used.
+    // The directory in the instance block itself must be ignored.
     driver.guest.poke(channel.instance + 0x200, 0xdead_0000);
     channel
 }
@@ -89,7 +89,7 @@ fn interface_exists_only_where_it_is_offered() {
     assert_eq!(knowing.rd(offset + register::SIGNATURE), pv::abi::SIGNATURE);
 }
 
-/// Returns the BAR, the offset and the features from the capability.
+/// Returns the BAR, offset and features from the capability.
 fn capability(guest: &mut Guest) -> Option<[u32; 3]> {
     let word = |guest: &mut Guest, at: u32| {
         let mut word = [0; 4];
@@ -125,7 +125,7 @@ fn channel_works_in_tables_that_the_mediator_keeps() {
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     driver.wait(&work);
     assert!(driver.vram_holds(to, 4, 7));
-    // Mappings that the batch removes must not be in effect after its end.
+    // Mappings that the batch removes must not be in effect once it completes.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().zero(2, (B / PAGE) as u32, 4).flush(1)).status, 0);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     let fault = driver.wait_fault();
@@ -156,7 +156,7 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
         driver.wait(&work);
         assert!(driver.vram_holds(to, 4, round));
         assert_eq!(driver.guest.counter("pv_operations"), operations);
-        // Batches resume where they stopped.
+        // Batches resume where they were interrupted.
         let again = Ops::new().run(2, (B / PAGE) as u32, 4, pte(to), PAGE >> 8).flush(1);
         assert_eq!(interface.call(&mut driver.guest, &again).status, 0);
         operations += 2;
@@ -194,7 +194,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let (page, instance) = (driver.vram(1), driver.vram(1));
-    // The instance block determines only the limit.
+    // Only the limit comes from the instance block.
     for (offset, value) in [(0x208, 0xffff_ffff), (0x20c, 0xff)] {
         driver.guest.poke(instance + offset, value);
     }
@@ -204,7 +204,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let mut word = 0x1234_5678u32.to_le_bytes();
     driver.guest.write(RegionIndex::Bar3, 5 * PAGE + 8, &word);
     assert_eq!(driver.guest.peek(page + 8), 0x1234_5678);
-    // Mapping another page takes effect after a flush, and binding another directory takes effect immediately.
+    // Mapping another page takes effect after a flush; binding another directory takes effect immediately.
     let other = driver.vram(1);
     driver.guest.poke(other + 8, 77);
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().run(2, 5, 1, pte(other), 0).flush(1)).status, 0);
@@ -248,13 +248,13 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     // Each critical section covers 256 KiB.
     assert!(
         driver.guest.counter("pv_holds") - held >= 2 * BYTES / (256 << 10),
-        "the VM's lock is held for the whole batch"
+        "the VM's lock was held for the whole batch"
     );
     assert_eq!((driver.guest.peek(a), driver.guest.peek(a + BYTES - 4)), (7, 0x5a5a_1234));
     let mut data = vec![0; BYTES as usize];
     driver.guest.vram_read(b, &mut data);
     assert!(data.chunks_exact(4).all(|word| word == 0x5a5a_1234u32.to_le_bytes()));
-    // The stored progress of the last batch must not delay the next one. Each flush takes a separate critical section.
+    // The stored progress of the last batch must not delay the next one. Each flush uses a separate critical section.
     let held = driver.guest.counter("pv_holds");
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().flush(0).flush(0).flush(0)).status, 0);
     assert_eq!(driver.guest.counter("pv_holds") - held, 3);
@@ -325,7 +325,7 @@ fn end_of_a_batch_interrupts_if_that_is_wanted() {
     assert_eq!(driver.guest.rd(OFFSET + register::INTERRUPT), 0);
     driver.service();
     assert!(!driver.guest.take_msi());
-    // Set the flag of the available ring that suppresses interrupts.
+    // Set the available ring's flag that suppresses interrupts.
     driver.guest.ram_write(BASE + 0x800, &1u16.to_le_bytes());
     interface.call(&mut driver.guest, &Ops::new().query(query::VRAM));
     assert!(!driver.guest.take_msi());
@@ -349,7 +349,7 @@ fn features_that_were_not_accepted_are_refused() {
     refused(&interface.call(&mut driver.guest, &Ops::new().create(1, kind::SMALL)), 0, Status::Unsupported);
 }
 
-/// Sets the interface up again, with fewer features.
+/// Sets up the interface again with a reduced feature set.
 fn reopen(driver: &mut Driver, features: u32) -> Interface {
     Interface::open_with(&mut driver.guest, BASE, features)
 }
@@ -390,14 +390,14 @@ fn buffers_of_low_priority_leave_the_card_first() {
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
     let mut interface = Interface::open(&mut driver.guest, BASE);
-    // Use a page in each of 24 chunks. Chunks 12 to 15 have the lowest priority.
+    // Use one page in each of 24 chunks. Chunks 12 to 15 have the lowest priority.
     let page = |chunk: u64| chunk * CHUNK;
     for chunk in 4..28 {
         driver.guest.vram_write(page(chunk), &pattern(chunk as u32, 0));
     }
     let ops = Ops::new().priority(0, page(32), 50).priority(page(12), 4 * CHUNK, -50);
     assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
-    // Guarantee the remaining memory, and four more chunks, to another VM.
+    // Guarantee the remaining memory plus four chunks to another VM.
     let left = rig.usage().0.spare();
     let limits = Limits { guarantee: left + 4, ..Limits::default() };
     super::oversubscribe::driver_with(&rig, 1, u64::from(left + 4) * CHUNK / MIB, limits);

@@ -1,4 +1,4 @@
-//! Tests posted writes to host memory that are in flight when the memory gets another owner.
+//! Tests posted writes to host memory that are in flight when the memory changes owners.
 
 use super::relocate::{driver_of, move_all, rig_of};
 use super::{A, B, MIB, driver, rig};
@@ -16,8 +16,8 @@ const TARGET: u64 = 0x500_0000;
 const UNRELEASED_SEMAPHORE: u64 = 0x600_0000;
 const VALUE: u32 = 0x5a5a_0001;
 
-/// Runs a kernel with one thread, which stores [`VALUE`] at [`TARGET`]. Returns after the store but before the end of
-/// the channel's work, while the store is in flight.
+/// Runs a single-threaded kernel that stores [`VALUE`] at [`TARGET`]. Returns while the store is in flight: after the
+/// store, but before the end of the channel's work.
 fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     let source = format!(".kernel k\nMOV32I R0, {TARGET:#x}\nMOV32I R1, {VALUE:#x}\nST [R0], R1\nEXIT");
     let program = sm20::assemble(&source).expect("a program");
@@ -37,8 +37,8 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
         methods(1, class::GRID_YX, &[1 << 16 | 1, 1]),
         methods(1, class::LAUNCH, &[0]),
         object(M2MF),
-        // This copy within card memory follows the kernel. The copy proves that the kernel has ended, and does not
-        // flush other writes.
+        // This copy within card memory follows the kernel. It proves that the kernel has completed, but does not flush
+        // other writes.
         m2mf_copy(A, B, PAGE as u32),
         methods(0, 0x10, &[0, UNRELEASED_SEMAPHORE as u32, 1, 1]),
     ];
@@ -60,8 +60,8 @@ fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     (at, (at / CHUNK) as u32)
 }
 
-/// Moves a chunk of VM 0 to host memory. Evicts all chunks, because the card may keep the first evicted chunk in its
-/// reserve.
+/// Moves a chunk of VM 0 to host memory by evicting all chunks, because the card may keep the first evicted chunk in
+/// its reserve.
 fn send_out(rig: &Rig, at: u64, index: u32) {
     move_all(rig, 0, To::Host);
     let others = (0..index).map(|index| Step { vm: TenantId(0), index, to: To::Card }).collect::<Vec<_>>();
@@ -102,8 +102,8 @@ fn moved_chunk_includes_earlier_posted_writes() {
     send_out(&rig, at, index);
     store(&rig, &mut driver, &mut channel);
     assert_eq!(word(&driver, at), 0x0101_0101, "the store is in flight");
-    // Retire the mediator's channel, so that the CPU moves the chunk instead of the engines. The copy then does not
-    // flush posted writes.
+    // Retire the mediator's channel, so that the CPU instead of the engines moves the chunk. Its copy does not flush
+    // posted writes.
     rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).expect("the channel has no work");
     assert_eq!(rig.host.relocate(TenantId(0), &[Step { vm: TenantId(0), index, to: To::Card }]).moved, 1);
     assert!(!rig.in_host(0, at));
@@ -123,7 +123,7 @@ fn posted_writes_of_removed_vm_reach_no_other_vm() {
     store(&rig, &mut gone, &mut channel);
     gone.guest.remove().expect("it leaves");
     rig.host.scrub();
-    // A write that is still in flight would arrive in a slot that other VMs may already use.
+    // A write still in flight would land in a slot that other VMs may already use.
     rig.card.hold_posted_writes(false);
     let mut slot = [0; 4];
     rig.host.lock().vram().pinned.read(slot_at, &mut slot);

@@ -1,16 +1,16 @@
-//! Tests the mediator's own memory needs on a card that is full of guest memory. The mediator must find memory or wait.
+//! Tests the mediator's own memory needs on a card full of guest memory. The mediator must find memory or wait.
 
 use super::oversubscribe::{driver_with, fast, rig_with};
 use super::{A, B, MIB};
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object};
 use vram::{Limits, OnFull, Step, TenantId, To};
 
-/// Number of VMs that start on a full card.
+/// Number of VMs that start on the full card.
 const VMS: u32 = 10;
 /// Number of address spaces per VM.
 const SPACES: u8 = 8;
 
-/// Fills buffers and submits a copy from one to the other without waiting. Returns the address of the target.
+/// Fills two buffers and submits a copy from one to the other without waiting. Returns the target's address.
 fn begin_copy(driver: &mut Driver, channel: &mut Channel, seed: u32) -> u64 {
     driver.buffer(channel, A, 2, seed);
     let to = driver.buffer(channel, B, 2, seed + 1);
@@ -86,7 +86,7 @@ fn memory_of_a_removed_vm_is_not_copied() {
     drop(driver);
     let done = rig.host.relocate(TenantId(0), &steps);
     assert_eq!((done.moved, done.stayed, done.copied_ns), (0, 1, 0));
-    // The VM makes no further requests, so other VMs get other card memory or host memory.
+    // The VM makes no more requests, so other VMs get other card memory or host memory.
     assert!(rig.host.lock().vram().chunks.is_frozen(TenantId(0)));
     let mut other = driver_with(&rig, 1, 64, Limits::default());
     let mut channel = other.channel(1);

@@ -13,11 +13,11 @@ use vram::{Limits, Step, TenantId, To};
 
 /// Size of the card in MiB.
 const CARD_MIB: u32 = 64;
-/// Size of a VM in MiB. Both the card and host memory have room for all of its memory.
+/// Size of a VM in MiB. All of its memory fits both on the card and in host memory.
 const VM_MIB: u64 = 32;
 
-/// Returns settings without automatic returns and without exchanges between VMs, so that slow tests do not trigger
-/// further moves.
+/// Returns settings that disable automatic returns and exchanges between VMs, so that slow tests do not trigger extra
+/// moves.
 pub(super) fn still() -> Division {
     let mut division = Division::default();
     division.balance.low_water = u32::MAX;
@@ -57,8 +57,8 @@ pub(super) fn in_host(rig: &Rig) -> u32 {
     rig.usage().0.host.used
 }
 
-/// Returns the number of slots of host memory that are in use when no move is in progress. A move occupies its target
-/// slot until it ends, even if its VM is removed in the meantime.
+/// Returns the number of host memory slots in use while no move is in progress. A move occupies its target slot until
+/// it completes, even if its VM is removed in the meantime.
 pub(super) fn in_host_at_rest(rig: &Rig) -> u32 {
     eventually("all moves have ended", || rig.host.lock().vram().chunks.moves().count() == 0);
     in_host(rig)
@@ -84,7 +84,7 @@ fn evicted_and_returned_memory_is_found_by_gpu_and_cpu() {
         let moved = move_all(&rig, 0, there);
         assert!(moved.moved > 0 && moved.bytes == u64::from(moved.moved) * 2 * MIB, "{moved:?}");
         assert_eq!(in_host(&rig) > 0, round % 2 == 0);
-        // Page tables, rings and the instance block have also moved.
+        // Page tables, rings and the instance block have moved too.
         assert!(driver.vram_holds(from, 20, 1 + round));
         copy(&mut driver, &mut channel, round, 20);
         driver.wait(&channel);
@@ -100,7 +100,7 @@ fn evicted_and_returned_memory_is_found_by_gpu_and_cpu() {
 
 #[test]
 fn a_place_that_another_scrubs_meanwhile_is_taken() {
-    // The host memory is enough for only one VM, so new chunks wait until host slots have been scrubbed.
+    // The host memory suffices for only one VM, so new chunks wait until host slots have been scrubbed.
     let rig = rig_of(2 * MIB, CARD_MIB, 16);
     let mut driver = driver_of(&rig, 0, 16);
     let channel = driver.channel(1);
@@ -119,18 +119,19 @@ fn a_place_that_another_scrubs_meanwhile_is_taken() {
     });
 }
 
-/// Works in a VM while its memory moves: copies pages between buffers, and compares each copy with the expected data.
+/// Runs work in a VM while its memory moves: copies pages between buffers, and compares each copy with the expected
+/// data.
 pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Rng) {
     work_until(driver, |round| round >= rounds, dice);
 }
 
-/// Same as [`work`], until `enough` returns true for the number of rounds.
+/// Like [`work`], until `enough` returns true for the number of rounds.
 pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice: &mut Rng) {
     const BUFFERS: u64 = 6;
     const PAGES: u64 = 40;
     let mut channels = [driver.channel(1), driver.channel(2)];
     let va = |buffer: u64| A + buffer * 0x10_0000;
-    // The data and the address of each buffer.
+    // Data and address of each buffer.
     let mut seeds: Vec<u32> = (0..BUFFERS).map(|buffer| 100 + buffer as u32).collect();
     let places: Vec<u64> = (0..BUFFERS)
         .map(|buffer| {
@@ -143,7 +144,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
         let (from, to) = (dice.usize(..BUFFERS as usize), dice.usize(..BUFFERS as usize));
         match dice.u64(..4) {
             0 => {
-                // Copy this buffer with the CPU.
+                // Let the CPU copy this buffer.
                 seeds[to] = round + 1000;
                 for page in 0..PAGES {
                     driver.guest.vram_write(places[to] + page * PAGE, &pattern(seeds[to], page));
@@ -173,7 +174,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
     assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
 }
 
-/// Runs VMs while their chunks move at random, until all VMs have finished.
+/// Runs VMs while their chunks move randomly, until all VMs have finished.
 fn chaos(chunk_bytes: u64, host_mib: u64, seed: u64) {
     let rig = rig_of(chunk_bytes, 96, host_mib);
     let vms = 3u32;
@@ -186,7 +187,7 @@ fn chaos(chunk_bytes: u64, host_mib: u64, seed: u64) {
             scope.spawn(move || {
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     work(&mut driver, 60, &mut Rng::with_seed(seed ^ vm << 32));
-                    driver.guest.remove().expect("a VM that goes");
+                    driver.guest.remove().expect("the VM can be removed");
                 }));
                 working.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
                 done.unwrap_or_else(|error| std::panic::resume_unwind(error));
@@ -241,7 +242,7 @@ fn work_that_is_queued_while_memory_moves_is_done_in_full() {
         });
         let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for round in 0..60u32 {
-                // Copy each buffer to the next one, in separate submissions, and wait only at the end.
+                // Copy each buffer to the next one in separate submissions, and wait only at the end.
                 for buffer in (1..BUFFERS).rev() {
                     let (from, to) = (va(buffer - 1), va(buffer));
                     let words = match (round + buffer as u32) % 3 {

@@ -1,4 +1,4 @@
-//! Tests apertures that the client maps. The tests act as the guest's CPU, through the client's file.
+//! Tests apertures that the client maps. The tests play the guest's CPU, through the client's file.
 
 mod travelled;
 mod upgraded;
@@ -21,7 +21,7 @@ use vmm_glue::RegionIndex::{self, Bar0, Bar1, Bar3};
 
 /// Number of pages that PRAMIN shows.
 const WINDOW_PAGES: u64 = pramin::BYTES as u64 / PAGE;
-/// An address in the mapped part of BAR1. The next constant is an address in BAR3, above the driver's own pages.
+/// Addresses in the mapped part of BAR1, and in BAR3 above the driver's own pages.
 const BAR1_MAPPED_AT: u64 = 32 << 20;
 const HIGH3: u64 = 8 << 20;
 
@@ -69,12 +69,12 @@ fn hide(driver: &mut Driver, aperture: usize, offset: u64, pages: u64) {
     driver.flush();
 }
 
-/// Makes PRAMIN show none of the VM's memory.
+/// Makes PRAMIN show no memory of the VM.
 fn hide_window(driver: &mut Driver) {
     driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, pbus::PRAMIN_WINDOW::BASE.mask());
 }
 
-/// Copies pages with the copy engine, and waits until the copy completes.
+/// Copies pages with the copy engine, and waits for completion.
 fn copy(driver: &mut Driver, channel: &mut Channel, from: u64, to: u64, pages: u32) {
     driver.submit(channel, &[object(CE0), ce_copy(from, to, pages)].concat());
     driver.wait(channel);
@@ -98,7 +98,7 @@ fn cpu_writes_through_mapped_aperture_match_gpu_copies() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0000, 4 * PAGE), pages(3, 4));
-    // The same memory must be visible through messages, through PRAMIN, and to the host.
+    // The same memory must be visible through messages, PRAMIN, and the host.
     let mut word = [0; 8];
     let before = driver.guest.counter("aperture_messages");
     driver.guest.read(Bar1, BAR1_MAPPED_AT + 0x10_0000 + 8, &mut word);
@@ -107,7 +107,7 @@ fn cpu_writes_through_mapped_aperture_match_gpu_copies() {
     driver.guest.poke(to + 4, 0x1234_5678);
     assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0004, 4), 0x1234_5678u32.to_le_bytes());
     assert!(driver.vram_holds(from, 4, 3));
-    // Let M2MF copy between a page under an aperture, another page, and RAM.
+    // Use M2MF to copy between a page under an aperture, another page, and RAM.
     driver.map(channel.space, B, At::Ram(0), 4);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32)].concat());
     driver.wait(&channel);
@@ -167,7 +167,7 @@ fn pages_that_change_places_keep_their_data() {
     driver.flush();
     let swapped = [&pages(4, 2)[PAGE as usize..], &pattern(4, 0)[..]].concat();
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 2 * PAGE), swapped);
-    // Move pages from one aperture to the other in a single flush.
+    // Move pages between apertures in a single flush.
     let three = driver.apertures[1];
     (0..2).for_each(|page| driver.pte(space, BAR1_MAPPED_AT + page * PAGE, 0, 0));
     (0..2).for_each(|page| driver.pte(three, HIGH3 + page * PAGE, ((at + page * PAGE) >> 8) as u32 | 1, 0));
@@ -175,7 +175,7 @@ fn pages_that_change_places_keep_their_data() {
     assert!(cpu.is_zero(BAR1_MAPPED_AT, 2 * PAGE));
     assert_eq!(cpu3.read(HIGH3, 2 * PAGE), pages(4, 2));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // Binding another instance block also remaps a whole aperture.
+    // Binding a different instance block also remaps a whole aperture.
     let instance = driver.vram(1);
     let empty = driver.space();
     driver.join(instance, empty);
@@ -192,7 +192,8 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 64, 1);
     let to = driver.buffer(&channel, B, 64, 2);
-    // Each copy takes a quarter of a second. One register write separates the copy's doorbell from the first flush.
+    // Each copy takes a quarter of a second. Only one register write separates the copy's doorbell from the first
+    // flush.
     let timing = EngineTiming { bytes_per_second: 1 << 20, launch_ns: 0 };
     rig.card.set_time_model(Some(TimeModel {
         graph: timing,
@@ -258,7 +259,7 @@ fn vm_lock_is_free_while_pages_wait_for_work_to_leave_card() {
                 break false;
             }
         };
-        // This ends the channel's work.
+        // This terminates the channel's work.
         rig.host.lock().clear_engines(vm.id(), VirtualChannelId(1));
         waits
     });
@@ -276,7 +277,7 @@ fn nothing_that_the_gpu_writes_while_pages_move_is_lost() {
     let from = driver.buffer(&channel, A, PAGES, 1);
     let to = driver.buffer(&channel, B, PAGES, 2);
     let space = driver.apertures[0];
-    // Launches run one after another, and each takes about as long as moving a few pages.
+    // Launches run sequentially, and each takes about as long as moving a few pages.
     let timing = EngineTiming { bytes_per_second: 100 << 20, launch_ns: 0 };
     rig.card.set_time_model(Some(TimeModel {
         graph: timing,
@@ -355,7 +356,7 @@ fn partly_mapped_large_page_is_one_page_for_gpu() {
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::for_region(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
-    // Map 128 KiB, naturally aligned, through a large-page table next to the small-page table.
+    // Map 128 KiB, naturally aligned, through a large-page table that coexists with the small-page table.
     let spare = driver.vram(64);
     let large = spare.next_multiple_of(0x2_0000);
     let table = driver.vram(64);
@@ -381,7 +382,7 @@ fn partly_mapped_large_page_is_one_page_for_gpu() {
     hide(&mut driver, 0, BAR1_MAPPED_AT, 1);
     round(&mut driver, &mut channel, 4);
     hide(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, 20);
-    // Map the whole range contiguously and aligned, and then unaligned.
+    // Map the whole range contiguously, first aligned and then unaligned.
     show(&mut driver, 0, BAR1_MAPPED_AT, large, 32);
     round(&mut driver, &mut channel, 5);
     hide(&mut driver, 0, BAR1_MAPPED_AT, 32);
@@ -401,7 +402,7 @@ fn doorbells_in_mapped_aperture_work_and_progress_is_shown() {
     let mut at = (&cpu3, 2 * PAGE);
     for round in 1..6u32 {
         if round == 4 {
-            // Move the page to BAR1, and the channel's doorbell with it.
+            // Move the page, and with it the channel's doorbell, to BAR1.
             hide(&mut driver, 1, 2 * PAGE, 1);
             show(&mut driver, 0, BAR1_MAPPED_AT, channel.userd, 1);
             at = (&cpu, BAR1_MAPPED_AT);
@@ -449,7 +450,7 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3));
     let at = driver.vram(1);
     driver.guest.vram_write(at, &pattern(1, 0));
-    // Two mappings are valid if one of them is in the trapped part.
+    // Two mappings work if one of them is in the trapped part.
     show(&mut driver, 0, 0x80_0000, at, 1);
     show(&mut driver, 0, BAR1_MAPPED_AT, at, 1);
     let mut word = [0; 4];
@@ -459,14 +460,14 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     driver.guest.write(Bar1, 0x80_0000, &[5, 6, 7, 8]);
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4), [5, 6, 7, 8]);
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // Two mappings in mapped parts are not supported.
+    // Two mappings in mapped parts are unsupported.
     show(&mut driver, 1, HIGH3, at, 1);
     show(&mut driver, 0, BAR1_MAPPED_AT + PAGE, at, 1);
     assert_eq!(driver.guest.counter("aperture_aliases"), 2);
     assert!(cpu3.is_zero(HIGH3, PAGE) && cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE));
     driver.flush();
-    assert_eq!(driver.guest.counter("aperture_aliases"), 2, "no page is new");
-    // When the first mapping is removed, the next one gets the page.
+    assert_eq!(driver.guest.counter("aperture_aliases"), 2, "no new alias");
+    // Removing the first mapping moves the page to the next one.
     hide(&mut driver, 0, BAR1_MAPPED_AT, 1);
     assert_eq!(cpu3.read(HIGH3, 4), [5, 6, 7, 8]);
     assert!(cpu.is_zero(BAR1_MAPPED_AT, PAGE) && cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE));
@@ -495,8 +496,8 @@ fn a_reset_shows_zeros_in_the_same_mapping() {
     driver.guest.reset();
     assert!(cpu.is_zero(0, 64 * MIB));
     assert_eq!(driver.guest.counter("aperture_pages"), WINDOW_PAGES);
-    // Use the VM again with the same mapping, as after a reboot of the guest. A driver clears its memory, because the
-    // instance block still contains the old ring indices.
+    // Use the VM again with the same mapping, as after a guest reboot. A driver clears its memory, because the instance
+    // block still contains the old ring indices.
     fill(&driver.guest, 0);
     driver.bring_up();
     let mut channel = driver.channel(1);
@@ -508,7 +509,7 @@ fn a_reset_shows_zeros_in_the_same_mapping() {
     assert!(driver.vram_holds(to, 2, 8));
 }
 
-/// Counts how often memory is mapped for the card.
+/// Counts the mappings of memory for the card.
 #[derive(Default)]
 struct Mapped(Arc<AtomicUsize>);
 
@@ -521,7 +522,7 @@ impl Alter for Mapped {
 
 #[test]
 fn a_reset_leaves_the_memory_mapped_for_the_card() {
-    // With an emulated IOMMU, mapping needs one call per page. QEMU once gave up on a reset that mapped 64 MiB.
+    // With an emulated IOMMU, mapping takes one call per page. QEMU once timed out a reset that mapped 64 MiB.
     let mapped = Arc::new(AtomicUsize::new(0));
     let counts = Mapped(Arc::clone(&mapped));
     let rig =
@@ -551,7 +552,8 @@ fn the_next_client_and_the_last_see_nothing_of_each_other() {
     assert!(new[0].is_zero(0, 64 * MIB) && new[1].is_zero(0, 16 * MIB));
     assert!(is_filled(&driver.guest, 0));
     assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM is gone, and the apertures have their addresses");
-    // The old mapping keeps its contents, whatever the next client does, and the next client does not see writes to it.
+    // The old mapping keeps its contents, whatever the next client does, and the next client does not see writes to the
+    // old mapping.
     let Driver { mut guest, .. } = driver;
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
@@ -600,7 +602,7 @@ fn pages_under_another_vms_aperture_cannot_be_reached() {
     let secret = victim.vram(4);
     victim.guest.vram_write(secret, &vec![0xc5; 4 * PAGE as usize]);
     show(&mut victim, 0, BAR1_MAPPED_AT, secret, 4);
-    // Try the card's addresses of all memory that is mapped for the card, both as guest RAM and as VRAM.
+    // Try the card addresses of all memory mapped for the card, both as guest RAM and as VRAM.
     for mib in (0..512u64).step_by(2) {
         let mut channel = evil.channel(1);
         let own = evil.buffer(&channel, B, 1, 1);

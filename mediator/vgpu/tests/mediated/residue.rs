@@ -1,4 +1,4 @@
-//! Tests whether a VM's kernels can find residue of another VM in registers and shared memory.
+//! Tests whether a VM's kernels can find another VM's residue in registers and shared memory.
 
 use super::schedule::acquire;
 use super::{A, B};
@@ -19,10 +19,10 @@ const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
 /// Address of the page for a kernel's result.
 const FOUND: u64 = 0x500_0000;
-/// Word left behind as residue. Immediate operands have twenty bits.
+/// Word left as residue. Immediate operands have twenty bits.
 const CANARY: u32 = 0x5a5a5;
-/// Registers that contain this word: all registers of a thread on a full multiprocessor, except those that the kernels
-/// need.
+/// Registers filled with the canary: all registers of a thread on a fully occupied multiprocessor, except those that
+/// the kernels need.
 const CANARY_REGISTERS: std::ops::Range<u32> = 8..32;
 
 fn rig(clear: bool) -> Rig {
@@ -30,11 +30,11 @@ fn rig(clear: bool) -> Rig {
     Rig::made(&Config { vram_mib: 64, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Time in ns that a copy of a page with PGRAPH takes.
+/// Duration of a one-page copy with PGRAPH, in ns.
 const GRAPH_NS: u64 = 400_000;
-/// Time in ns that a copy of a page with a copy engine takes.
+/// Duration of a one-page copy with a copy engine, in ns.
 const COPY_NS: u64 = 5_000_000;
-/// Number of copies in one submission to a copy engine.
+/// Number of copies per submission to a copy engine.
 const COPIES: usize = 20;
 
 /// Creates a card whose work takes simulated time.
@@ -64,7 +64,7 @@ fn leaves() -> String {
     text + "STS.128 [R0], R8\nSTS.128 [R0+0x4000], R8\nSTS.128 [R0+0x8000], R8\nEXIT\n"
 }
 
-/// Returns a kernel that searches registers for residue before it writes them.
+/// Returns a kernel that searches registers for residue before it overwrites them.
 fn looks() -> String {
     let mut text = String::from(".kernel k\n.shared 0xc000\nISETP.EQ.AND P0, PT, RZ, 1, PT\n");
     CANARY_REGISTERS.for_each(|register| writeln!(text, "ISETP.EQ.OR P0, PT, R{register}, {CANARY:#x}, P0").unwrap());
@@ -76,7 +76,7 @@ fn looks() -> String {
     text + "@P0 ST [R0+4], R1\nEXIT\n"
 }
 
-/// Runs a kernel with the maximum number of threads on all multiprocessors, and waits until it has finished.
+/// Runs a kernel with the maximum number of threads on all multiprocessors, and waits for its completion.
 fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     let program = sm20::assemble(source).expect("a program");
     let code = driver.buffer(channel, CODE, 1, 0);
@@ -96,8 +96,7 @@ fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     driver.wait(channel);
 }
 
-/// Searches for another VM's residue. Returns whether it is found in registers, and whether it is found in shared
-/// memory.
+/// Searches for another VM's residue. Returns two flags: found in registers, and found in shared memory.
 fn found(rig: &Rig) -> [bool; 2] {
     let (mut one, mut other) = (driver(rig, 0), driver(rig, 1));
     let mut channel = one.channel(1);
@@ -120,11 +119,7 @@ fn cleared(rig: &Rig) -> u64 {
 
 #[test]
 fn kernels_find_nothing_of_another_vms() {
-    assert_eq!(
-        found(&rig(false)),
-        [true; 2],
-        "the card keeps the data, and it is found where the card does not clear it"
-    );
+    assert_eq!(found(&rig(false)), [true; 2], "the card keeps the data, so it is found unless the card clears it");
     let rig = rig(true);
     assert_eq!(found(&rig), [false; 2]);
     assert_eq!(cleared(&rig), 2, "for the first, and between the two");
@@ -205,7 +200,7 @@ fn waiting_channel_off_pgraph_resumes_on_semaphore_release() {
             works.submit(&mut working, &[]);
             works.wait(&working);
         }
-        // The other VM is idle, so it cannot cause the waiting VM to return to the engine.
+        // The other VM is idle, so it cannot force the waiting VM back onto the engine.
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_done(&waiting));
         waits.guest.poke(page, payload);
@@ -246,14 +241,14 @@ fn waiting_channel_next_to_busy_vm_resumes_on_semaphore_release() {
     });
 }
 
-/// Creates a driver whose work counts as hung only after a time longer than any wait in these tests.
+/// Creates a driver whose hang limit exceeds any wait in these tests.
 fn patient(rig: &Rig, vm: u32) -> Driver {
     let mut settings = settings(16, 8);
     settings.share.hang_limit = Some(Duration::from_secs(60));
     Driver::new(rig.guest_with(vm, &settings))
 }
 
-/// Creates a channel that has only contexts for copy engines.
+/// Creates a channel with contexts only for copy engines.
 fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     let channel = driver.prepare(id);
     driver.guest.poke(channel.instance + context::GR, 0);
@@ -261,7 +256,7 @@ fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     channel
 }
 
-/// A VM that is measured while another VM works. One of its channels can use PGRAPH, and the other cannot.
+/// A VM to measure while another VM works. Only one of its channels can use PGRAPH.
 struct Pair {
     one: Driver,
     /// Channels of the measured VM.
@@ -284,8 +279,8 @@ impl Pair {
         Self { one, channels, neighbour, channel }
     }
 
-    /// Makes the measured VM do `work` in `times` submissions on one of its channels without a pause, while the
-    /// neighbour copies with PGRAPH all the time. Returns the number of the neighbour's copies.
+    /// Submits `work` `times` times on one of the measured VM's channels without a pause, while the neighbour
+    /// constantly copies with PGRAPH. Returns the number of the neighbour's copies.
     fn run(&mut self, channel: usize, work: &[u32], times: usize) -> u64 {
         let Self { one, channels, neighbour, channel: own } = self;
         let other = &mut channels[channel];
@@ -319,7 +314,7 @@ impl Pair {
         })
     }
 
-    /// Runs `works` on the first and on the second channel alternately, and counts the neighbour's copies during each.
+    /// Runs `works` alternately on the first and on the second channel, and counts the neighbour's copies during each.
     /// Returns the first round in which the second number is at least 96 % of the first, or else the last round. A busy
     /// host may not run the neighbour in some rounds.
     fn compare(&mut self, works: [&[u32]; 2], times: usize) -> [u64; 2] {
@@ -334,7 +329,7 @@ impl Pair {
     }
 }
 
-/// Returns the methods for `count` copies with a copy engine, in one submission.
+/// Returns the methods for `count` copies with a copy engine in one submission.
 fn copies_of(count: usize) -> Vec<u32> {
     [object(CE0), ce_copy(A, B, 1).repeat(count)].concat()
 }
@@ -361,17 +356,17 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
         "{count} copies of the neighbour next to copies on a channel with a PGRAPH context, {control} next to others"
     );
     assert_eq!(cleared(&rig), cleared_before, "no other VM uses PGRAPH");
-    assert_eq!(used(&rig, 0, Engine::Compute), 0, "and none is charged for it");
+    assert_eq!(used(&rig, 0, Engine::Compute), 0, "and the VM is not charged for it");
     assert!(count * 100 >= control * 96, "{count} copies of {control}");
     let took = COPIES as u64 * COPY_NS;
-    // A busy host needs some time to start a submission that arrives while the engine is idle.
+    // A busy host needs time to start a submission that arrives on an idle engine.
     let charged = (0..8).map(|_| {
         let before = used(&rig, 0, Engine::Copy0);
         pair.run(1, &copies(), TIMES);
         (used(&rig, 0, Engine::Copy0) - before) / TIMES as u64
     });
     let charged = charged.inspect(|ns| println!("{ns} ns are charged for {took} ns of copies"));
-    assert!(charged.into_iter().any(|ns| ns >= took && ns - took < took / 50), "copies are charged as they work");
+    assert!(charged.into_iter().any(|ns| ns >= took && ns - took < took / 50), "copies are charged for their duration");
 }
 
 /// Returns the number of VM 0's submissions that have waited for a time slice on PGRAPH.
@@ -380,8 +375,8 @@ fn arrived_at_pgraph(rig: &Rig) -> u64 {
     state.scheduler().account(TenantId(0), Engine::Compute).expect("the channel shares PGRAPH").arrived
 }
 
-/// Checks that a VM whose submissions use PGRAPH and a copy engine occupies PGRAPH only for its work there. Each time
-/// it returns to PGRAPH in the middle of its work, the neighbour must have used PGRAPH for a while.
+/// Checks that a VM whose submissions use PGRAPH and a copy engine occupies PGRAPH only while it works there. Each time
+/// the VM returns to PGRAPH in mid-submission, the neighbour must have used PGRAPH for a while.
 #[test]
 fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     let rig = timed(true);
@@ -399,14 +394,14 @@ fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
             println!(
                 "{count} copies of the neighbour, {changes} changes of the holder, {charged} ns charged for {took}"
             );
-            assert!(changes >= 2, "it uses PGRAPH");
+            assert!(changes >= 2, "the VM uses PGRAPH");
             count > 5 * changes
         });
-        assert!(good, "the neighbour has too little of PGRAPH");
+        assert!(good, "the neighbour gets too little time on PGRAPH");
     }
 }
 
-/// Returns true if the card's instance block of VM 0's channel has a PGRAPH context.
+/// Returns true if the card's instance block for VM 0's channel has a PGRAPH context.
 fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     let mut state = rig.host.lock();
     let (vram, channels) = state.parts();
@@ -429,7 +424,7 @@ fn hangs(works: &[Vec<u32>]) {
         neighbour.wait(channel);
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Nothing may happen before the limit is reached.
+    // Nothing may be killed before the limit is reached.
     let killed = Engine::ALL.map(|engine| {
         let state = rig.host.lock();
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)
@@ -462,7 +457,7 @@ fn copies_changed_after_inspection_do_not_reach_pgraph() {
     let before = cleared(&rig);
     let target = one.buffer(channel, 0x600_0000, 1, 3);
     one.submit(channel, &copies());
-    // While the first submission runs, change words of the second one.
+    // While the first submission runs, overwrite words of the second one.
     let [_, push, _] = channel.memory();
     let mut words = copies_of(1);
     let bad = [object(M2MF), m2mf_copy(A, 0x600_0000, PAGE as u32)].concat();
@@ -471,7 +466,7 @@ fn copies_changed_after_inspection_do_not_reach_pgraph() {
     let at = (push..push + 0x4000).step_by(4).skip(fenced as usize - 2);
     one.submit(channel, &words);
     let mut at = at.filter(|at| one.guest.peek(*at) == words[0] && one.guest.peek(*at + 4) == words[1]);
-    let at = at.next().expect("it follows the first submission");
+    let at = at.next().expect("the second submission follows the first");
     for (word, offset) in bad.iter().zip((0..).step_by(4)) {
         one.guest.poke(at + offset, *word);
     }
@@ -499,7 +494,7 @@ fn alternating_copy_and_pgraph_work_completes_in_order() {
     for round in 0..20 {
         let seed = 20 + round;
         let from = one.buffer(channel, A, 1, seed);
-        // Copy to B with a copy engine, from there with PGRAPH, and back with a copy engine.
+        // Copy to B with a copy engine, onward with PGRAPH, and back with a copy engine.
         one.submit(channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         one.submit(channel, &[object(M2MF), m2mf_copy(B, TARGET_AT, PAGE as u32)].concat());
         one.submit(channel, &[]);

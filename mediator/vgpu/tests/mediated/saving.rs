@@ -1,4 +1,4 @@
-//! Tests that save VMs as bytes with work in progress, and restore them.
+//! Tests that save VMs with work in progress as bytes, and restore them.
 
 use super::moving::{Traveller, card, use_up};
 use super::oversubscribe::eventually;
@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
 use vram::To;
 
-/// Returns the contents of the RAM that a guest's client lends.
+/// Returns the contents of the RAM that the guest's client lends.
 pub(crate) fn ram_of(guest: &Guest) -> Vec<u8> {
     let mut all = vec![0; MIB as usize];
     guest.ram_read(0, &mut all);
     all
 }
 
-/// Checks that the operator's error message contains `words`.
+/// Checks that the request fails with an error message that contains `words`.
 fn refused<T>(what: Result<T, vm_device::DeviceError>, words: &str) {
-    let Err(error) = what else { panic!("the request was not refused: {words}") };
+    let Err(error) = what else { panic!("the request was not rejected: {words}") };
     assert!(error.to_string().contains(words), "{error}");
 }
 
@@ -51,12 +51,12 @@ fn saving_changes_nothing_and_restore_brings_back_saved_state() {
     one.begin(5);
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // The VM continues, and the restore then undoes its later changes.
+    // The VM continues; the restore then undoes its later changes.
     one.check();
     let places = one.places;
     places.into_iter().for_each(|place| one.driver.guest.vram_write(place, &[0; 4096]));
     one.driver.guest.vram_write(9 * MIB, &[0; 64]);
-    // The client must restore its own memory.
+    // Restoring the client's memory is up to the client.
     one.driver.guest.ram_write(0, &ram);
     one.driver.guest.restore(&cards[1], 9, &saved).unwrap();
     one.check();
@@ -130,7 +130,7 @@ fn restore_into_different_vm_or_client_is_rejected_with_cause() {
     let card = card(64);
     let (mut one, saved) = sample(&card);
     let mut larger = card.guest_with(2, &free_settings(32));
-    refused(larger.restore(&card, 102, &saved), "`vram_mib` = 16, and this VM has 32");
+    refused(larger.restore(&card, 102, &saved), "`vram_mib` = 16, but this VM has 32");
     let paravirtual = vgpu::PvSettings { table_bytes: 4 << 20, segment_bytes: 0, group: None };
     let knowing = Settings { paravirtual: Some(paravirtual), ..free_settings(16) };
     let mut knowing = card.guest_with(3, &knowing);
@@ -172,7 +172,7 @@ fn vm_that_left_card_leaves_no_memory_on_it() {
     eventually("the VM is gone", || usage(&cards[1]) == before[1]);
 }
 
-/// Runs threads that change all of a guest's memory and ring its doorbells as fast as possible, while `act` runs.
+/// Runs threads that overwrite all guest memory and ring doorbells as fast as possible, while `act` runs.
 fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     let over = AtomicBool::new(false);
     let file = driver.guest.ram_file(0);
@@ -193,7 +193,7 @@ fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     });
 }
 
-/// Changes VRAM (rings, page tables, USERD) and rings doorbells under the vGPU's own lock, while the VM is saved and
+/// Overwrites VRAM (rings, page tables, USERD) and rings doorbells under the vGPU's own lock while the VM is saved and
 /// moved.
 fn rogue(vm: &vgpu::MediatedVm, over: &AtomicBool, seed: u64) {
     let mut random = Rng::with_seed(seed);
@@ -227,7 +227,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
                 for _ in 0..3 {
                     vm += 1;
                     let to = 1 - at;
-                    // Any result is allowed, because it affects only the VM itself.
+                    // Any outcome is acceptable, because it affects only the VM itself.
                     if round % 2 == 0 {
                         if driver.guest.move_to(&cards[to], vm, vm % 2 == 0).is_ok() {
                             at = to;
@@ -242,7 +242,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
             over.store(true, Ordering::Relaxed);
         });
         stay.iter_mut().for_each(Traveller::check);
-        // The VM's channels may be dead, but a reset makes the VM usable again.
+        // The VM's channels may be dead, but a reset makes it usable again.
         hostile.driver.guest.reset();
         hostile = {
             let Traveller { driver, .. } = hostile;

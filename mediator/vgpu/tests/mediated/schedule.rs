@@ -1,4 +1,4 @@
-//! Tests VMs that share the card's time, on a card whose work takes simulated time.
+//! Tests VMs that share a card whose work takes simulated time.
 
 mod irq_suppressed;
 
@@ -12,9 +12,9 @@ use sched::{Config, Engine, Pipeline, PolicyKind, TenantId, VgpuParams};
 use simgpu::{ComputeTiming, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
 use std::time::{Duration, Instant};
 
-/// Time that a copy of a page takes, in ns.
+/// Duration of a one-page copy, in ns.
 const COPY_NS: u64 = 400_000;
-/// Maximum duration of each step.
+/// Time limit for each step.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates a card on which each M2MF copy takes [`COPY_NS`].
@@ -41,7 +41,7 @@ fn driver(rig: &Rig, vm: u32, time: VgpuParams) -> Driver {
     Driver::new(guest)
 }
 
-/// Creates a channel and buffers to copy.
+/// Creates a channel, and buffers for copies.
 fn worker(driver: &mut Driver, id: u8) -> Channel {
     let channel = driver.channel(id);
     driver.buffer(&channel, A, 1, 5);
@@ -49,7 +49,7 @@ fn worker(driver: &mut Driver, id: u8) -> Channel {
     channel
 }
 
-/// Submits `count` copies as one submission.
+/// Submits `count` copies in one submission.
 fn copies(driver: &mut Driver, channel: &mut Channel, count: usize) {
     let copy = m2mf_copy(A, B, PAGE as u32);
     driver.submit(channel, &[object(M2MF), copy.repeat(count)].concat());
@@ -61,7 +61,7 @@ fn used(rig: &Rig, vm: u32) -> u64 {
     Engine::ALL.iter().filter_map(|engine| scheduler.account(TenantId(vm), *engine)).map(|account| account.used).sum()
 }
 
-/// Waits until the scheduler has noticed the end of all work whose end guests have noticed.
+/// Waits until the scheduler has noticed the end of all work whose completion guests have observed.
 fn nothing_in_flight(rig: &Rig) {
     in_flight_at_most(rig, 0);
 }
@@ -70,20 +70,20 @@ fn nothing_in_flight(rig: &Rig) {
 fn in_flight_at_most(rig: &Rig, count: usize) {
     let began = Instant::now();
     while rig.host.lock().scheduler().in_flight() > count {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is noticed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work was not noticed");
         std::thread::yield_now();
     }
 }
 
-/// Keeps submitting copies in each VM, with the VM's own submission size, until the card has worked for `ns`.
+/// Keeps each VM busy with copies, in its own submission size, until the card has worked for `ns`.
 fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     let began = Instant::now();
     let total = |rig: &Rig, count: usize| -> u64 { (0..count).map(|vm| used(rig, vm as u32)).sum() };
     let before = total(rig, drivers.len());
     while total(rig, drivers.len()) - before < ns {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "the card makes progress");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the card makes no progress");
         for (driver, channel, size) in &mut *drivers {
-            // Keep many submissions queued, so that one is always waiting.
+            // Keep many submissions queued, so that at least one is always waiting.
             while channel.fences - driver.guest.peek(channel.fence) < 24 {
                 copies(driver, channel, *size);
             }
@@ -110,8 +110,8 @@ fn vms_share_card_by_weight_regardless_of_submission_size() {
     compete(&rig, &mut drivers, 1_500_000_000);
     let got = [used(&rig, 0) - before[0], used(&rig, 1) - before[1]];
     let part = got[0] as f64 / (got[0] + got[1]) as f64;
-    // The part would be a half without weights, and a quarter if it depended on the size of submissions. On a busy host
-    // the part differs slightly from 0.75.
+    // The fraction would be a half without weights, and a quarter if it depended on the submission size. On a busy host
+    // it deviates slightly from 0.75.
     assert!((0.65..=0.85).contains(&part), "{part} instead of 0.75: {got:?}");
 }
 
@@ -141,7 +141,7 @@ fn charged_time_equals_engine_busy_time_and_covers_work() {
     };
     assert_eq!(busy, charged);
     assert!(busy >= work, "{busy} ns for work of {work} ns");
-    // An engine cannot be busy for longer than the elapsed time, however many channels wait.
+    // An engine cannot be busy for longer than the elapsed time, no matter how many channels wait.
     let passed = time::now_ns(&*rig.card) - before;
     assert!(busy <= passed, "{busy} ns in {passed} ns");
 }
@@ -161,8 +161,8 @@ fn submission_waiting_for_later_one_yields() {
     }
     driver.flush();
     copies(&mut busy, &mut other, 4);
-    // The first channel acquires a semaphore that the second channel releases, but the release is later in the VM's
-    // queue.
+    // The first channel acquires a semaphore that the second channel releases, but the release is further back in the
+    // VM's queue.
     driver.submit(&mut first, &acquire(SEMAPHORE, 0x77));
     driver.submit(&mut second, &release(SEMAPHORE, 0x77));
     copies(&mut busy, &mut other, 4);
@@ -183,7 +183,7 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.map(channel.space, SEMAPHORE, At::Vram(page), 1);
     }
     guest.flush();
-    // Run several rounds, so that descheduled channels are polled again. Use the best round, because delays of the host
+    // Run several rounds, so that descheduled channels are polled again. Evaluate the best round, because host delays
     // are charged as well.
     const COPIES: u64 = 300;
     const MOST_NS: u64 = COPIES * COPY_NS * 5 / 2;
@@ -206,14 +206,14 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.guest.vram_write(page, &u32::to_le_bytes(payload));
         waiting.iter().for_each(|channel| guest.wait(channel));
     }
-    // If four channels each ran for a time slice before the copies, the copies would take five times as long.
+    // If each of four channels ran for a time slice before the copies, the copies would take five times as long.
     assert!(best < MOST_NS, "{best} ns for {COPIES} copies of {COPY_NS} ns");
 }
 
-/// Address of the semaphore that two channels share.
+/// Address of the semaphore shared by two channels.
 const SEMAPHORE: u64 = 0x300_0000;
 
-/// Returns the methods that wait until the semaphore has this value.
+/// Returns methods that wait until the semaphore has this value.
 pub(super) fn acquire(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 1])
 }
@@ -233,7 +233,7 @@ fn doorbell_of_disabled_channel_blocks_no_vm() {
     other.wait(&channel);
     assert_eq!(rig.host.lock().scheduler().queued(), 0);
     assert_eq!(lazy.guest.peek(stopped.fence), 0);
-    // Enable the channel while it runs, and disable it halfway.
+    // Enable the channel while it runs, and disable it midway.
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     for _ in 0..8 {
@@ -257,7 +257,7 @@ fn overlong_submission_is_killed_and_third_strike_quarantines() {
         copies(&mut bad, &mut channel, 1);
         let began = Instant::now();
         while bad.guest.counter("hangs") < u64::from(strike) {
-            assert!(began.elapsed() < WAIT_TIMEOUT, "the channel is killed");
+            assert!(began.elapsed() < WAIT_TIMEOUT, "the channel was not killed");
             std::thread::sleep(Duration::from_millis(1));
         }
         bad.service();
@@ -266,7 +266,7 @@ fn overlong_submission_is_killed_and_third_strike_quarantines() {
         good.wait(&other);
     }
     assert_eq!(rig.host.lock().scheduler().strikes(TenantId(0)).map(|(strikes, _)| strikes), Some(3));
-    // The VM's work must not start before the operator permits it.
+    // The VM's work must not start until the operator permits it.
     let mut channel = worker(&mut bad, 5);
     copies(&mut bad, &mut channel, 1);
     copies(&mut good, &mut other, 1);
@@ -308,7 +308,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
             (driver, channel, 4)
         })
         .collect();
-    // The first channel forges records that report immediately that all work has ended.
+    // The first channel forges records that immediately report the completion of all work.
     let physical = {
         let state = rig.host.lock();
         state.channels().physical(channels::TenantId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
@@ -327,7 +327,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
                 }
             }
         });
-        // Make so few submissions that their numbers equal the slot numbers.
+        // Keep the number of submissions so low that their numbers equal the slot numbers.
         compete(&rig, &mut drivers, 150_000_000);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -342,7 +342,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
 #[test]
 fn overdue_submissions_report_awaited_cause() {
     let rig = rig(Config::default());
-    // Use VMs without a limit, because on a busy host a channel could be killed before this test observes it.
+    // Use VMs without a limit: on a busy host, a channel could otherwise be killed before this test observes it.
     let endless = VgpuParams { max_run_ns: None, ..VgpuParams::default() };
     let (mut one, mut two) = (driver(&rig, 0, endless), driver(&rig, 1, endless));
     let [mut stopped, mut waiting] = [1, 2].map(|id| worker(&mut one, id));
@@ -366,8 +366,8 @@ fn overdue_submissions_report_awaited_cause() {
     };
     assert_eq!(of(0, 2), [(stopped.id, Awaited::Guest), (waiting.id, Awaited::Semaphore)]);
     hang(&rig, &mut two, &mut hung);
-    // The channel waits for its time slice before it waits for the engine. On a busy host this takes longer than a
-    // second.
+    // The channel waits for its time slice before it waits for the engine, which takes longer than a second on a busy
+    // host.
     let began = Instant::now();
     while awaited(1).first() != Some(&(hung.id, Awaited::Engine)) {
         assert!(began.elapsed() < WAIT_TIMEOUT, "{:?}", awaited(1));
@@ -377,7 +377,7 @@ fn overdue_submissions_report_awaited_cause() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    // This is more work than the card accepts from one VM while another one has work.
+    // The card does not accept this much work from one VM while another one has work.
     (0..4).for_each(|_| copies(&mut two, &mut behind, 1));
     let of_two = of(1, 5);
     assert_eq!(of_two.last(), Some(&(behind.id, Awaited::Turn)), "{of_two:?}");
@@ -388,15 +388,15 @@ fn is_busy(rig: &Rig) -> bool {
     pfifo::ENGINE_STATUS::BUSY.is_set(card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0)))
 }
 
-/// Makes the card hang on the next work of a channel, but not on the work that clears PGRAPH for the VM.
+/// Makes the card hang on a channel's next work, but not on the work that clears PGRAPH for the VM.
 fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     copies(driver, channel, 1);
     driver.wait(channel);
     let began = Instant::now();
-    // The last word of the previous work was written, but the engine may still report that it is busy, which would look
-    // like the hang.
+    // The last word of the previous work has been written, but the engine may still report busy, which would look like
+    // the hang.
     while is_busy(rig) {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "the work has completed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the work did not complete");
         std::thread::yield_now();
     }
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
@@ -418,7 +418,7 @@ fn strikes(rig: &Rig, vm: u32) -> u32 {
     rig.host.lock().scheduler().strikes(TenantId(vm)).map_or(0, |(strikes, _)| strikes)
 }
 
-/// The name of a case, and the register accesses with which a guest stops a channel.
+/// Name of a case, and the register accesses with which a guest stops a channel.
 type Stop = (&'static str, fn(&mut Driver, &Channel));
 
 const STOPS: [Stop; 4] = [
@@ -448,7 +448,7 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
             stop(&mut bad, &channel);
             // The VM's previous copy may not have been charged yet.
             in_flight_at_most(&rig, 1);
-            // The VM is charged up to its limit, unless the limit was already reached.
+            // The VM is charged up to its limit, unless it has already reached it.
             let in_flight = rig.host.lock().scheduler().in_flight();
             let struck = strikes(&rig, 0);
             let kept = in_flight == 1 || struck == 1;
@@ -461,7 +461,7 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
             let charged = used(&rig, 0);
             assert!(
                 charged >= MAX_RUN_NS * 9 / 10,
-                "{policy:?}, {what}: {charged} ns are charged to the holder of the engine"
+                "{policy:?}, {what}: {charged} ns were charged to the holder of the engine"
             );
             assert_eq!([strikes(&rig, 0), strikes(&rig, 1)], [1, 0], "{policy:?}, {what}");
             assert_eq!((good.guest.counter("hangs"), good.faults.len()), (0, 0), "{policy:?}, {what}");
@@ -469,7 +469,7 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
     }
 }
 
-/// Waits until all work whose end the guest has observed is charged. Returns the VM's total charge.
+/// Waits until all work whose completion the guest has observed is charged. Returns the VM's total charge.
 fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     let began = Instant::now();
     loop {
@@ -477,12 +477,12 @@ fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
         if used > more_than {
             return used;
         }
-        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is charged");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work was not charged");
         std::thread::yield_now();
     }
 }
 
-/// The name of a case, and the register accesses with which a guest stops a channel and resumes it immediately.
+/// Name of a case, and the register accesses with which a guest stops a channel and immediately resumes it.
 type Toggle = (&'static str, fn(&mut Driver, &Channel));
 
 const TOGGLES: [Toggle; 3] = [
@@ -509,7 +509,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
         let rig = rig(Config::default());
         let (mut bad, mut good) = (driver(&rig, 0, VgpuParams::default()), driver(&rig, 1, VgpuParams::default()));
         let (mut channel, mut other) = (worker(&mut bad, 1), worker(&mut good, 1));
-        // Use the best round, because delays of the host are charged as well.
+        // Evaluate the best round, because host delays are charged as well.
         let mut best = u64::MAX;
         for round in 0..20 {
             if round >= 3 && best < MOST_NS {
@@ -518,9 +518,9 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             copies(&mut bad, &mut channel, COPIES);
             let began = Instant::now();
             while !is_busy(&rig) {
-                assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: the channel works");
+                assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: the channel does not work");
                 if bad.is_done(&channel) {
-                    // This work ends before the poll.
+                    // This work completes before the poll.
                     copies(&mut bad, &mut channel, COPIES);
                 }
                 std::thread::yield_now();
@@ -533,8 +533,8 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             best = best.min(booked(&rig, 1, before) - before);
             bad.wait(&channel);
         }
-        assert!(best < MOST_NS, "{what}: {best} ns are charged for a copy of {COPY_NS} ns");
-        // Not every copy must be charged, because a channel's first work may start while the channel is being stopped.
+        assert!(best < MOST_NS, "{what}: {best} ns were charged for a copy of {COPY_NS} ns");
+        // Some copies may go uncharged, because a channel's first work may start while the channel is being stopped.
         booked(&rig, 0, 3 * COPIES as u64 * COPY_NS * 8 / 10);
         assert_eq!([strikes(&rig, 0), strikes(&rig, 1)], [0, 0], "{what}");
     }
@@ -550,7 +550,7 @@ fn a_kill_resets_no_engine_that_works_for_another() {
         rig.host.lock().channels().physical(channels::TenantId(1), nvspec::fifo::VirtualChannelId(1)).unwrap();
     rig.host.lock().kill_channel(TenantId(0), nvspec::fifo::VirtualChannelId(waiting.id), 0);
     let status = card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0));
-    assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "the time of the engine's work is lost");
+    assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "the engine's work time is lost");
     assert_eq!(pfifo::ENGINE_STATUS::CHANNEL.get(status), u32::from(physical.0));
 }
 
@@ -566,7 +566,7 @@ fn a_channel_that_hangs_is_a_strike_for_its_vm() {
     hang(&rig, &mut driver, &mut channel);
     let began = Instant::now();
     while driver.guest.counter("hangs") == 0 {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "the channel is killed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the channel was not killed");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(strikes(&rig, 0), 1);
@@ -587,7 +587,7 @@ fn channel_acquiring_after_endless_work_is_still_killed() {
     driver.submit(&mut channel, &[object(M2MF), copy, acquire(SEMAPHORE, 0x77)].concat());
     let began = Instant::now();
     while driver.guest.counter("hangs") == 0 {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "the channel is killed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the channel was not killed");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(strikes(&rig, 0), 1);

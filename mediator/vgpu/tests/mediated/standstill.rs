@@ -1,4 +1,4 @@
-//! Tests a quiesced card whose guests continue to run.
+//! Tests a quiesced card whose guests keep running.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, free_settings, rig_of, work_until};
@@ -54,7 +54,7 @@ fn guests_lose_no_work_while_card_is_quiesced_repeatedly() {
             assert!(rig.card.save().is_some());
             rig.card.go_on();
             std::thread::sleep(Duration::from_millis(1));
-            assert!(is_idle(&rig), "the card stays quiesced, whatever doorbells ring");
+            assert!(is_idle(&rig), "the card stays quiesced no matter which doorbells ring");
             drop(still);
             stood += 1;
             std::thread::sleep(Duration::from_millis(1));
@@ -71,8 +71,8 @@ fn work_submitted_before_or_during_quiesce_completes_after_it() {
     }
 }
 
-/// Runs the test either with a card that clears PGRAPH between VMs and admits no VM while it is quiesced, or with a
-/// card that does not clear PGRAPH.
+/// Runs the test with a card that clears PGRAPH between VMs and admits no VM while it is quiesced, or with a card that
+/// does not clear PGRAPH.
 fn does_nothing_until_it_goes_on(clear: bool) {
     let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
     let rig = Rig::made(&config, &card_manager::Sharing { clear, ..rig::sharing() }, |card| card);
@@ -87,7 +87,7 @@ fn does_nothing_until_it_goes_on(clear: bool) {
     let usage = rig.host.lock().scheduler_usage(1);
     let waits = &usage.overdue[&TenantId(0)];
     assert!(waits.iter().any(|waits| waits.awaited == Awaited::Standstill), "{waits:?}");
-    // A VM that is added now is also quiesced, without another request.
+    // A VM that is added now is quiesced too, without another request.
     let mut late = super::driver(&rig, 1);
     let mut other = late.channel(1);
     late.buffer(&other, super::A, 1, 6);
@@ -124,7 +124,7 @@ fn channel_that_misses_quiesce_limit_hangs_and_others_continue() {
     }
 }
 
-/// The rig's card, as the target for restoring its own saved state.
+/// The rig's card as the target of a restore of its own saved state.
 struct Same<'a> {
     rig: &'a Rig,
     own: u32,
@@ -170,11 +170,10 @@ fn read(file: &[u8]) -> SavedCard {
     saved
 }
 
-/// Saves a quiesced card with guests that have work, one of which has freed a channel. The file must restore the same
-/// state.
+/// Saves a quiesced card whose guests have work; one guest has freed a channel. The file must restore the same state.
 #[test]
 fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
-    // The file does not contain the state of clearing PGRAPH yet.
+    // The file does not yet contain the state of PGRAPH clearing.
     let sharing = card_manager::Sharing { chunk_bytes: 2 * MIB, clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: 96, ..Default::default() }, &sharing, |card| card);
     let own = rig.usage().0.mediator;
@@ -223,19 +222,19 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     assert_eq!(text(&(again.balancer, again.quanta, again.pool)), text(&(saved.balancer, saved.quanta, saved.pool)));
     for (again, saved) in again.vms.iter().zip(&saved.vms) {
         assert_eq!(text(&(again.vm, &again.gpu, &again.tables)), text(&(saved.vm, &saved.gpu, &saved.tables)));
-        // Shadow tables are rebuilt on demand. Until then their pages are free, and so are the pages of old tables that
-        // TLBs may have cached.
+        // Shadow tables are rebuilt on demand. Until then their pages are free, including pages of old tables that TLBs
+        // may have cached.
         let directories = |vm: &SavedVm| text(&vm.spaces).split("old").next().map(str::to_owned);
         assert_eq!(directories(again), directories(saved));
     }
 
-    // The file of another card must be refused.
+    // Another card's file must be rejected.
     let mut other = Same { rig: &rig, own: own + 1, origins: same.origins, written: 0 };
     assert!(read(&file).restore(&mut other).is_err());
     drop(still);
     for ((driver, channel), to) in drivers.iter_mut().zip(&channels).zip(places) {
         driver.wait(channel);
-        assert!(driver.vram_holds(to, 1, 5), "saving has not changed the card");
+        assert!(driver.vram_holds(to, 1, 5), "saving did not change the card");
     }
 }
 

@@ -10,7 +10,7 @@ use simgpu::{EngineId, Fault, FaultKind, SimGpu};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Makes an engine hang on the next copy of the driver's channel, and waits for the hang.
+/// Makes an engine hang on the next copy of a new channel, and waits for the hang.
 pub(super) fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel {
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 1);
@@ -91,7 +91,7 @@ fn guest_unbinding_or_preempting_hung_channel_can_continue() {
     assert_eq!(rig.usage().1, 1);
 }
 
-/// A guest's ring that contains one entry.
+/// A guest ring with a single entry.
 struct Ring([u8; 8]);
 
 impl channels::GuestRing for Ring {
@@ -114,14 +114,14 @@ fn fault_of_channel_unbound_before_service_blocks_no_vm() {
     let mut other = good.channel(1);
     let mut channel = bad.channel(1);
     bad.buffer(&channel, A, 1, 1);
-    // This submission clears PGRAPH for the VM and admits its channel to PGRAPH.
+    // This submission clears PGRAPH for the VM and admits its channel to it.
     bad.submit(&mut channel, &[]);
     bad.wait(&channel);
     let put = bad.queue(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     let mut ring = Ring([0; 8]);
     bad.guest.vram_read(channel.ring + 8 * u64::from(put - 1), &mut ring.0);
     {
-        // This lock keeps the card's interrupt thread from running.
+        // Holding this lock keeps the card's interrupt thread from running.
         let state = &mut *rig.host.lock();
         let physical = state.channels().physical(channels::TenantId(0), VirtualChannelId(1)).unwrap();
         let (vram, all) = state.parts();
@@ -139,7 +139,7 @@ fn fault_of_channel_unbound_before_service_blocks_no_vm() {
     assert_eq!(good.faults, []);
 }
 
-/// A fast card: an engine that its owner releases runs into its next fault before the owner does anything else.
+/// A fast card: a released engine hits its next fault before its owner does anything else.
 struct Quick;
 
 impl Alter for Quick {
@@ -147,7 +147,7 @@ impl Alter for Quick {
         card.write32(offset, value);
         if offset == pfifo::SCHED_DISABLE::OFFSET && value == 0 {
             let stopped = || card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) != 0;
-            // If no next fault exists, no channel has work.
+            // Without a next fault, no channel has work.
             let state = |channel| card.read32(pfifo::CHANNEL_STATE::at(channel));
             let at_rest = || (0..16).all(|channel| !pfifo::CHANNEL_STATE::PENDING.is_set(state(channel)));
             let _ = (0..20_000).any(|_| stopped() || at_rest() || (std::thread::yield_now(), false).1);
@@ -160,7 +160,7 @@ fn engine_faulting_again_immediately_continues() {
     let rig = Rig::wrapped(CARD_MIB, |card| Altered::over(card, Quick));
     let mut driver = driver(&rig, 0);
     let mut channels = [1, 2, 3].map(|id| driver.channel(id));
-    // Give all channels work before the engine starts.
+    // Queue work on all channels before the engine starts.
     rig.card.write32(pfifo::SCHED_DISABLE::OFFSET, 1 << engine::GR);
     for channel in &mut channels {
         driver.buffer(channel, A, 1, 1);
@@ -175,7 +175,7 @@ fn engine_faulting_again_immediately_continues() {
     works(&mut driver, &mut channel, 8);
 }
 
-/// A card that reports a fault of copy engine 0 late, after the faulting channel has left the card and the engine was
+/// A card that reports a fault of copy engine 0 late: after the faulting channel has left the card and the engine was
 /// reset.
 struct Late(Arc<AtomicBool>);
 
@@ -224,7 +224,7 @@ fn late_fault_report_leaves_engine_to_current_channel() {
         other.unbind(&channel);
         other.bind(&channel);
         other.list(&[channel.id]);
-        assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault is handled");
+        assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault was not handled");
         std::thread::yield_now();
     }
     // All effects of the report are complete when the lock is released.
@@ -237,7 +237,7 @@ fn wait_interrupted(driver: &mut Driver, before: u64) {
     let began = std::time::Instant::now();
     while driver.guest.counter("interrupts") <= before {
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "an interrupt");
-        // Handle the interrupts that have arrived since the last time. Otherwise no more would arrive.
+        // Handle the interrupts received so far. Otherwise no more would arrive.
         driver.service();
         std::thread::yield_now();
     }
@@ -278,12 +278,12 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
     let pending = pfifo::PREEMPT::PENDING;
     bad.guest.wr(pfifo::PREEMPT::OFFSET, id);
     assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)));
-    // Meanwhile the neighbour's channels are bound and unbound, and leave the card on request.
+    // Meanwhile, the neighbour's channels are bound and unbound, and leave the card on request.
     for _ in 0..3 {
         good.guest.wr(pfifo::PREEMPT::OFFSET, u32::from(channel.id));
         let began = std::time::Instant::now();
         while pending.is_set(good.guest.rd(pfifo::PREEMPT::OFFSET)) {
-            assert!(began.elapsed() < std::time::Duration::from_secs(60), "the neighbour's channel leaves");
+            assert!(began.elapsed() < std::time::Duration::from_secs(60), "the neighbour's channel did not leave");
             std::thread::yield_now();
         }
         good.unbind(&channel);
@@ -300,7 +300,7 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
 
 #[test]
 fn fault_during_fault_of_other_vm_is_still_reported() {
-    // Let two VMs work at the same time, so that no state is cleared between them.
+    // Let two VMs work at the same time, without clearing state between them.
     let sharing = card_manager::Sharing { clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: CARD_MIB, ..Default::default() }, &sharing, |card| card);
     let mut limits = rig::settings(super::VM_MIB, 4);
@@ -313,11 +313,11 @@ fn fault_during_fault_of_other_vm_is_still_reported() {
         })
         .collect();
     let mut channels: Vec<Channel> = drivers.iter_mut().map(|driver| driver.channel(1)).collect();
-    // No memory is mapped at the address of these methods.
+    // These methods are at an unmapped address.
     let nowhere = nvspec::fifo::GpEntry::new().with_address_dwords(0x7000_0000 >> 2).with_dwords(4);
     let mut rings: Vec<Ring> = (0..2).map(|_| Ring(u64::from(nowhere).to_le_bytes())).collect();
     {
-        // This lock keeps the card's interrupt thread from running until both VMs have faulted.
+        // Holding this lock keeps the card's interrupt thread from running until both VMs have faulted.
         let state = &mut *rig.host.lock();
         for (vm, ring) in (0..).zip(&mut rings) {
             let vm = channels::TenantId(vm);

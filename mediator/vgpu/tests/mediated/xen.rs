@@ -9,7 +9,7 @@ use vmm_glue::RegionIndex::Bar1;
 
 /// Size of a domain's RAM in KiB.
 const KIB: u64 = 4096;
-/// Number of pages in a buffer.
+/// Number of pages per buffer.
 const PAGES: u64 = 8;
 /// Address of the buffer in RAM.
 const RAM: u64 = 0x10_0000;
@@ -18,7 +18,7 @@ fn vm(rig: &Rig, number: u32) -> XenVm {
     XenVm::new(rig, number, &settings(VM_MIB, 16), &format!("guest{number}"))
 }
 
-/// Returns an initialized driver with a buffer in VRAM at [`A`], and RAM at [`B`].
+/// Returns an initialized driver with a buffer in VRAM at [`A`] and RAM at [`B`].
 fn ready(vm: &XenVm, id: u16) -> (Driver<XenGuest>, Channel) {
     let mut driver = Driver::new(vm.domain(id, KIB));
     let channel = driver.channel(1);
@@ -28,7 +28,7 @@ fn ready(vm: &XenVm, id: u16) -> (Driver<XenGuest>, Channel) {
     (driver, channel)
 }
 
-/// Copies RAM to VRAM and back to RAM, and checks the bytes.
+/// Copies RAM to VRAM and back, and verifies the bytes.
 fn copies(driver: &mut Driver<XenGuest>, channel: &mut Channel, seed: u32) {
     for page in 0..PAGES {
         driver.guest.ram_write(RAM + page * PAGE, &pattern(seed, page));
@@ -67,7 +67,7 @@ fn frames_returned_by_domain_are_unreachable_under_load() {
     let vm = vm(&rig, 0);
     let (mut driver, mut channel) = ready(&vm, 1);
     copies(&mut driver, &mut channel, 3);
-    // Let the card write to RAM repeatedly while the domain releases other frames.
+    // Keep the card writing to RAM while the domain releases other frames.
     let domain = driver.guest.domain.clone();
     let gone = RAM / PAGE + 2;
     std::thread::scope(|scope| {
@@ -79,7 +79,7 @@ fn frames_returned_by_domain_are_unreachable_under_load() {
         (0..3).for_each(|round| copies(&mut driver, &mut channel, 40 + round));
         others.join().expect("no panic");
     });
-    // The domain releases a page that the card uses. The page must contain earlier writes, but no later ones.
+    // The domain releases a page in use by the card. The page must contain earlier writes, but no later ones.
     domain.give_back(gone..gone + 1);
     let canary = [0x5a; PAGE as usize];
     driver.guest.ram_write(gone * PAGE, &canary);
@@ -104,7 +104,7 @@ fn domain_destroyed_in_mid_copy_leaves_clean_card() {
         let domain = driver.guest.domain.clone();
         domain.destroy();
         domain.wait_left();
-        // The next domain with this name must find no data of the previous one.
+        // The next domain with this name must not find data of the previous one.
         let (mut driver, mut channel) = ready(&vm, 2);
         copies(&mut driver, &mut channel, 6);
         driver.guest.domain.destroy();
@@ -114,14 +114,15 @@ fn domain_destroyed_in_mid_copy_leaves_clean_card() {
     assert_eq!((channels_after, ranges_after), (channels, ranges));
 }
 
-/// An address in the part of BAR1 that is backed by memory.
+/// An address in the memory-backed part of BAR1.
 const BAR1_MAPPED_AT: u64 = 32 << 20;
 
 fn remapped(rig: &Rig) -> XenVm {
     XenVm::new(rig, 0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) }, "guest0")
 }
 
-/// Starts a driver. Its CPU writes a page through an aperture, and the card copies it to another page in the aperture.
+/// Starts a driver. Its CPU writes a page through an aperture, and the card copies the page to another one in the
+/// aperture.
 fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 1, 0), driver.buffer(&channel, B, 1, 0));
@@ -135,7 +136,7 @@ fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut read = [0; PAGE as usize];
     driver.guest.read(Bar1, BAR1_MAPPED_AT + PAGE, &mut read);
     assert!(read[..] == pattern(seed, 0)[..], "seed {seed}");
-    // PRAMIN must show the page once BAR1 no longer does.
+    // PRAMIN must show the page after BAR1 has unmapped it.
     let space = driver.apertures[0];
     driver.pte(space, BAR1_MAPPED_AT + PAGE, 0, 0);
     driver.flush();
@@ -149,7 +150,7 @@ fn domain_has_pages_of_its_own_under_its_apertures() {
     let mut driver = Driver::new(vm.domain(1, KIB));
     assert!(!driver.guest.domain.all_given().is_empty());
     copies_through_an_aperture(&mut driver, 7);
-    assert_eq!(vm.counter("aperture_messages"), 0, "no request was made");
+    assert_eq!(vm.counter("aperture_messages"), 0, "no access arrived as a request");
     assert_eq!(vm.counter("aperture_aliases"), 0);
     // The next domain with this name gets new, zeroed pages. Without host memory its apertures are trapped.
     driver.guest.domain.destroy();

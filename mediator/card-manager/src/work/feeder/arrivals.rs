@@ -1,4 +1,4 @@
-//! Submissions between their doorbell and the scheduler's queue.
+//! Submissions between the doorbell and the scheduler's queue.
 
 use super::Feeder;
 use crate::work::card_view::CardView;
@@ -10,7 +10,7 @@ use sched::{Channel, Engine, Event, Ticket};
 use std::collections::BTreeSet;
 use vram::TenantId;
 
-/// Maximum number of words in a submission that counts as a fence after work. Nouveau's fence is a semaphore release
+/// Maximum length in dwords of a submission that counts as a fence after work. nouveau's fence is a semaphore release
 /// and an interrupt.
 const BRIEF_WORDS: u32 = 16;
 
@@ -50,8 +50,8 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns the needs of a submission, given the previous submissions on its channel. All copies in flight are
-    /// booked on one engine, so that they run in order.
+    /// Returns a submission's needs, given the previous submissions on its channel. All copies in flight are booked on
+    /// one engine, so that they run in order.
     fn joined(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> Needs {
         let before = self.schedule().before(ticket, channel).next_back().map(|held| held.needs);
         match (before, needs) {
@@ -61,14 +61,14 @@ impl<C: CardView> Feeder<'_, C> {
     }
 
     /// Returns true if the state of the channel's PGRAPH context matches the submission's needs. The state changes only
-    /// when all earlier submissions of the channel have ended.
+    /// once all earlier submissions on the channel have completed.
     pub(super) fn may_follow(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> bool {
         let first = self.schedule().before(ticket, channel).next().is_none();
         let parked = self.schedule().before(ticket, channel).any(|held| held.stage == Stage::Parked);
         !parked && (self.card.is_ready_for(channel, needs) || first && self.card.make_ready(channel, needs))
     }
 
-    /// Queues submissions that waited for earlier ones of their channels, and appends the scheduler's events.
+    /// Queues submissions that waited for earlier ones on their channels, and appends the scheduler's events.
     pub(super) fn unpark(&mut self, events: &mut Vec<Event>) {
         let parked = self.schedule().held.iter().filter(|(_, held)| held.stage == Stage::Parked);
         let parked: Vec<(Ticket, TrackedSubmission)> = parked.map(|(ticket, held)| (*ticket, *held)).collect();
@@ -88,7 +88,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns true if a channel that may run must leave an engine before its next work can get a slice.
+    /// Returns true if a runnable channel must leave an engine before its next work can get a slice.
     pub(super) fn any_unready(&mut self) -> bool {
         let mut seen = BTreeSet::new();
         let first = self.schedule().held.values().filter(|held| seen.insert(held.channel));
@@ -97,9 +97,9 @@ impl<C: CardView> Feeder<'_, C> {
         parked.into_iter().any(|channel| self.card.wants(channel))
     }
 
-    /// Returns true if no VM waits for the end of a submission of this VM, and this end is expected soon. In this case,
-    /// the submission's interrupt would be an additional interrupt for the guest. The end is noticed with the guest's
-    /// own interrupt, or with a poll.
+    /// Returns true if no VM waits for the completion of a submission of this VM, and this completion is expected soon.
+    /// The submission's own interrupt would then only be an extra interrupt for the guest: the completion is noticed at
+    /// the guest's interrupt, or by a poll.
     fn is_unobserved(
         &mut self,
         vm: TenantId,
@@ -114,9 +114,9 @@ impl<C: CardView> Feeder<'_, C> {
     }
 
     /// Returns the engine on which a channel's next work waits for a slice. If [PGRAPH is
-    /// closed](CardView::closes_graphics) for the channel, other VMs may not use PGRAPH while any work of the channel
-    /// is on the card. The work then waits for a slice on PGRAPH, and is charged for the engine on which the card
-    /// reports it. Work that needs only copy engines waits only for the first copy engine that it uses.
+    /// closed](CardView::closes_graphics) for the channel, no other VM may use PGRAPH while the channel has work on the
+    /// card; the work then waits for a slice on PGRAPH, and is charged to the engine that the card reports. Work that
+    /// needs only copy engines waits only for the first one that it uses.
     fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> Engine {
         if self.card.closes_graphics(channel) {
             return Engine::Compute;
@@ -127,7 +127,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns the event for a submission that may run.
+    /// Returns the event for a submission that can run.
     pub(super) fn arrival(&mut self, ticket: Ticket, vm: TenantId, channel: ChannelId, needs: Needs) -> Event {
         let engines = self.card.engines_of(channel);
         let engine = self.books_on(channel, engines, needs);

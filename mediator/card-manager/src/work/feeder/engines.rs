@@ -1,4 +1,4 @@
-//! The channels that the engines work for, and submissions that hold an engine for too long.
+//! The channels on the engines, and submissions that occupy an engine for too long.
 
 use super::Feeder;
 use crate::tenants::GuestEvent;
@@ -9,13 +9,13 @@ use sched::{Channel, Engine, Event, Nanos};
 use vram::TenantId;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Records the channels that the busy engines work for. The limit of a submission applies only to the time for
-    /// which the submission was seen on the engine. The reason is that the accounts include time in which it may have
-    /// waited for a semaphore or for another channel to leave the engine.
+    /// Records the channels that the busy engines are executing. A submission's limit applies only to time in which it
+    /// was observed on the engine, because the accounts include time in which it may have waited for a semaphore or for
+    /// another channel to leave the engine.
     ///
     /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine where
-    /// it was last seen, although its methods determine where it works. Once the channel is found on another engine, it
-    /// is charged for that engine, and its neighbour there is not charged.
+    /// it was last observed, although its methods select the engine. Once it is observed on another engine, it is
+    /// charged for that engine instead of its neighbour there.
     pub(super) fn look_at_engines(&mut self) -> Vec<Event> {
         let now = self.card.card_time();
         let everywhere = self.schedule().any_of_several();
@@ -36,7 +36,7 @@ impl<C: CardView> Feeder<'_, C> {
         moved
     }
 
-    /// Returns the time at which a channel got an engine, if its VM's limit has not expired since then.
+    /// Returns the time at which a channel got an engine, unless its VM's limit has expired since then.
     fn has_it_since(&mut self, vm: TenantId, channel: ChannelId) -> Option<Nanos> {
         let now = self.card.card_time();
         let since = self.schedule().seen_since(channel, now)?;
@@ -44,8 +44,8 @@ impl<C: CardView> Feeder<'_, C> {
         (now.since(since) < limit).then_some(since)
     }
 
-    /// Handles a suspected overrun. The accounts cannot prove an overrun, so the card must confirm which channel holds
-    /// the engine.
+    /// Handles a suspected overrun. The accounts cannot prove it, so the card must confirm which channel occupies the
+    /// engine.
     pub(super) fn handle_overrun(
         &mut self,
         vm: TenantId,
@@ -82,12 +82,12 @@ impl<C: CardView> Feeder<'_, C> {
     }
 }
 
-/// Returns the engine with a number on the card, if the engine's time is shared.
+/// Returns the engine with this number on the card, if the engine's time is shared.
 pub(crate) fn engine_numbered(number: u32) -> Option<Engine> {
     Engine::ALL.into_iter().find(|engine| number_of(*engine) == number)
 }
 
-/// Returns the card's number of an engine.
+/// Returns an engine's number on the card.
 pub(crate) fn number_of(engine: Engine) -> u32 {
     match engine {
         Engine::Compute => engine::GR,

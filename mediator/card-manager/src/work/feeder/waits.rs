@@ -8,18 +8,18 @@ use channels::Presence;
 use nvspec::fifo::ChannelId;
 use sched::{Engine, Event, Nanos, Ticket};
 
-/// Maximum time in ns that is charged before the end of a submission's wait is noticed: several polls.
+/// Maximum time charged before the end of a submission's wait is noticed, in ns: several poll intervals.
 const UNSEEN_NS: u64 = 5_000_000;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Returns the progress of a submission that was waiting at the last poll and is not waiting now.
+    /// Returns the progress of a submission that was waiting at the last poll but no longer is.
     pub(super) fn moved_since(&self, ticket: Ticket, since: Option<Nanos>) -> Option<Event> {
-        // The time is bounded, because the feeder does not poll while no VM waits for the engine.
+        // Bound the time, because the feeder does not poll while no VM waits for the engine.
         let earliest = self.card.card_time().0.saturating_sub(UNSEEN_NS);
         Some(Event::Moved { ticket, since: since?.max(Nanos(earliest)) })
     }
 
-    /// Finds the submissions of a channel that can run, and appends the events for the scheduler.
+    /// Finds a channel's submissions that can run, and appends the scheduler's events.
     pub(super) fn look_at_channel(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let wants = self.card.wants(channel);
         self.look_at_leaver(channel, events);
@@ -32,15 +32,15 @@ impl<C: CardView> Feeder<'_, C> {
         let presence = with_card.map(|_| self.card.presence(channel));
         let leaves = presence.is_some() && !wants;
         if leaves && presence == Some(Presence::Works) {
-            // The channel is charged, and its limit applies, until it has left.
+            // Until the channel has left, it is charged and its limit applies.
             self.card.ask_to_leave(channel);
         }
         let off = leaves && presence != Some(Presence::Works);
         if off {
             self.set_aside(channel, false);
         }
-        // A channel's wait is known only after it has polled. The state is unknown for a channel that was readmitted
-        // but has not reached the card yet.
+        // A channel's wait is known only after it has polled, so the state of a readmitted channel is unknown until it
+        // reaches the card.
         let shut_out = self.card.is_shut_out(channel);
         let waits = presence == Some(Presence::Acquires) && !shut_out;
         let progress = if waits { self.card.progress(channel) } else { 0 };
@@ -83,8 +83,9 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Removes copies from the accounts of the copy engines while their channel is off the card, because their VM would
-    /// be charged for the wait. Restores them when their VM uses PGRAPH again. Appends the scheduler's events.
+    /// Removes copies from the copy engines' accounts while their channel is off the card, because their VM would
+    /// otherwise be charged for the wait. Restores them when their VM uses PGRAPH again. Appends the scheduler's
+    /// events.
     pub(super) fn look_at_barred(&mut self, events: &mut Vec<Event>) {
         let schedule = self.schedule();
         let Schedule { held, barred, .. } = schedule;
@@ -107,7 +108,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Removes a descheduled channel's work from the engines' accounts once no engine works for it.
+    /// Removes a descheduled channel's work from the engines' accounts once no engine executes the channel.
     fn look_at_leaver(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let descheduled = self.schedule().descheduled.contains(channel);
         if !descheduled || self.schedule().first_of(channel, &[Stage::Started]).is_none() {
@@ -120,7 +121,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Keeps a channel off the card until its next slice. `rests` means that the channel waits for a semaphore.
+    /// Keeps a channel off the card until its next slice. `rests` is true if the channel waits for a semaphore.
     fn set_aside(&mut self, channel: ChannelId, rests: bool) {
         let why = if rests { Why::Rests } else { Why::Stopped };
         let now = self.card.card_time();
@@ -142,7 +143,7 @@ impl<C: CardView> Feeder<'_, C> {
         events.push(Event::Requeued { ticket });
     }
 
-    /// Lets a channel return to the card with all its work on the card.
+    /// Lets a channel return to the card with all its started work.
     pub(super) fn let_back(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         self.schedule().descheduled.remove(channel);
         self.card.withhold(channel, false);
@@ -155,8 +156,8 @@ impl<C: CardView> Feeder<'_, C> {
         self.look_at_channel(channel, events);
     }
 
-    /// Readmits channels whose work on the card has ended. If only the awaited submission has ended, the next
-    /// submission is queued for a slice.
+    /// Readmits channels whose work on the card has completed. If only the awaited submission has completed, queues the
+    /// next one for a slice.
     pub(super) fn release_idle(&mut self, events: &mut Vec<Event>) {
         let all: Vec<ChannelId> = self.schedule().descheduled.channels().map(|(channel, _)| channel).collect();
         for channel in all {
@@ -176,7 +177,7 @@ impl<C: CardView> Feeder<'_, C> {
         waiting.into_iter().any(|channel| self.card.is_left_out(channel))
     }
 
-    /// Deschedules waiting channels that block others, are left out, or have worked too often between their waits. Lets
+    /// Deschedules waiting channels that block others, are left out, or have done work too often between waits. Lets
     /// one descheduled channel poll again.
     pub(super) fn rest_and_rouse(&mut self) {
         let now = self.card.card_time();
@@ -189,7 +190,7 @@ impl<C: CardView> Feeder<'_, C> {
             if !holds_up && !self.card.is_left_out(channel) {
                 continue;
             }
-            tracing::debug!(%vm, channel = channel.0, hopped, holds_up, "a channel that waits rests");
+            tracing::debug!(%vm, channel = channel.0, hopped, holds_up, "a waiting channel is descheduled");
             self.set_aside(channel, true);
             self.schedule().withhold_started(channel, &mut events);
         }

@@ -1,4 +1,4 @@
-//! Placement on cards, with a table of cases and with random cases.
+//! Tests placement on cards, with a table of cases and with random cases.
 
 use proptest::prelude::*;
 
@@ -26,7 +26,7 @@ fn matches(text: &[&str]) -> Vec<LabelMatch> {
     text.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// A VM: its card, MiB and label.
+/// A VM: its card, VRAM in MiB, and label.
 type Known = (&'static str, u64, &'static str);
 
 fn there(vms: &[Known]) -> Vec<VmSpec> {
@@ -44,13 +44,13 @@ fn placed(vm: &VmSpec, placement: Placement, cards: &[CardSpec], others: &[VmSpe
 
 #[test]
 fn policies_choose_card_by_room_packing_or_vm_count() {
-    // The expected cards are for the policies room, pack and spread.
+    // The expected cards are those for the policies room, pack and spread.
     let cases: [(&str, &[Known], [&str; 3]); 5] = [
-        ("of equals the first", &[], ["a", "small", "a"]),
-        ("the room of each counts", &[("a", 256, "")], ["b", "a", "b"]),
-        ("and the number of VMs", &[("a", 256, ""), ("b", 64, ""), ("b", 64, "")], ["b", "a", "small"]),
-        ("what is full is left out", &[("a", 992, ""), ("b", 64, "")], ["b", "b", "small"]),
-        ("the small one is fuller", &[("a", 64, ""), ("small", 64, "")], ["b", "small", "b"]),
+        ("the first of equal cards", &[], ["a", "small", "a"]),
+        ("the free capacity of each card counts", &[("a", 256, "")], ["b", "a", "b"]),
+        ("so does the number of VMs", &[("a", 256, ""), ("b", 64, ""), ("b", 64, "")], ["b", "a", "small"]),
+        ("full cards are excluded", &[("a", 992, ""), ("b", 64, "")], ["b", "b", "small"]),
+        ("the small card is fuller", &[("a", 64, ""), ("small", 64, "")], ["b", "small", "b"]),
     ];
     for (what, others, expected) in cases {
         let vm = VmSpec::new("new", "", 64);
@@ -73,7 +73,7 @@ fn drained_card_is_skipped_and_named_when_none_remains() {
     let (kind, what) = (refusals[0].kind, &refusals[0].what);
     assert_eq!(kind, RefusalKind::Quota);
     assert!(what.contains("`small` (card: card `small` is drained") && what.contains("card undrain small"), "{what}");
-    // A VM that is already on the card is still valid.
+    // A VM that is already on the card stays valid.
     assert_eq!(check::vm(&VmSpec::new("old", "a", 64), &daemon(Placement::Room), &cards, &[]), []);
 }
 
@@ -90,7 +90,7 @@ fn vm_goes_where_one_is_that_it_is_to_be_near_to() {
     ] {
         assert_eq!(placed(&near(labels, 64), Placement::Room, &cards(), &others), expected, "{labels:?}");
     }
-    // If that card has no room, the VM is not placed on another card.
+    // If that card has too little capacity, the VM is not placed on another card.
     let large = near(&["app=db"], 480);
     assert_eq!(placed(&large, Placement::Room, &cards(), &others), "");
     let beside: Vec<&VmSpec> = others.iter().collect();
@@ -100,7 +100,7 @@ fn vm_goes_where_one_is_that_it_is_to_be_near_to() {
     let mut drained = cards();
     drained[2].drained = true;
     assert_eq!(placed(&large, Placement::Room, &drained, &others), "b");
-    // A VM with a configured card is placed on that card.
+    // A VM with a configured card is placed there.
     let named = VmSpec { card: "b".to_owned(), ..near(&["app=db"], 64) };
     assert_eq!(check::vm(&named, &daemon(Placement::Room), &cards(), &beside), []);
 }
@@ -119,13 +119,13 @@ fn vms_that_are_apart_are_never_on_one_card_whichever_says_it() {
     }
     let what = "`app=web` is a label of VM `vm0` on card `a`, expected another card".to_owned();
     assert_eq!(refused(&apart(&["app=web"], "a"), &others), [(RefusalKind::Conflict, "apart_from", what)]);
-    // In the opposite case, the existing VM must stay apart.
+    // Conversely, an existing VM may have to stay apart.
     let lone = [apart(&["app=web"], "a")];
     let web = VmSpec { labels: labelled("app=web"), ..VmSpec::new("web", "a", 64) };
     let what = "VM `new` is apart from `app=web`, a label of this one, and is on card `a`, expected another card";
     assert_eq!(refused(&web, &lone), [(RefusalKind::Conflict, "apart_from", what.to_owned())]);
     assert_eq!(placed(&VmSpec { card: String::new(), ..web }, Placement::Room, &cards(), &lone), "b");
-    // All cards have such a VM, so no card is suitable.
+    // Every card has such a VM, so no card is suitable.
     let all = there(&[("a", 64, "x=1"), ("b", 64, "x=2"), ("small", 64, "x=3")]);
     assert_eq!(refused(&apart(&["x"], ""), &all)[0].1, "card");
     assert!(refused(&apart(&["x"], ""), &all)[0].2.contains("`b` (apart_from: `x` is a label of VM `vm1` on card `b`"));

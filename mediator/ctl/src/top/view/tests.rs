@@ -1,4 +1,4 @@
-//! Screens of several widths, on an in-memory terminal.
+//! Tests screens of several widths on an in-memory terminal.
 
 use super::*;
 use api::{
@@ -12,7 +12,7 @@ mod picture;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns a card whose VM has waited for `sum_ns` in `count` submissions.
+/// Returns a card whose VM has waited for `sum_ns` in total over `count` submissions.
 fn card(count: u64, sum_ns: u64, quarantine: Option<Quarantine>) -> CardScheduler {
     let wait = Durations { count, sum_ns, p99_ns: 5_000_000, ..Durations::default() };
     let used = VmEngine { arrived: count, received_permille: 305, wait, ..VmEngine::default() };
@@ -47,7 +47,7 @@ fn time(card: CardScheduler) -> Look {
     Look { schedulers: vec![card], ..Look::default() }
 }
 
-/// Returns a card with a VM that has moved `moved` MiB and was denied memory `denied` times, and another VM.
+/// Returns a card with two VMs, one of which has moved `moved` MiB and was denied memory `denied` times.
 fn memory(moved: u64, denied: u64, turn: Option<Turn>) -> Look {
     let mib = |mib: u64| mib << 20;
     let suspensions = Durations { count: 3, p99_ns: 7_000_000, ..Durations::default() };
@@ -113,7 +113,7 @@ fn names_are_no_commands_to_the_terminal() {
     let bad = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
     view.fail("no\x1b]0;x\x07".to_owned());
     assert!(!screen(&mut view, 6).join("\n").chars().any(bad));
-    // For files and pipes, `Form::shown` escapes the text, including the headings.
+    // For files and pipes, `Form::shown` escapes the text, including the headers.
     assert!(!crate::Form::Table.shown(&view.text()).chars().any(bad));
 }
 
@@ -131,7 +131,7 @@ fn waits_are_those_since_the_look_before() {
     assert_eq!(shown(&view), "5 ms");
     view.show(time(card(14, 30_000_000, None)), SECOND);
     assert_eq!(shown(&view), "-", "nothing was started");
-    // Show another VM with the same name.
+    // Show a different VM with the same name.
     view.show(time(card(2, 6_000_000, None)), SECOND);
     assert_eq!(shown(&view), "3 ms");
 }
@@ -162,7 +162,7 @@ fn top_screen_shows_card_vms_and_errors() {
         ]
     );
     assert_eq!(cells(&lines[3])[1], "build", "an engine that is not used has no line");
-    assert_eq!((&*lines[4], &*lines[5]), ("", "q ends, ? helps, m shows memory"));
+    assert_eq!((&*lines[4], &*lines[5]), ("", "q: quit, ?: help, m: show memory"));
     view.scroll_by(1);
     assert_eq!(cells(&screen(&mut view, 6)[2])[1], "build");
     view.scroll_by(9);
@@ -181,7 +181,7 @@ fn top_memory_page_shows_amounts_moved_since_last_refresh() {
     assert_eq!(lines[0], "card0: 128 MiB, spare 60 MiB; host memory 10 MiB of 64 MiB");
     let web = ["card0", "web", "64 MiB", "20 MiB", "24 MiB", "32 MiB", "10 MiB", "6 MiB", "7 ms", "-"];
     assert_eq!(cells(&lines[3]), web);
-    assert_eq!((cells(&lines[2])[8], &*lines[5]), ("-", "q ends, ? helps, m shows processes"));
+    assert_eq!((cells(&lines[2])[8], &*lines[5]), ("-", "q: quit, ?: help, m: show processes"));
     let turn = Turn { holder: "web".to_owned(), members: vec!["build".to_owned(), "web".to_owned()], quantum_ms: 1 };
     view.show(memory(10, 0, Some(turn)), SECOND);
     let states =
@@ -204,7 +204,7 @@ fn text_has_both_tables() {
     assert!(text.find("busy: compute") < text.find("host memory 10 MiB"), "{text}");
 }
 
-/// Returns a tenant with two programs, one of which uses memory outside its account.
+/// Returns a tenant with two programs, one of which uses unaccounted memory.
 fn training() -> Tenant {
     let text = r#"{
         "name": "training-of-team-0-with-a-long-name", "card": "h100-0", "served": true, "socket": "/run/t.sock",
@@ -216,7 +216,7 @@ fn training() -> Tenant {
     serde_json::from_str(text).unwrap()
 }
 
-/// Returns a VM with a VMM and with programs that use CUDA: one in process 44 of the guest, and one that has lost its
+/// Returns a VM with a VMM and two programs that use CUDA: one is process 44 of the guest, and the other has lost its
 /// worker.
 fn guest() -> Vm {
     let text = r#"{
@@ -229,7 +229,7 @@ fn guest() -> Vm {
     serde_json::from_str(text).unwrap()
 }
 
-/// Returns two cards with VMs of long names, with the largest sizes and shares.
+/// Returns two cards whose VMs have long names and the largest sizes and shares.
 fn busy() -> Look {
     let mut schedulers = vec![card(10, 10_000_000, None), card(12_000, 9_000_000_000, None)];
     let mut memories = vec![memory(6, 0, None).memories.remove(0), memory(600, 0, None).memories.remove(0)];
@@ -315,7 +315,7 @@ fn keys_sort_filter_and_show_help() {
     );
     assert_eq!(press(&mut view, KeyCode::Char('?')), Reaction::Draw);
     assert!(screen(&mut view, 12).join("\n").contains("q, Esc     end"));
-    assert_eq!(press(&mut view, KeyCode::Esc), Reaction::Draw, "it closes the help only");
+    assert_eq!(press(&mut view, KeyCode::Esc), Reaction::Draw, "it only closes the help");
     let wheel = MouseEvent { kind: MouseEventKind::ScrollDown, column: 0, row: 0, modifiers: KeyModifiers::NONE };
     assert_eq!(view.react(&Event::Mouse(wheel)), Reaction::Draw);
     assert_eq!(view.scroll.offset(), 1, "of two lines");
@@ -413,7 +413,7 @@ fn click_on_a_head_sorts_and_a_second_reverses() {
         let at = head(&mut view, "VM");
         assert_eq!(click(&mut view, at, 2), Reaction::Draw);
         assert_eq!(vms(&mut view)[..2], ["build", "build"], "{width}: by name");
-        // A click between two columns, outside the table, or below the last line has no effect.
+        // Clicks between two columns, outside the table, or below the last line have no effect.
         let gap = head(&mut view, "RECEIVED") - 1;
         for (column, row) in [(gap, 2), (0, 0), (0, 11), (0, 9)] {
             assert_eq!(click(&mut view, column, row), Reaction::Nothing, "{width}: {column}, {row}");
@@ -438,7 +438,7 @@ fn click_on_a_line_selects_it_and_shows_its_processes() {
     let last = |view: &mut View| screen_of(view, 130, 12)[11].clone();
     let shown = last(&mut view);
     assert_eq!(shown, "training-of-team-0-with-a-long-name: python3 (812), eval\\u{1b} (90017)");
-    // The selection stays on its line in another order and on the other pages.
+    // The selection survives another order and other pages.
     view.reorder();
     view.reorder();
     view.reorder();
@@ -446,11 +446,11 @@ fn click_on_a_line_selects_it_and_shows_its_processes() {
     view.turn_over();
     assert!((3..7).any(|row| is_reversed(&mut view, row)));
     assert!(last(&mut view).starts_with("training-of-team-0"));
-    // For a VM, the line shows its VMM and its guest's programs.
+    // For a VM, the line shows its VMM and its guest programs.
     let row = (3..7).find(|&row| screen_of(&mut view, 130, 12)[row].starts_with("h100-1  build")).unwrap();
     assert!(view.click(9, u16::try_from(row).unwrap()));
     assert_eq!(last(&mut view), "build: VMM (4711), train (44 in the guest), -");
-    assert!(view.click(9, u16::try_from(row).unwrap()), "a second click ends the selection");
+    assert!(view.click(9, u16::try_from(row).unwrap()), "a second click clears the selection");
     assert!(last(&mut view).starts_with("q ends"));
 }
 

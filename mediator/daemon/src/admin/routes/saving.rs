@@ -1,4 +1,4 @@
-//! Requests that save virtual machines to a stream of bytes, and restore them.
+//! Requests that save virtual machines to a byte stream, or restore them from one.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use super::{Answer, Failure, beside};
 use crate::{Daemon, DaemonError};
 
-/// Saves a virtual machine: the body of the response is the stream. If saving fails later, the stream ends early.
+/// Saves a virtual machine to the body of the response. If saving fails after the first bytes, the stream is truncated.
 pub(super) async fn save(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Result<Response, Failure> {
     let body = admin_socket::given(|to| {
         beside(move || {

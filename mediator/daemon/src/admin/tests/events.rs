@@ -1,15 +1,15 @@
-//! Tests `GET /v1/events`: authors, kinds, cursors, streams and their bounds.
+//! Tests of `GET /v1/events`: originators, kinds, cursors, and streams with their limits.
 
 use super::*;
 use api::{AuthorKind, EventKind, EventPage, SubjectKind};
 use std::io::{BufRead, BufReader};
 
-/// Returns all events in a daemon's log.
+/// Returns all events in the daemon's log.
 fn all(client: &Client) -> EventPage {
     client.get("/v1/events?limit=1024").unwrap()
 }
 
-/// Waits until an event of this kind about the object arrives, and returns the event.
+/// Waits for an event of this kind about the object, and returns it.
 fn awaited(client: &Client, kind: EventKind, name: &str) -> api::Event {
     let mut found = None;
     eventually(&format!("an event {kind:?} of {name}"), || {
@@ -23,7 +23,7 @@ fn kinds(page: &EventPage) -> Vec<EventKind> {
     page.events.iter().map(|event| event.kind).collect()
 }
 
-/// Starts to follow the events of a socket. Returns the lines of the response's body, without the sizes of its chunks.
+/// Follows the events on a socket. Returns the lines of the response body, without chunk sizes.
 fn followed(served: &Served, socket: &str, query: &str) -> impl Iterator<Item = String> + use<> {
     let mut stream = UnixStream::connect(served.fixture.path(socket)).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -44,7 +44,7 @@ fn changes_have_the_client_as_their_author() {
     assert_eq!(kinds(&start), [EventKind::Started]);
     let _: api::Vm = client.post("/v1/vms", &api::AddVm::new("a", "card0", 64)).unwrap();
     client.delete("/v1/vms/a").unwrap();
-    // A refused change causes no event.
+    // A rejected change causes no event.
     refused(client.post::<api::Vm>("/v1/vms", &api::AddVm::new("b", "card9", 64)));
     let body = json!({ "vm": [{ "name": "c", "card": "card1", "vram_mib": 64 }] });
     client.request(Method::PATCH, "/v1/desired", body.to_string().into()).unwrap();
@@ -63,7 +63,7 @@ fn changes_have_the_client_as_their_author() {
         (SubjectKind::Vm, "a", Some("card0"))
     );
     assert_eq!((&*added.text, &*applied.text), ("added to card `card0`", "a desired state: VM `c` is added"));
-    // The author is cleared at the end of the request, although the thread that served the request continues.
+    // The originator is cleared at the end of the request, although the thread that served the request continues.
     served.fixture.daemon.remove("c").unwrap();
     assert_eq!(all(&client).events.last().unwrap().author.kind, AuthorKind::Daemon);
 }
@@ -127,7 +127,7 @@ fn kill_quarantine_and_connection_are_found_without_an_author() {
     assert!(connected.text.contains("VMM, user "), "{connected:?}");
     copy(&mut guest, &mut channel);
     let killed = awaited(&client, EventKind::Killed, "a");
-    assert_eq!(killed.text, "a submission was killed: it ran beyond its limit");
+    assert_eq!(killed.text, "a submission was killed for exceeding the time limit");
     let quarantined = awaited(&client, EventKind::Quarantined, "a");
     assert!(quarantined.text.contains("`mediatorctl sched release a`"), "{quarantined:?}");
     awaited(&client, EventKind::Overran, "a");
@@ -153,14 +153,14 @@ fn kill_right_before_removal_is_an_event() {
         let card: api::CardScheduler = client.get("/v1/cards/card0/scheduler").unwrap();
         card.vms[0].engines.values().any(|engine| engine.killed > 0)
     };
-    eventually("its work is killed", killed);
-    // The removal and the addition happen between two comparisons of the state, which take place once per second.
+    eventually("the VM's work is killed", killed);
+    // Remove and add the VM between two comparisons of the state, which are made once per second.
     client.delete("/v1/vms/a").unwrap();
     let page = all(&client);
     let at = |kind| page.events.iter().position(|event| event.kind == kind);
     assert!(at(EventKind::Killed).is_some() && at(EventKind::Killed) < at(EventKind::Removed), "{page:?}");
     let killed = &page.events[at(EventKind::Killed).unwrap()];
-    assert_eq!(killed.author.kind, AuthorKind::Daemon, "the removal's author did not kill it");
+    assert_eq!(killed.author.kind, AuthorKind::Daemon, "the originator of the removal did not kill the work");
     drop(guest);
 }
 
@@ -225,7 +225,7 @@ fn stream_has_events_as_they_happen_and_ends_with_the_daemon() {
         assert_ne!(next.next, cursor);
         cursor = next.next;
     }
-    // The daemon shuts down without waiting for the time limit of the followers.
+    // The daemon shuts down without waiting for the grace period because of followers.
     served.end().unwrap();
     assert_eq!(lines.next(), None);
 }
@@ -245,11 +245,11 @@ fn followers_of_one_socket_are_bounded_and_leave_places() {
         error.error.starts_with("16 clients of this socket already wait") && !error.what_to_do.is_empty(),
         "{error:?}"
     );
-    // Other requests, and the operator's socket, are not affected.
+    // Other requests are not affected, and neither is the operator's socket.
     all(&served.reader());
     assert!(begin("admin.sock").0.contains("200"));
     drop(followers.pop());
-    eventually("a place is free again", || begin("read.sock").0.contains("200"));
+    eventually("another client can follow events", || begin("read.sock").0.contains("200"));
 }
 
 #[test]
@@ -257,8 +257,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     let served = Served::new();
     let mut lines = followed(&served, "admin.sock", "follow=true&limit=1024");
     assert!(lines.next().unwrap().contains("200"));
-    // These events do not fit into the log and all buffers on the way to the follower. Meanwhile, the follower does not
-    // read.
+    // These events do not fit into the log and into all buffers up to the follower, which does not read meanwhile.
     let text = "x".repeat(1000);
     let add = |n: usize| {
         let event = ::events::NewEvent::vm(EventKind::Changed, &format!("vm{n}"), &*text);
@@ -266,7 +265,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     };
     (0..900).for_each(add);
     std::thread::sleep(Duration::from_millis(100));
-    // Each subject has its own window, and the number of open windows is limited.
+    // Each object has its own window, and the number of open windows is limited.
     (0..40).for_each(|round| {
         (0..900).for_each(|n| {
             if (n + round) % 9 == 0 {
@@ -283,7 +282,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
         (seen, lost, pages) = (seen + next.events.len() as u64, lost + next.lost, pages + 1);
         // The daemon may have logged further events since then.
         if from(&next.next) >= from(&last.next) {
-            assert_eq!(seen + lost, from(&next.next), "each event is read or counted");
+            assert_eq!(seen + lost, from(&next.next), "each event is either read or counted as lost");
             break;
         }
     }

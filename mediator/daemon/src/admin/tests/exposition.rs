@@ -1,11 +1,11 @@
-//! The metrics, parsed as a scraper parses them: see https://prometheus.io/docs/instrumenting/exposition_formats/ and
-//! the naming rules of https://prometheus.io/docs/practices/naming/.
+//! Tests of the metrics, parsed like a scraper would: see https://prometheus.io/docs/instrumenting/exposition_formats/
+//! and the naming rules of https://prometheus.io/docs/practices/naming/.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A metric with all its lines in the exposition.
+/// Metric with all of its lines in the exposition.
 #[derive(Debug, Default)]
 struct Family {
     kind: String,
@@ -19,14 +19,14 @@ fn name_is_good(name: &str, colon: bool) -> bool {
     !name.is_empty() && !name.as_bytes()[0].is_ascii_digit() && name.bytes().all(good)
 }
 
-/// Returns the labels between the braces, and the text after the braces.
+/// Returns the labels inside the braces, and the text after the braces.
 fn labels(mut text: &str) -> Result<(BTreeMap<String, String>, &str), String> {
     let mut labels = BTreeMap::new();
     loop {
         if let Some(rest) = text.strip_prefix('}') {
             return Ok((labels, rest));
         }
-        let (name, rest) = text.split_once("=\"").ok_or("no value of a label")?;
+        let (name, rest) = text.split_once("=\"").ok_or("a label without a value")?;
         if !name_is_good(name, false) || name.starts_with("__") {
             return Err(format!("label {name}"));
         }
@@ -43,7 +43,7 @@ fn labels(mut text: &str) -> Result<(BTreeMap<String, String>, &str), String> {
             }
         };
         if labels.insert(name.to_owned(), value).is_some() {
-            return Err(format!("label {name} twice"));
+            return Err(format!("duplicate label {name}"));
         }
         text = &rest[end..];
         text = text.strip_prefix(',').unwrap_or(text);
@@ -55,14 +55,14 @@ fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
     let mut current = String::new();
     let mut seen = BTreeSet::new();
     if !text.ends_with('\n') {
-        return Err("no line feed at the end".to_owned());
+        return Err("no newline at the end".to_owned());
     }
     for line in text.lines() {
         let wrong = |what: &str| format!("{what}: {line}");
         if let Some(rest) = line.strip_prefix("# HELP ") {
             let (name, help) = rest.split_once(' ').ok_or_else(|| wrong("no help"))?;
             if families.contains_key(name) {
-                return Err(wrong("described twice, or not in one piece"));
+                return Err(wrong("declared twice, or not contiguous"));
             }
             current = name.to_owned();
             families.insert(current.clone(), Family { help: help.to_owned(), ..Family::default() });
@@ -82,7 +82,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
             let suffixes: &[&str] = if family.kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
             let ours = suffixes.iter().any(|suffix| name.strip_suffix(suffix) == Some(&current));
             if !ours || !name_is_good(name, true) || !seen.insert(format!("{name}{labels:?}")) {
-                return Err(wrong("name, or the same twice"));
+                return Err(wrong("wrong name, or duplicate sample"));
             }
             family.samples.push((name.to_owned(), labels, value));
         }
@@ -147,7 +147,7 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
     assert_eq!(waits.samples.iter().find(unbound).unwrap().2, 1.0);
 }
 
-/// Returns the names and types of the metrics in the tables of docs/reference/mediatorctl.md.
+/// Returns the names and types of the metrics from the tables in docs/reference/mediatorctl.md.
 fn documented() -> BTreeMap<String, String> {
     let page = include_str!("../../../../../docs/reference/mediatorctl.md");
     let mut documented = BTreeMap::new();
@@ -155,7 +155,7 @@ fn documented() -> BTreeMap<String, String> {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
         for name in cells[1].split(", ") {
             let before = documented.insert(name.trim_matches('`').to_owned(), cells[2].to_owned());
-            assert_eq!(before, None, "{name} stands there twice");
+            assert_eq!(before, None, "{name} is documented twice");
         }
     }
     documented

@@ -1,4 +1,4 @@
-//! Tests that an operator can read and change memory settings while guests work.
+//! Tests of memory settings, read and changed by an operator while guests work.
 
 use super::*;
 use crate::fixture::eventually;
@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const CARD: &str = "/v1/cards/card0/memory";
 const VM: &str = "/v1/vms/a/memory";
 
-/// A card with host memory, and VM `a` without a guarantee.
+/// Serves a card with host memory, and VM `a` without a guarantee.
 fn swapping() -> Served {
     let served = one_card("overcommit = true\nmemory = { host_mib = 64, return_ms = 5, settle_ms = 5 }\n");
     let body = json!({ "name": "a", "card": "card0", "vram_mib": 32 });
@@ -56,7 +56,7 @@ fn memory_moves_on_operator_request_while_guest_works() {
     let settings: VmMemorySettings = client.patch(VM, &patch).unwrap();
     assert_eq!(settings.quota_mib, Some(2));
     eventually("the quota holds", || of_a(&served).on_card_bytes <= 2 * MIB);
-    // The card counts a relocation when the VM is resumed, which happens after the last chunk has arrived.
+    // The card counts a relocation when the VM resumes, after the last chunk was moved.
     eventually("the relocation is counted", || {
         let vm = of_a(&served);
         vm.in_host_bytes > 0 && vm.moved_out_bytes >= vm.in_host_bytes && vm.relocations > 0
@@ -65,7 +65,7 @@ fn memory_moves_on_operator_request_while_guest_works() {
     driver.wait(&channel);
     let _: VmMemorySettings = client.patch(VM, &json!({ "quota_mib": null })).unwrap();
     let _: MoveReport = client.post(&format!("{VM}/return"), &MoveRequest::default()).unwrap();
-    eventually("it is back", || of_a(&served).in_host_bytes == 0);
+    eventually("its memory is back on the card", || of_a(&served).in_host_bytes == 0);
     let report: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest { mib: Some(3), range: None }).unwrap();
     let page: api::EventPage = client.get("/v1/events?limit=1024").unwrap();
     let moved = page.events.last().unwrap();
@@ -102,12 +102,12 @@ fn recorded_accesses_of_working_guest_are_accepted_as_hints() {
     let hints = Hints { hints: profile.ranges.iter().map(hint).collect() };
     let body = serde_json::to_vec(&hints).unwrap();
     served.client().request(hyper::Method::POST, &format!("{VM}/hints"), body.into()).unwrap();
-    // A record that is dropped early has no effect. Without work, all counts are zero.
+    // Dropping a recording early has no effect. Without work, all counts are zero.
     drop(daemon.record_vm_accesses("a").unwrap());
     assert_eq!(record(10).unwrap().ranges, []);
 }
 
-/// Returns the value of one sample in the metrics.
+/// Returns the value of a sample in the metrics.
 fn metric(served: &Served, sample: &str) -> f64 {
     let text = served.client().request(hyper::Method::GET, "/metrics", Default::default()).unwrap();
     let text = String::from_utf8(text.to_vec()).unwrap();
@@ -124,9 +124,8 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
     let client = served.client();
     let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
     assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
-    // Evict memory and move it back. The time for which the VM was suspended is known shortly after the memory has
-    // returned.
-    eventually("it is back", || {
+    // Evict memory and move it back. The duration of the suspension is known shortly after the memory has returned.
+    eventually("its memory is back on the card", || {
         let vm = of_a(&served);
         vm.in_host_bytes == 0 && vm.suspensions.count >= 2
     });
@@ -214,8 +213,8 @@ fn rejection_names_object_limit_value_and_remedy() {
         body
     };
     let refuse = json!({ "on_full": "refuse" });
-    // Each entry has the method, path and body of a request, and the expected limit: its kind, its object, its key, and
-    // its resource.
+    // Each entry contains the method, path and body of a request, and the error code, object, key and limit in the
+    // expected error.
     let post = Method::POST;
     let patch = Method::PATCH;
     let all = "/v1/vms";
@@ -300,14 +299,14 @@ fn rejection_names_object_limit_value_and_remedy() {
     let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": null })).unwrap();
     let [before, after] = [before, client.request(Method::GET, "/v1/desired", Default::default()).unwrap()]
         .map(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).unwrap());
-    assert_eq!((&before["vm"], &before["card"]), (&after["vm"], &after["card"]), "a refused change has no effect");
+    assert_eq!((&before["vm"], &before["card"]), (&after["vm"], &after["card"]), "a rejected change has no effect");
 }
 
-/// Time limit for each wait: all steps of these tests take less time, so a wait that reaches the limit has failed.
+/// Timeout of each wait, longer than any step of these tests takes.
 const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Starts VM `a` with most of the card's memory, and requests a guarantee for VM `b` that needs part of this memory,
-/// while memory cannot move. Calls `meanwhile` while the request waits. Returns the result of the request.
+/// Starts VM `a` with most of the card's memory. Requests a guarantee for VM `b` that requires part of this memory,
+/// while no memory can be moved. Calls `meanwhile` while the request waits. Returns the result of the request.
 fn raised_guarantee(
     served: &Served,
     if_match: Option<&str>,
@@ -317,7 +316,7 @@ fn raised_guarantee(
     for mib in (4..96).step_by(2) {
         driver.guest.vram_write(mib * MIB, &[1; 4]);
     }
-    // The read completes after all the writes.
+    // The read completes after all writes.
     driver.guest.vram_read(4 * MIB, &mut [0; 4]);
     let daemon = &served.fixture.daemon;
     let host = daemon.host_of("card0").unwrap();
@@ -327,7 +326,7 @@ fn raised_guarantee(
         let stopped = host.hold_moves();
         let patch = json!({ "guarantee_mib": 48 }).as_object().cloned().unwrap();
         let raising = scope.spawn(move || daemon.set_vm_memory_if("b", &patch, if_match));
-        eventually("it waits for memory", || host.makes_room());
+        eventually("the request waits for memory", || host.makes_room());
         let (tell, told) = std::sync::mpsc::channel();
         scope.spawn(move || {
             // The watchdog also reads the revision.
@@ -339,12 +338,12 @@ fn raised_guarantee(
         let goes_on = told.recv_timeout(WAIT_TIMEOUT);
         drop(stopped);
         let raised = raising.join().unwrap();
-        assert_eq!(goes_on, Ok(()), "others wait while memory moves");
+        assert_eq!(goes_on, Ok(()), "other requests wait while memory is moved");
         raised
     })
 }
 
-/// A card that VM `a` can nearly fill, with two more VMs.
+/// Serves a card that VM `a` can nearly fill, with two more VMs.
 fn large() -> Served {
     let served = one_card("overcommit = true\nmemory = { host_mib = 192, return_ms = 5, settle_ms = 5 }\n");
     for (name, vram_mib) in [("a", 96), ("b", 64), ("c", 16)] {

@@ -1,10 +1,10 @@
-//! Tests the web page and its server.
+//! Tests of the web page and its server.
 
 use crate::fixture::Served;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-/// Sends a request to the page's server. Returns the response.
+/// Sends a request to the page's server, and returns the response.
 fn ask(served: &Served, request: &str, host: &str) -> String {
     let mut stream = TcpStream::connect(served.page).unwrap();
     write!(stream, "{request} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();

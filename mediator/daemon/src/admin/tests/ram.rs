@@ -1,4 +1,4 @@
-//! Tests reports, limits and charges of the RAM that VMs lend.
+//! Tests of reporting, limits and accounting of RAM lent by VMs.
 
 use super::*;
 use crate::fixture::{guest, one_card};
@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const CARD: &str = "/v1/cards/card0/memory";
 const VM: &str = "/v1/vms/a/memory";
-/// Address of the guest's RAM in its address space.
+/// Virtual address of the guest's RAM.
 const RAM: u64 = 0x300_0000;
 
 fn served() -> Served {
@@ -39,11 +39,11 @@ fn a_quota_of_ram_holds_from_now_on() {
     let expected =
         api::Ram { lent_bytes: 4 * MIB, quota_bytes: 8 * MIB, guarantee_bytes: 2 * MIB, ..api::Ram::default() };
     assert_eq!(ram_of_a(&served), expected);
-    assert!(!driver.guest.map_ram(16 * MIB, 6 * MIB, true), "beyond what the card's table says");
+    assert!(!driver.guest.map_ram(16 * MIB, 6 * MIB, true), "above the default quota of the card");
     set(&served, VM, json!({ "quota_mib": 2 })).unwrap();
-    assert!(!driver.guest.map_ram(16 * MIB, 2 * MIB, true), "beyond the VM's own, though what was lent stays lent");
+    assert!(!driver.guest.map_ram(16 * MIB, 2 * MIB, true), "above the VM's own quota, although lent RAM stays lent");
     set(&served, CARD, json!({ "quota_mib": 64 })).unwrap();
-    assert!(!driver.guest.map_ram(16 * MIB, 2 * MIB, true), "the VM's own goes before the card's");
+    assert!(!driver.guest.map_ram(16 * MIB, 2 * MIB, true), "the VM's own quota overrides that of the card");
     set(&served, VM, json!({ "quota_mib": null })).unwrap();
     assert!(driver.guest.map_ram(16 * MIB, 60 * MIB, true));
     assert!(!driver.guest.map_ram(128 * MIB, 2 * MIB, true));
@@ -64,11 +64,12 @@ fn impossible_ram_guarantee_is_rejected_and_shares_stay() {
     let host = served.fixture.daemon.host_of("card0").unwrap();
     let of_both = || [0, 1].map(|vm| host.lock().memory().iova().share_and_charged(vram::TenantId(vm)).0);
     let before = of_both();
-    // The configuration has enough free addresses, but no contiguous range, because another allocation splits them.
+    // According to the configuration, there are enough free addresses, but another allocation leaves no contiguous
+    // range.
     let held = host.lock().memory_mut().iova_mut().allocate(700 << 30, 0).unwrap();
     let error = set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap_err();
     assert!(error.contains("in use"), "{error}");
-    assert_eq!(of_both(), before, "all of the card's VMs keep their settings");
+    assert_eq!(of_both(), before, "all VMs of the card keep their settings");
     host.lock().memory_mut().iova_mut().free(held);
     set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap();
     assert_eq!(of_both().map(|share| share.guarantee), [224 << 30; 2]);
@@ -79,7 +80,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     let served = served();
     let mut guest = RemoteGuest::connect(&served.fixture.path("a.sock"), 32 * MIB).unwrap();
     assert!(guest.map_ram(0, 4 * MIB, true));
-    // The driver has not enabled bus mastering yet. Memory that was never touched counts as private to the VMM.
+    // The driver has not enabled bus mastering yet. Memory that was never touched is considered private to the VMM.
     guest.ram_write(0, &pattern(3, 0));
     let mut driver = Driver::new(guest);
     let mut channel = driver.channel(1);
@@ -90,13 +91,13 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     assert!(driver.ram_holds(PAGE, 1, 3));
     driver.submit(&mut channel, &copy(1));
     driver.wait(&channel);
-    assert_eq!(ram_of_a(&served).touched_bytes, PAGE, "one page, once");
+    assert_eq!(ram_of_a(&served).touched_bytes, PAGE, "one page, counted once");
     set(&served, VM, json!({ "touch_mib": 0 })).unwrap();
     driver.submit(&mut channel, &copy(1));
     driver.wait(&channel);
     driver.submit(&mut channel, &copy(2));
     driver.wait(&channel);
-    assert!(!driver.ram_holds(2 * PAGE, 1, 3), "as for an access to missing RAM");
+    assert!(!driver.ram_holds(2 * PAGE, 1, 3), "like an access to missing RAM");
     let ram = ram_of_a(&served);
     assert_eq!((ram.touched_bytes, ram.touch_limit_bytes), (PAGE, Some(0)));
     assert!(ram.touches_refused > 0);
@@ -106,7 +107,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     assert!(text.contains("gpu_mediator_vm_ram_bytes{vm=\"a\",card=\"card0\",of=\"lent\"} 4194304"), "{text}");
 }
 
-/// Without an open card, the sizes of the card and of a VM are those in the configuration.
+/// Without an open card, the sizes of the card and of a VM come from the configuration.
 #[test]
 fn the_configuration_and_the_owner_agree_on_bus_addresses() {
     let spoken = config::RamSpec::default().on(&config::CardMemory::default());

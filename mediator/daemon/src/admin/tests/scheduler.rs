@@ -1,4 +1,4 @@
-//! Reads and changes time settings of cards through the admin socket, with software cards and working guests.
+//! Tests of scheduler settings, read and changed over the admin socket, with software cards and working guests.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -9,7 +9,7 @@ use sched::{Engine, LatencyClass, PERMILLE, PolicyKind, VgpuParams, WEIGHT_MAX};
 use serde_json::json;
 
 const SCHEDULER: &str = "/v1/cards/card0/scheduler";
-/// Size of each VM in MiB.
+/// VRAM size of each VM in MiB.
 const VM_MIB: u64 = 16;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
@@ -19,10 +19,10 @@ fn add(served: &Served, name: &str) {
     let _: api::Vm = served.client().post("/v1/vms", &AddVm::new(name, "card0", VM_MIB)).unwrap();
 }
 
-/// Returns the shares of the card's time once no work is queued or running.
+/// Returns the scheduler state of the card once no work is queued or running.
 fn settled(client: &Client) -> CardScheduler {
     let mut last = None;
-    crate::fixture::eventually("all submissions have ended", || {
+    crate::fixture::eventually("all submissions have completed", || {
         let shown: CardScheduler = client.get(SCHEDULER).unwrap();
         let idle = shown.queued == 0 && shown.in_flight == 0;
         last = Some(shown);
@@ -38,8 +38,8 @@ fn settings_of_a_card_are_changed_key_by_key() {
     let first: CardScheduler = client.get(SCHEDULER).unwrap();
     assert_eq!((first.settings.policy, first.settings.strikes, first.window_ms), (PolicyKind::Fifo, 5, 1000));
     assert!(first.vms.is_empty());
-    // The settings change before and after the mediator takes the card. A new VM gets the settings that were made
-    // before it was added.
+    // Change settings before and after the mediator initializes the card. A new VM gets the settings that were made
+    // before.
     for round in 0..2 {
         let wait_ns = 1000 + round;
         let new: CardScheduler =
@@ -105,12 +105,12 @@ fn share_of_a_vm_is_changed_key_by_key() {
     assert_eq!((time.weight, time.class, time.max_run_ms), (300, LatencyClass::Interactive, Some(7000)));
     let time: VmTime = client.patch("/v1/vms/a/time", &json!({ "max_run_ms": 0, "cap_permille": 600 })).unwrap();
     assert_eq!((time.weight, time.cap_permille, time.max_run_ms), (300, 600, Some(0)));
-    // A client can send a returned setting back unchanged.
+    // A client can send returned settings back unchanged.
     assert_eq!(client.patch::<VmTime>("/v1/vms/a/time", &time).unwrap(), time);
 
     let shown: CardScheduler = client.get(SCHEDULER).unwrap();
-    assert_eq!(shown.vms[0].time, time, "the scheduler has it");
-    // By weight, `a` would get three quarters; its cap leaves the rest to `b`.
+    assert_eq!(shown.vms[0].time, time, "the scheduler uses the new settings");
+    // By weight, `a` would get three quarters, but its cap limits it, and `b` gets the rest.
     assert_eq!(shown.vms.iter().map(|vm| vm.entitled_permille).collect::<Vec<_>>(), [600, 400]);
 
     // The copy engines have separate weights: nine to one.
@@ -122,7 +122,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     let parts: Vec<_> = shown.vms.iter().map(|vm| (vm.entitled_permille, vm.copies_entitled_permille)).collect();
     assert_eq!(parts, [(600, Some(900)), (400, Some(100))]);
     let single: CardScheduler = client.patch(SCHEDULER, &json!({ "queues": "single" })).unwrap();
-    assert!(single.vms.iter().all(|vm| vm.copies_entitled_permille.is_none()), "one queue has one share");
+    assert!(single.vms.iter().all(|vm| vm.copies_entitled_permille.is_none()), "a shared queue has one share");
     let _: CardScheduler = client.patch(SCHEDULER, &json!({ "queues": "separate" })).unwrap();
     let error = refused(client.patch::<VmTime>("/v1/vms/a/time", &json!({ "copies": { "weight": 0 } })));
     assert_eq!(error.error, "VM `a`: copies.weight = 0 is not between 1 and 10000");
@@ -204,7 +204,7 @@ fn vm_by_passthrough_and_its_card_have_no_scheduler() {
     }
     assert_eq!(client.get::<SchedulerList>("/v1/schedulers").unwrap().schedulers, []);
     client.request(Method::GET, "/metrics", Default::default()).unwrap();
-    // The settings outlive VM `p`.
+    // The settings survive the removal of VM `p`.
     client.delete("/v1/vms/p").unwrap();
     assert_eq!(client.get::<CardScheduler>(SCHEDULER).unwrap().settings, set.settings);
 }
@@ -239,11 +239,11 @@ fn work_is_seen_in_accounts_history_and_metrics() {
         let sum: u64 = history.samples.iter().map(|sample| sample.used_ns[&Engine::Compute]).sum();
         assert_eq!(sum, vm.engines[&Engine::Compute].used_ns);
     }
-    // The last interval ends slightly later. After that, the window contains each VM's part, rounded down.
+    // The last interval ends slightly later. After that, the window contains the use of each VM, rounded down.
     let permille = |vm: &api::VmShare| vm.engines[&Engine::Compute].used_ns / (60 * 1_000_000);
     let expected: u64 = shown.vms.iter().map(permille).sum();
     assert!(expected > 0, "{shown:?}");
-    crate::fixture::eventually("uses show in the window", || {
+    crate::fixture::eventually("the window contains the use", || {
         let shown: CardScheduler = client.get(&format!("{SCHEDULER}?window_ms=60000")).unwrap();
         u64::from(shown.engines[&Engine::Compute].busy_permille) == expected
     });
@@ -263,7 +263,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
     let busy = metrics.value("gpu_mediator_card_engine_busy_seconds_total{card=\"card0\",engine=\"compute\"}");
     assert!((busy - used as f64 / 1e9).abs() < 1e-12);
 
-    // The card's total still includes the time that a removed VM used.
+    // The card's total still includes the time used by a removed VM.
     client.delete("/v1/vms/a").unwrap();
     let after = settled(&client);
     let compute = after.engines[&Engine::Compute];
@@ -272,7 +272,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
     assert_eq!(after.vms[0].entitled_permille, 1000);
 }
 
-/// Metrics by name with labels, in the order of the exposition.
+/// Metrics by name and labels, in the order of the exposition.
 struct Metrics(Vec<(String, f64)>);
 
 impl Metrics {
@@ -293,7 +293,7 @@ impl Metrics {
         value
     }
 
-    /// Checks that bounds and counts increase, and that the last bucket contains the total count.
+    /// Checks that bounds and counts are in ascending order, and that the last bucket contains the total count.
     fn check_histogram(&self, labels: &str, count: u64) {
         let prefix = format!("gpu_mediator_vm_wait_seconds_bucket{{{labels},le=\"");
         let buckets: Vec<(f64, f64)> = self
@@ -332,7 +332,7 @@ fn hung_vm_is_quarantined_until_operator_releases_it() {
     let metrics = Metrics::fetch(&client);
     assert_eq!(metrics.value("gpu_mediator_vm_quarantined{vm=\"a\",card=\"card0\"}"), 1.0);
     assert_eq!(metrics.value("gpu_mediator_vm_strikes{vm=\"a\",card=\"card0\"}"), 1.0);
-    // The other VM gets the whole card and makes progress.
+    // The other VM gets the whole card, and makes progress.
     let (mut good, mut other) = guest(&served, "b");
     copy(&mut good, &mut other);
     good.wait(&other);

@@ -1,4 +1,4 @@
-//! Tests the published document of the API: it matches the types, and the daemon's responses conform to it.
+//! Tests of the published API document: it matches the types, and the daemon's responses conform to it.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -6,7 +6,7 @@ use api::schema::document;
 use jsonschema::{Draft, Validator};
 use serde_json::{Value, json};
 
-/// The published document.
+/// Published API document.
 const PUBLISHED: &str = include_str!("../../../../../docs/reference/api.json");
 
 /// Returns a validator for one part of the document.
@@ -22,7 +22,7 @@ fn check(schema: &Value, value: &Value, what: &str) {
     assert!(errors.is_empty(), "{what}: {errors:#?}\n{value:#}");
 }
 
-/// Returns the schema of the response to a successful request.
+/// Returns the schema of a successful response.
 fn answer_schema(method: &str, path: &str) -> Value {
     let document = document();
     let responses = &document["paths"][path][method]["responses"];
@@ -33,7 +33,7 @@ fn answer_schema(method: &str, path: &str) -> Value {
 #[test]
 fn published_document_is_that_of_the_types() {
     let published: Value = serde_json::from_str(PUBLISHED).unwrap();
-    assert_eq!(published, document(), "write it with `cargo xtask docs`");
+    assert_eq!(published, document(), "update it with `cargo xtask docs`");
 }
 
 /// Visits every object in a document.
@@ -57,7 +57,7 @@ fn document_has_all_that_generated_clients_need() {
     for (path, operations) in document["paths"].as_object().unwrap() {
         for (method, operation) in operations.as_object().unwrap() {
             let id = operation["operationId"].as_str().unwrap();
-            assert!(ids.insert(id.to_owned()), "{method} {path}: {id} is taken");
+            assert!(ids.insert(id.to_owned()), "{method} {path}: duplicate operation ID {id}");
             assert!(id.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{id}");
             assert!(tags.contains(&operation["tags"][0]), "{method} {path}");
             let responses = operation["responses"].as_object().unwrap();
@@ -82,7 +82,7 @@ fn document_has_all_that_generated_clients_need() {
     visit(&document, &mut |keys| {
         let choice = keys.get("oneOf").and_then(Value::as_array).into_iter().flatten();
         let constants = choice.filter(|one| one.get("const").is_some()).count();
-        assert_eq!(constants, 0, "a choice among constants: {keys:?}");
+        assert_eq!(constants, 0, "a choice among constants is not an enumeration: {keys:?}");
     });
     let states = &document["components"]["schemas"]["VmState"];
     assert_eq!(states["enum"], json!(["starting", "waiting", "connected", "stopping", "failed"]), "{states}");

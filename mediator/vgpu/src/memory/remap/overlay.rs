@@ -1,4 +1,4 @@
-//! Reads guest memory for saving. The contents of a page under a mapped aperture are not in the page's chunk.
+//! Reads guest memory for saving. A page under a mapped aperture is not stored in its chunk.
 
 use card::HostMemory;
 use nvspec::addr::SMALL_PAGE;
@@ -6,21 +6,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use vm_memory::Bytes;
 
-/// Pages of guest VRAM that are under mapped apertures.
+/// Guest VRAM pages under mapped apertures.
 pub(crate) struct Overlay(BTreeMap<u64, (Arc<dyn HostMemory>, usize)>);
 
 impl Overlay {
-    /// Creates the overlay from the memory of each page, and the page's offset in that memory, by page number.
+    /// Creates the overlay from each page's memory and its offset in that memory, by page number.
     pub(crate) fn from_pages(pages: BTreeMap<u64, (Arc<dyn HostMemory>, usize)>) -> Self {
         Self(pages)
     }
 
-    /// Returns the addresses of all pages, in order.
+    /// Returns the addresses of all pages in ascending order.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.keys().map(|page| page * SMALL_PAGE)
     }
 
-    /// Copies these pages over `data`, which contains whole pages from `at` on. Returns true if any page was copied.
+    /// Copies these pages over `data`, which contains the whole pages that start at `at`. Returns true if any page was
+    /// copied.
     pub(crate) fn lay_over(&self, at: u64, data: &mut [u8]) -> bool {
         let first = at / SMALL_PAGE;
         let pages = first..first.saturating_add(data.len() as u64 / SMALL_PAGE);

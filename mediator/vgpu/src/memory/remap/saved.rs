@@ -1,6 +1,6 @@
-//! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory is in
-//! files, which are handed over separately. The client uses them during the handover, and its CPUs may write at any
-//! time.
+//! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory itself
+//! is in files, which are handed over separately. The client keeps the files mapped during the handover, and its CPUs
+//! may write at any time.
 
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
@@ -13,13 +13,13 @@ use vm_device::WindowMemory;
 /// Saved state of the apertures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRemap {
-    /// Windows of BAR1, BAR3 and PRAMIN; `None` for a trapped window.
+    /// Windows in BAR1, BAR3 and PRAMIN; `None` for a trapped window.
     windows: [Option<SavedWindow>; MappedWindow::ALL.len()],
-    /// Pages of guest VRAM that slots map, in order of their numbers.
+    /// Guest VRAM pages that slots map, in ascending order.
     pages: Vec<SavedPage>,
     /// Slots that map guest RAM.
     ram: Vec<SavedSlot>,
-    /// Set if the card's TLBs may contain translations to memory that no table maps.
+    /// Set if the card's TLBs may still translate to memory that no table maps.
     stale: bool,
 }
 
@@ -33,14 +33,14 @@ struct SavedWindow {
     iova: u64,
 }
 
-/// A page of guest VRAM, and the slots that map it. The first slot is its home.
+/// A guest VRAM page, and the slots that map it. The first slot is its home.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedPage {
     number: u32,
     places: Vec<SavedSlot>,
 }
 
-/// A slot: the number of its window, and the number of its page.
+/// A slot: window number and page number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct SavedSlot(u8, u32);
 
@@ -57,7 +57,7 @@ impl From<SavedSlot> for Slot {
 }
 
 impl Remap {
-    /// Saves the apertures and the files of their memory, if any are mapped.
+    /// Saves the apertures, and the files that contain their memory, if any are mapped.
     ///
     /// # Errors
     /// Returns an error if the process has no free file descriptors.
@@ -66,7 +66,7 @@ impl Remap {
             windows,
             homes,
             waiting,
-            // This is false in a quiescent VM.
+            // Never set in a quiescent VM.
             closing: _,
             // The next process may log the warning again.
             warned: _,
@@ -103,20 +103,20 @@ impl Remap {
         Ok(Some((SavedRemap { windows: saved, pages, ram, stale: *stale }, files)))
     }
 
-    /// Returns the pages of guest VRAM that are in host memory.
+    /// Returns the guest VRAM pages that are in host memory.
     pub(crate) fn homes(&self) -> impl Iterator<Item = u32> + '_ {
         self.homes.keys().copied()
     }
 
-    /// Returns the memory's ranges of I/O addresses on the card.
+    /// Returns the memory's I/O address ranges on the card.
     pub(crate) fn ranges_of_card(&self) -> impl Iterator<Item = (Iova, u64)> + '_ {
         self.windows.iter().flatten().map(|window| (window.memory.first(), window.memory.area().1.size))
     }
 }
 
 impl SavedRemap {
-    /// Restores the apertures of `bar1` and `bar3` bytes, with their memory in `files`, for a VM with `vram_bytes`
-    /// bytes of VRAM. Maps the memory for the card at its old address.
+    /// Restores apertures of `bar1` and `bar3` bytes for a VM with `vram_bytes` bytes of VRAM, with their memory in
+    /// `files`. Maps the memory for the card at its old addresses.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid, if the files do not match, or if the host cannot map them.
@@ -160,7 +160,7 @@ impl SavedRemap {
 }
 
 impl Remap {
-    /// Records the target of a slot. No other saved entry may have set it.
+    /// Records the target of a slot. No other saved entry may have set it already.
     fn wants(&mut self, slot: Slot, want: PageTarget) -> Result<(), Invalid> {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);
@@ -180,7 +180,7 @@ mod tests {
     const BARS: (u64, u64) = (17 << 20, 1 << 20);
     const VRAM: u64 = 1 << 20;
 
-    /// Creates apertures that show pages of VRAM, including one that is mapped twice, and map RAM.
+    /// Creates apertures that show VRAM pages, including one that is mapped twice, and that map RAM.
     fn apertures(rig: &Rig) -> Remap {
         let mut remap = Remap::open(&rig.host, BARS).unwrap();
         let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 const BAR1: u64 = 17 << 20;
 const BAR3: u64 = 1 << 20;
 
-/// A model of the memory: the guest page that each slot shows, according to the recorded moves.
+/// A model of the memory: the guest page that each slot shows according to the recorded moves.
 #[derive(Default)]
 struct World {
     card: HashMap<u32, u32>,
@@ -32,8 +32,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Checks that, for any mappings by the guest, a page has only one home among the slots that map it, which is in
-    /// PRAMIN only if no other slot maps the page. The data is only in the home, and other slots show zeros.
+    /// Checks that, for any mappings by the guest, a page has only one home, which is in PRAMIN only if no other slot
+    /// maps the page. Only the home contains the data; other slots show zeros.
     #[test]
     fn every_page_has_one_home_and_its_data(
         steps in prop::collection::vec((0usize..3, prop::collection::vec((0u32..12, 0u32..10), 1..8)), 1..40),
@@ -47,7 +47,7 @@ proptest! {
             let (start, _) = remap.extent(showing).unwrap();
             let mut found = BTreeMap::new();
             for (page, want) in changes {
-                // Do not use page 0, so that a blank slot differs from one that contains data.
+                // Skip page 0, so that a blank slot differs from one that contains data.
                 let place = match want {
                     0 => None,
                     9 => Some(Place::Ram(nvspec::addr::Gpa(0))),
@@ -69,7 +69,7 @@ proptest! {
                 let within = |other: &GuestRange| {
                     matches!(other, GuestRange::Vram(from, all) if from.0 <= at.0 && at.0 + len <= from.0 + all)
                 };
-                prop_assert!(concerned.iter().any(within), "{range:?} moves without being reported");
+                prop_assert!(concerned.iter().any(within), "{range:?} moved without being reported");
             }
             world.carry_out(&moves);
             let mut wanted: BTreeMap<u32, Vec<Slot>> = BTreeMap::new();
@@ -120,13 +120,13 @@ fn pramin_yields_page_to_bars_and_reports_strays() {
     assert_eq!((taken.outs, taken.ins), (vec![(4, place(1))], vec![(4, in_bar3)]));
     assert_eq!(taken.strays, []);
     assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "the driver continues with BAR3");
-    // Give the page back to PRAMIN, or move the PRAMIN window.
+    // Return the page to PRAMIN, or move the PRAMIN window.
     let back = remap.book(MappedWindow::Bar3, &[(7, PageTarget::Nothing)]);
     assert_eq!((back.ins, back.strays), (vec![(4, place(1))], vec![place(1)]));
     remap.book(MappedWindow::Bar3, &[(7, PageTarget::Vram(4))]);
     let gone = remap.book(MappedWindow::Pramin, &[(first + 1, PageTarget::Vram(9))]);
     assert_eq!((gone.outs, gone.strays), (vec![], vec![place(1)]));
-    // When BAR3 gives up the page, BAR1 takes precedence over PRAMIN.
+    // After BAR3 unmaps the page, BAR1 takes precedence over PRAMIN.
     let low = (TRAPPED_BAR1 / SMALL_PAGE) as u32;
     remap.book(MappedWindow::Pramin, &[(first + 2, PageTarget::Vram(4))]);
     remap.book(MappedWindow::Bar1, &[(low, PageTarget::Vram(4))]);
@@ -160,7 +160,7 @@ fn whereabouts_distinguish_split_ranges() {
     let Home::Host(first) = remap.whereabouts(at(32), LARGE_PAGE) else { panic!("apart") };
     assert_eq!(remap.whereabouts(at(35), SMALL_PAGE), Home::Host(first.offset(3 * SMALL_PAGE)));
     assert_eq!(first.0 % LARGE_PAGE, 0);
-    // PRAMIN moves in steps of 64 KiB, so a large page in it need not be aligned for the card.
+    // PRAMIN moves in steps of 64 KiB, so a large page in it may be unaligned for the card.
     let start = (u64::from(pramin::BASE) / SMALL_PAGE) as u32;
     remap.book(
         MappedWindow::Pramin,

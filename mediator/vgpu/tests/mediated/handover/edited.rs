@@ -1,5 +1,5 @@
-//! Tests files of saved cards whose sections were modified, with correct checksums. Each file must either be refused or
-//! opened, without any effect on the VMs.
+//! Tests files of saved cards with modified sections and correct checksums. Each file must either be rejected, or be
+//! opened without any effect on the VMs.
 
 use super::super::oversubscribe::eventually;
 use super::super::relocate::{free_settings, move_all, work};
@@ -11,15 +11,15 @@ use sha2::{Digest, Sha256};
 use std::ops::Range;
 use vram::To;
 
-/// Number of files per round. The number of rounds follows. The VMs work between rounds.
+/// Number of files per round, and number of rounds. The VMs work between rounds.
 const FILES: u64 = 60;
 const ROUNDS: u64 = 4;
-/// Size in bytes of a file's header: magic, format, identity, count.
+/// Size of a file's header in bytes: magic, format, identity, count.
 const HEAD: usize = 8 + 4 + 16 + 4;
-/// Offsets of the identity.
+/// Byte range of the identity.
 const IDENTITY: Range<usize> = 12..28;
 
-/// A section in a file: its head (name and numbers), its checksum, and its contents.
+/// A section of a file: its head (name and numbers), checksum, and contents.
 struct Place {
     name: String,
     head: Range<usize>,
@@ -49,12 +49,12 @@ fn edit(file: &mut [u8], dice: &mut Rng) -> String {
     edit_one(file, dice, |_| true)
 }
 
-/// Same as [`edit`], for a section for which `of` returns true.
+/// Like [`edit`], but only for sections for which `of` returns true.
 pub(crate) fn edit_one(file: &mut [u8], dice: &mut Rng, of: impl Fn(&str) -> bool) -> String {
     let places: Vec<Place> = places(file).into_iter().filter(|place| of(&place.name)).collect();
     let place = &places[dice.usize(..places.len())];
     for _ in 0..=dice.u64(..3) {
-        // Counts are at the start of a section, so modify bytes there more often.
+        // Counts are at the start of a section, so modify those bytes more often.
         let near = if dice.bool() { place.contents.len() } else { place.contents.len().min(64) };
         let at = place.contents.start + dice.usize(..near.max(1));
         let byte = &mut file[at];
@@ -69,7 +69,7 @@ pub(crate) fn edit_one(file: &mut [u8], dice: &mut Rng, of: impl Fn(&str) -> boo
     place.name.clone()
 }
 
-/// Gives a modified section the correct checksum.
+/// Updates the checksum of a modified section.
 fn seal(file: &mut [u8], place: &Place) {
     let sum = Sha256::new()
         .chain_update(&file[IDENTITY])
@@ -79,13 +79,13 @@ fn seal(file: &mut [u8], place: &Place) {
     file[place.sum.clone()].copy_from_slice(&sum);
 }
 
-/// Returns the total size in bytes of the contents of all sections for which `of` returns true.
+/// Returns the total content size in bytes of all sections for which `of` returns true.
 pub(crate) fn length(file: &[u8], of: impl Fn(&str) -> bool) -> usize {
     places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).sum()
 }
 
-/// Zeroes one byte. `at` is its index among the bytes of all sections that `of` accepts. Returns false if the byte is
-/// already zero or does not exist.
+/// Zeroes one byte, at index `at` of all sections that `of` accepts. Returns false if the byte is already zero or does
+/// not exist.
 pub(crate) fn zero_one(file: &mut [u8], of: impl Fn(&str) -> bool, mut at: usize) -> bool {
     for place in places(file).into_iter().filter(|place| of(&place.name)) {
         let len = place.contents.len();
@@ -135,7 +135,7 @@ fn edited_sections_are_refused_or_opened_and_change_nothing() {
             work(driver, 5, &mut Rng::with_seed(round));
         }
     }
-    assert!(names.len() > 8 && refused > ROUNDS * FILES / 4, "{refused} refused of {names:?}");
+    assert!(names.len() > 8 && refused > ROUNDS * FILES / 4, "{refused} rejected of {names:?}");
     eventually("all work has completed", || rig.host.lock().scheduler().in_flight() == 0);
 }
 
@@ -154,5 +154,5 @@ fn unedited_sections_have_the_sums_that_are_described() {
             assert_eq!(file[sum], made[..]);
         }
     };
-    handover.offer(&rig, &mut guests(&mut drivers), again).expect("the unchanged file");
+    handover.offer(&rig, &mut guests(&mut drivers), again).expect("the unchanged file is accepted");
 }

@@ -57,13 +57,12 @@ fn hole_03_instance_blocks_are_not_read_after_activation() {
             s.evil.guest.vram_write(to, &pattern(5, 0));
             s.evil.submit(&mut channel, &copy);
             s.evil.wait(&channel);
-            assert!(s.evil.vram_holds(to, 1, 3), "{what}: the channel continues in its own address space");
+            assert!(s.evil.vram_holds(to, 1, 3), "{what}: the channel still works in its own address space");
         });
         let after = scene.card_instance(EVIL, ID).map(|at| scene.card_word64(at + vm::PDB_LO));
         assert_eq!(before, after, "{what}: the card's own block");
 
-        // Bind again after the block was changed, so that it is read again and refers to addresses outside the guest's
-        // memory.
+        // Bind again after changing the block, so that it is reread and refers to addresses outside guest memory.
         scene.evil.unbind(&channel);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, channel.userd as u32);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_HI, 0);
@@ -171,7 +170,7 @@ fn hole_05_target_bits_are_decoded_or_denied() {
         });
         scene.fresh();
     }
-    // Only USERD is invalid; the rest of the block is valid.
+    // Only the USERD address is invalid; the rest of the block is valid.
     for low in [page as u32, ram as u32 | 2, ram as u32 | 3, page as u32 | 1] {
         let mut channel = scene.evil.prepare(ID);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, low);
@@ -181,7 +180,7 @@ fn hole_05_target_bits_are_decoded_or_denied() {
             s.evil.list(&[ID]);
             let put = s.evil.queue_fenced(&mut channel, &[]);
             s.evil.guest.poke(userd + nvspec::instance::userd::GP_PUT, put);
-            // The card's USERD must be a page that does not belong to a guest, whatever the block contains.
+            // The card's USERD must be in a page that no guest owns, whatever the block contains.
             if let Some(instance) = s.card_instance(EVIL, ID) {
                 let at = s.card_word64(instance + ramfc::USERD_LO);
                 let guests = s.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -230,7 +229,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     ] {
         scene.denied(what, |s| submit(s, base, length));
     }
-    // A list in RAM that cannot be read counts as empty.
+    // A list in unreadable RAM counts as empty.
     for (what, base, length) in [
         ("in RAM that was not lent", 0x2000_0000 | (RAM >> 12) as u32, 1),
         ("at the end of RAM", 0x3fff_ffff, CHANNELS),
@@ -244,7 +243,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     scene.finish();
 }
 
-/// Returns the offset of element `index` in an array of registers, computed from the offsets of its first two elements.
+/// Returns the offset of element `index` of a register array, computed from the offsets of its first two elements.
 fn behind(first: u32, second: u32, index: u32) -> u32 {
     first + index * (second - first)
 }
@@ -292,7 +291,7 @@ fn hole_13_channel_numbers_end_at_127() {
 #[test]
 fn hole_19_channels_without_a_directory_reach_nothing() {
     let mut scene = Scene::new();
-    // Try a zeroed directory, no directory, a directory in zeroed RAM, and one in RAM that does not exist.
+    // Try a zeroed directory, no directory, a directory in zeroed RAM, and one in nonexistent RAM.
     let zeros = SHARE_BYTES - 32 * PAGE;
     for (what, low) in [
         ("directory at address 0", 0),

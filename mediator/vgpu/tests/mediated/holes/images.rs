@@ -1,4 +1,4 @@
-//! Context images. PGRAPH's firmware writes the registers that an image lists, at any offset of BAR0.
+//! Context images: PGRAPH's firmware writes the registers listed in an image, at any offset of BAR0.
 
 use super::{A, CE0, EVIL, GOOD, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object, pfifo, pmc};
 use card::Card;
@@ -6,11 +6,11 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pgraph;
 use rig::driver::{IMAGE_VA, methods, release};
 
-/// The mediator's own pages at the start of a channel's range. These pages contain the images of the copy engines and
-/// the first page of PGRAPH's image.
+/// Pages of the mediator's part of a channel's range that contain the copy engines' images and the first page of
+/// PGRAPH's image.
 const IMAGES: std::ops::Range<u64> = 4..8;
 
-/// Offset of a state register of PGRAPH that the mediator never writes.
+/// Offset of a PGRAPH state register that the mediator never writes.
 const STATE: u32 = 0x0041_8810;
 
 #[test]
@@ -63,7 +63,7 @@ fn context_images_of_the_mediator_are_out_of_works_reach() {
             scene.denied(&what, |s| {
                 let mut channel = s.evil.channel(ID);
                 let own = s.evil.buffer(&channel, A, 1, 0x11);
-                // Use the contexts before the attack.
+                // Use the contexts once before the attack.
                 s.evil.submit(&mut channel, &[object(M2MF), object(CE0), ce_copy(A, A, 1)].concat());
                 s.evil.wait(&channel);
                 let physical = s.rig.host.lock().channels().physical(EVIL, VirtualChannelId(ID)).unwrap();

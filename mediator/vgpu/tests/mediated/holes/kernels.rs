@@ -7,7 +7,7 @@ use rig::driver::methods;
 
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 
-/// Launches a program's kernel on a channel, with a single thread.
+/// Launches a kernel with a single thread on a channel.
 fn launch(evil: &mut Driver, channel: &mut Channel, source: &str) {
     let program = sm20::assemble(source).expect("a program");
     let code = evil.buffer(channel, A, 1, 0);

@@ -1,4 +1,4 @@
-//! Holes 9 and 17: memory that the guest no longer has, and memory that it does not have yet.
+//! Holes 9 and 17: memory that the guest has lost, and memory that it does not have yet.
 
 use super::{
     A, At, B, C, CE0, CE1, EVIL, ID, M2MF, MIB, PAGE, RAM, SECRET, SHARE_BYTES, Scene, ce_copy, m2mf_copy, object,
@@ -17,7 +17,7 @@ fn hole_09_unmapped_pages_are_unreachable_after_flush() {
         let mut channel = scene.evil.channel(ID);
         scene.evil.buffer(&channel, A, 1, 1);
         scene.evil.map(channel.space, B, at, 1);
-        // Use the page first, so that every cache on the path contains it.
+        // Access the page first, so that every cache on the path contains it.
         for engine in [CE0, CE1] {
             scene.evil.submit(&mut channel, &[object(engine), ce_copy(A, B, 1)].concat());
             scene.evil.wait(&channel);
@@ -64,7 +64,7 @@ fn hole_09_unmapping_under_load_completes_at_flush() {
             s.evil.flush();
             // From here on, the guest's kernel reuses the pages for other processes.
             s.evil.fill_ram(gpa, 32, 0x900 + round);
-            // Earlier work must either have ended or fault.
+            // Earlier work must have completed, or must fault.
             let mut later = channel;
             s.evil.submit(&mut later, &copy);
             wait_stopped(&mut s.evil, before, "unmapping under work");
@@ -102,8 +102,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
 #[test]
 fn hole_17_a_client_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // A tenant writes its mark to all memory, to every register that keeps a value, and to USERD, and with every
-    // engine.
+    // A tenant writes its mark to all memory, to every register that keeps a value, to USERD, and with every engine.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 2, 1);
     scene.evil.buffer(&channel, B, 2, 2);
@@ -137,14 +136,15 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
     }
     assert_eq!(scene.evil.guest.rd(pbus::PRAMIN_WINDOW::OFFSET), 0);
 
-    // The next client uses the same channel. USERD and the state of the engines must be in their initial state.
+    // The next client uses the same channel. USERD and the engine state must be in their initial state.
     assert!(scene.evil.guest.map_ram(0, RAM, true));
     scene.evil.bring_up();
     let mut channel = scene.evil.channel(ID);
     for offset in (0..userd::BYTES).step_by(4) {
         assert_eq!(scene.evil.guest.peek(channel.userd + offset), 0, "USERD {offset:#x}");
     }
-    // If a copy engine kept addresses, a launch alone would copy. The addresses must be 0, where nothing is mapped.
+    // If a copy engine had kept addresses, the launch alone would copy. The addresses must be 0, where nothing is
+    // mapped.
     scene.contained("a launch with nothing set", |s| {
         let launch = [object(CE0), rig::driver::methods(4, 0x300, &[0x110])].concat();
         s.evil.submit(&mut channel, &launch);
@@ -205,7 +205,7 @@ fn stored(scene: &mut Scene) -> Vec<(u32, u32)> {
     let registers = blocks().flat_map(|(_, _, _, info)| *info).filter(|reg| matches!(reg.access, Access::Rw));
     let offsets = registers.flat_map(|reg| (0..reg.count).map(|index| reg.offset + index * reg.stride));
     let states = STATE_RANGES.iter().flat_map(|&(_, base, end)| (base..end).step_by(0x400));
-    // Exclude the register that resets units, because it would change the others, and the register that stops engines.
+    // Exclude the unit reset register, because it would change the others, and the register that stops engines.
     let spared = [pmc::ENABLE::OFFSET, pfifo::SCHED_DISABLE::OFFSET];
     let offsets = offsets.chain(states).filter(|offset| !spared.contains(offset));
     offsets.collect::<Vec<_>>().into_iter().map(|offset| (offset, scene.evil.guest.rd(offset))).collect()

@@ -1,4 +1,4 @@
-//! Hole 6: undeclared registers, registers of the machine, and registers that the reference code does not handle.
+//! Hole 6: undeclared registers, machine registers, and registers that the reference code does not handle.
 
 use super::{A, At, B, C, GOOD, IDLE};
 use super::{CE0, ID, SHARE_BYTES, Scene, blocks, ce_copy, ce0, ce1, object, pbus, pfb, pfifo, pgraph, ptimer, tally};
@@ -6,7 +6,7 @@ use nvspec::Access;
 use nvspec::regs::{fecs, gpccs, pclock, pdisp, pfuse, pmc, pmu, ppci, ptop, windows};
 use vmm_glue::RegionIndex;
 
-/// Distance between two writes in the sweep over undeclared offsets, in bytes.
+/// Distance between writes in the sweep over undeclared offsets, in bytes.
 const STRIDE: u32 = 0x100;
 
 #[test]
@@ -34,7 +34,7 @@ fn hole_06_no_register_is_passed_on() {
     assert!(tally(&scene.evil.guest) > before + 10_000, "unclaimed accesses are counted");
     scene.fresh();
 
-    // The reference code passes these registers through.
+    // The reference code passes accesses to these registers through.
     scene.virtual_only("microcode for the falcons", |s| {
         for (control, data, tag, boot, start) in [
             (
@@ -121,7 +121,7 @@ fn hole_06_no_register_is_passed_on() {
 #[test]
 fn acknowledging_a_fault_keeps_the_neighbours_faults() {
     let mut scene = Scene::new();
-    // Let the working VM fault while the attacker acknowledges every interrupt.
+    // Make the working VM fault while the attacker acknowledges every interrupt.
     let good = &mut scene.good;
     good.driver.submit(&mut good.channel, &[object(CE0), ce_copy(A, 64 << 20, 1)].concat());
     for _ in 0..1000 {
@@ -215,7 +215,7 @@ fn written_timer_does_not_change_time_of_others() {
             }
         });
         let now = time(&mut scene);
-        // If the low word wraps between the two reads, the result decreases by less than 2^32 ns.
+        // A low word that wraps between the two reads decreases the result by less than 2^32 ns.
         assert!(now + (1 << 32) > last && now < last + (1 << 40), "from {last} to {now}");
         last = now;
     }
@@ -317,7 +317,7 @@ fn configuration_writes_move_nothing_but_the_guests_own() {
     assert_eq!(u16::from_le_bytes([identity[0], identity[1]]), 0x10de, "identity is read-only");
     scene.fresh();
 
-    // Disable bus mastering while work runs. This must affect only the VM's own accesses to RAM.
+    // Disable bus mastering while work runs. This must affect only the VM's own RAM accesses.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 8, 1);
     scene.evil.map(channel.space, C, At::Ram(0), 8);

@@ -21,7 +21,7 @@ fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
             scene.denied(what, |s| s.faults_at(what, entry(at & !(LARGE_PAGE - 1), 1), Size::Large, 0, write));
         }
     }
-    // Use entries of every kind, with compression tags and encryption, for pages of the guest's own VRAM and RAM.
+    // Use entries of every kind, with compression tags and encryption, for the guest's own VRAM and RAM pages.
     // `check_shadows` checks the entries that reach the card.
     let mut channel = scene.evil.channel(ID);
     let own = scene.evil.vram(256);
@@ -45,7 +45,7 @@ fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
 #[test]
 fn hole_08_large_pages_are_checked_in_all_their_parts() {
     let mut scene = Scene::new();
-    // A large page that is lent completely works if it is contiguous for the card.
+    // A completely lent large page works if it is contiguous for the card.
     let channel = scene.evil.channel(ID);
     let table = large_table(&mut scene.evil, &channel);
     let whole = 8 * MIB;
@@ -74,14 +74,14 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
                 let entry = entry(16 * MIB, aperture);
                 scene.denied(what, |s| s.faults_at(what, entry, Size::Large, offset, offset % 2 == 0));
             }
-            // The variants with missing parts behave alike, so try each of the cases with only one variant.
+            // The variants with missing parts behave alike, so try each case with only one of them.
             if regions.is_empty() {
                 break;
             }
         }
         scene.fresh();
     }
-    // Try addresses without RAM, and a page that starts before the end of the VM's share and extends beyond it.
+    // Try addresses without RAM, and a page that straddles the end of the VM's share.
     for (what, at) in scene.foreign_ram() {
         let at = at & !(LARGE_PAGE - 1);
         if at >= RAM {
@@ -107,13 +107,13 @@ fn hole_11_entries_for_missing_memory_fault() {
         scene.denied(what, |s| s.faults_at(what, entry(at, 0), Size::Small, 0, true));
         scene.denied(what, |s| s.faults_at(what, entry(at, 0), Size::Small, 0, false));
     }
-    // A ROM can be read but not written.
+    // A ROM is readable but not writable.
     let rom = 32 * MIB;
     assert!(scene.evil.guest.map_ram(rom, PAGE, false));
     scene.evil.fill_ram(rom, 1, 5);
     scene.denied("a ROM", |s| s.faults_at("a ROM", entry(rom, 2), Size::Small, 0, true));
     assert!(scene.evil.ram_holds(rom, 1, 5), "the page was written");
-    // No entry can express RAM above 40 bits, and the address must not alias a 40-bit address.
+    // Entries cannot express RAM addresses above 40 bits, which must not alias 40-bit addresses.
     for high in [1 << 40, 1 << 52] {
         let gpa = high + 48 * MIB;
         if scene.evil.guest.map_ram(gpa, PAGE, true) {
@@ -131,8 +131,8 @@ fn hole_11_entries_for_missing_memory_fault() {
 fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // Use a directory as its own table, first for small pages and then for large pages: its first entry refers to the
-    // directory as a table, and is also an entry for a page.
+    // Use a directory as its own table, first for small pages and then for large pages: its first entry is both a
+    // pointer to the directory as a table, and a page entry.
     for half in [0, 4] {
         let mut channel = scene.evil.prepare(ID);
         let directory = channel.space.directory;
@@ -168,7 +168,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     });
     scene.fresh();
 
-    // Let a copy engine rewrite the channel's own table, which the mediator cannot observe.
+    // Let a copy engine rewrite the channel's own table: the mediator cannot observe this.
     for (what, at, aperture) in [("VRAM of the neighbour", foreign, 0), ("its RAM", scene.bus[1], 2)] {
         let mut channel = scene.evil.channel(ID);
         let space = channel.space;
@@ -237,7 +237,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.denied(what, |s| {
                 let (at, pages) = if whole { (channel.space.directory, 16) } else { (channel.space.table, 64) };
                 (0..pages).for_each(|page| s.evil.guest.vram_write(at + page * PAGE, &fill));
-                // Work in progress may either complete or fault, because its tables are gone after the flush.
+                // Work in progress may complete or fault, because its tables are gone after the flush.
                 let before = stops(&s.evil.guest);
                 s.evil.flush();
                 s.evil.submit(&mut channel, &copy);
@@ -290,7 +290,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
             scene.denied(what, |s| s.faults_at(what, entry(at, aperture), size, 0, true));
         }
     }
-    // Use ring entries whose ranges are not mapped, wrap around, or have the maximum length.
+    // Use ring entries whose ranges are unmapped, wrap around, or have the maximum length.
     let top = (1u64 << 40) - 4;
     let range = |at: u64, dwords: u32| u64::from(GpEntry::new().with_address_dwords(at >> 2).with_dwords(dwords));
     for (what, raw) in [
@@ -307,7 +307,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         });
         scene.fresh();
     }
-    // Control entries and entries of all ones must have no effect, or must cause an error only for the attacker.
+    // Control entries and entries of all ones must have no effect, or cause an error only for the attacker.
     for raw in [1, 3, u64::MAX, 0] {
         let mut channel = scene.evil.channel(ID);
         scene.contained(&format!("ring entry {raw:#x}"), |s| {
@@ -316,7 +316,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         });
         scene.fresh();
     }
-    // Try rings of many sizes and at many addresses.
+    // Try rings of many sizes at many addresses.
     for log2 in [20u32, 21, 28, 31, 32, 63, 0xffff] {
         for (low, high) in [(rig::driver::RING_VA as u32, 0), (0xffff_fff8, 0xff)] {
             let mut channel = scene.evil.prepare(ID);

@@ -1,4 +1,4 @@
-//! Attempts that run while a neighbour works on the same engine.
+//! Attacks that run while a neighbour works on the same engine.
 
 use super::{A, B, CE0, CE1, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object};
 use nvspec::regs::pfifo;
@@ -51,8 +51,8 @@ fn neighbour_copies_stay_whole_while_attacker_cycles_channels() {
     scene.finish();
 }
 
-/// Runs one kind of attack per round while the neighbour works: removes the attacker's images, tables or channel while
-/// work is in progress.
+/// Runs one kind of attack per round while the neighbour works: destroys the attacker's images, tables or channel while
+/// its work is in progress.
 fn provoke(evil: &mut super::Driver, round: u32) {
     let mut channel = evil.channel(ID);
     evil.buffer(&channel, A, 16, 1);
@@ -84,8 +84,8 @@ fn contexts_are_saved_wherever_the_guest_has_its_images() {
         let mut channel = scene.evil.channel(ID);
         scene.evil.submit(&mut channel, &[object(engine), methods(engine.0, 0x100, &[0])].concat());
         scene.evil.wait(&channel);
-        // The engine holds the attacker's context, and saves it when the next channel uses the engine. The image
-        // belongs to the mediator.
+        // The engine holds the attacker's context, and saves it when the next channel is loaded. The image belongs to
+        // the mediator.
         for page in 0..16 {
             scene.evil.pte(channel.space, IMAGE_VA + page * PAGE, 0, 0);
         }

@@ -1,4 +1,4 @@
-//! Holes 1, 2, 10 and 14: the windows through which the CPU accesses memory.
+//! Holes 1, 2, 10 and 14: the windows for CPU accesses to memory.
 
 use super::{At, PAGE, RAM, SHARE_BYTES, Scene, entry, pattern};
 use card::Card;
@@ -7,17 +7,17 @@ use nvspec::regs::{pbus, windows::pramin};
 use rig::driver::Space;
 use vmm_glue::RegionIndex;
 
-/// An offset in an aperture outside USERD.
+/// An aperture offset outside USERD.
 const OFFSET: u64 = 0x40_0000;
-/// Word that is written to addresses where it must not be found later.
+/// Word written to addresses where it must not be found later.
 const BRAND: u32 = 0xa77a_c4ed;
 
-/// Region of each aperture, and the register that sets its instance block.
+/// Region of each aperture, and the register that selects its instance block.
 const APERTURES: [(RegionIndex, u32); 2] =
     [(RegionIndex::Bar1, pbus::BAR1_BLOCK::OFFSET), (RegionIndex::Bar3, pbus::BAR3_BLOCK::OFFSET)];
 
 impl Scene {
-    /// Creates an aperture's address space, with tables of the attacker. Returns the space and its instance block.
+    /// Creates an aperture's address space with the attacker's own tables. Returns the space and its instance block.
     fn aperture(&mut self, register: u32) -> (Space, u64) {
         let (space, instance) = (self.evil.space(), self.evil.vram(1));
         self.evil.join(instance, space);
@@ -46,7 +46,7 @@ fn hole_01_pramin_ends_with_the_share() {
         scene.denied(&format!("reading {what}"), |s| assert_eq!(s.evil.guest.peek(at), u32::MAX, "{what}"));
         scene.denied(&format!("writing {what}"), |s| s.evil.guest.poke(at, BRAND));
     }
-    // If the window starts 64 KiB below 2^40, it would wrap to address 0.
+    // A window that starts 64 KiB below 2^40 would wrap to address 0.
     for base in [SHARE_BYTES - 0x1_0000, (1 << 40) - 0x1_0000] {
         scene.denied(&format!("beyond the end from {base:#x}"), |s| {
             s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (base >> 16) as u32);
@@ -56,7 +56,7 @@ fn hole_01_pramin_ends_with_the_share() {
             }
         });
     }
-    // Half of the access is beyond the end of the share.
+    // Half of the access lies beyond the end of the share.
     scene.denied("an access across the end of the share", |s| {
         s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, ((SHARE_BYTES >> 16) - 1) as u32);
         let mut word = [0; 8];
@@ -106,7 +106,7 @@ fn hole_10_aperture_entries_for_ram_reach_ram_and_never_vram() {
             assert_eq!(s.evil.guest.ram_word(page), BRAND, "RAM was written");
         });
         assert!(scene.evil.vram_holds(page, 1, 11), "VRAM at this address was not");
-        // Addresses of VRAM and of other VMs' RAM are not valid as guest RAM.
+        // Addresses of VRAM and of other VMs' RAM are invalid as guest RAM addresses.
         let numbers = [scene.outside(), scene.foreign_ram()].concat();
         for (what, at) in numbers {
             for aperture in [1, 2, 3] {
@@ -178,7 +178,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         scene.evil.join(instance, space);
         scene.evil.flush();
 
-        // The table has an eighth of the full size. Memory beyond its end contains other data and no entries.
+        // The table has an eighth of the full size. The memory after it contains data other than entries.
         let eighth = (128 << 20) / 8;
         if eighth < size {
             scene.evil.map(space, eighth, At::Vram(data), 1);
@@ -192,12 +192,12 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             scene.evil.guest.poke(space.directory, 0);
         }
 
-        // Use tables that cross the end of VRAM. Entries beyond the end would be in a neighbour's memory.
+        // Use tables that straddle the end of VRAM. Entries beyond the end would be in a neighbour's memory.
         for table in [SHARE_BYTES - PAGE, SHARE_BYTES] {
             scene.denied(&format!("table at {table:#x}"), |s| {
                 s.evil.guest.poke(space.directory + 4, ((table >> 12) as u32) << 4 | 1);
                 s.evil.flush();
-                // Entry 512 is the first one in the table's second page.
+                // Entry 512 is the first entry in the table's second page.
                 assert_eq!(s.peek(region, 512 * PAGE), u32::MAX);
                 s.poke(region, 512 * PAGE, BRAND);
             });

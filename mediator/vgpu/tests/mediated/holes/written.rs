@@ -1,6 +1,6 @@
-//! Records the mediator's register writes while a guest writes one word to every place that it can reach. The word must
-//! never appear in these writes. The mediator may write only a few registers, and all addresses in them must be in its
-//! own memory.
+//! Records the mediator's register writes while a guest writes one word to every location that it can reach. The word
+//! must never appear in these writes. The mediator may write only a few registers, and every address in them must be in
+//! its own memory.
 
 use super::{
     A, B, CARD_MIB, CE0, CE1, CHUNK, EVIL, GOOD, ID, IDLE, M2MF, PAGE, Scene, blocks, ce_copy, m2mf_copy, object, pfb,
@@ -20,14 +20,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vmm_glue::RegionIndex;
 
-/// The word that the guest writes. The mediator never writes a number that has a run of bits in common with this word.
+/// The word that the guest writes. No value that the mediator writes shares a run of bits with it.
 const MARK: u32 = 0xb5c9_b5c9;
-/// Distance between two writes in the sweep over undeclared offsets, in bytes.
+/// Distance between writes in the sweep over undeclared offsets, in bytes.
 const STRIDE: u32 = 0x100;
 /// Size of configuration space in bytes.
 const CONFIG_BYTES: u64 = 4096;
 
-/// Registers that the mediator writes while guests run. The addresses in them are pages of the card's memory.
+/// Registers that the mediator writes while guests run. Addresses in them are pages of the card's memory.
 const WRITTEN: [(&str, &str); 23] = [
     ("pmc", "ENABLE"),
     ("pmc", "ELPG_GATE"),
@@ -71,7 +71,7 @@ const STARTED: [&str; 9] = [
 /// Written values, by register.
 type Map = BTreeMap<u32, BTreeSet<u32>>;
 
-/// Records writes to registers.
+/// Records register writes.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Map>>);
 
@@ -88,12 +88,12 @@ fn is_marked(value: u32) -> bool {
     (0..=16).any(|shift| (0..16).any(|turn| seen(shift) == (MARK as u16).rotate_left(turn)))
 }
 
-/// Returns the name of a register's block, and its own name.
+/// Returns the name of a register's block and the register's own name.
 fn named(offset: u32) -> (&'static str, &'static str) {
     lookup(offset).map_or(("none", "none"), |(block, register, _)| (block, register.name))
 }
 
-/// Returns the page of card memory that a register's value refers to, if the register contains one.
+/// Returns the page of card memory to which a register's value refers, if it contains an address.
 fn page_of(offset: u32, value: u32) -> Option<u32> {
     match named(offset) {
         ("pfifo", "CHANNEL") if pfifo::CHANNEL::VALID.is_set(value) => Some(pfifo::CHANNEL::ADDRESS.get(value)),
@@ -103,7 +103,7 @@ fn page_of(offset: u32, value: u32) -> Option<u32> {
     }
 }
 
-/// Writes the word to each register and to offsets between registers.
+/// Writes the word to each register, and to offsets between registers.
 fn mark_registers(scene: &mut Scene) {
     let guest = &mut scene.evil.guest;
     let declared = blocks().flat_map(|(_, _, _, info)| *info);
@@ -117,7 +117,7 @@ fn mark_registers(scene: &mut Scene) {
     }
 }
 
-/// Fills the structures of a channel with the word, either before it is bound or while it runs.
+/// Fills a channel's structures with the word, either before it is bound or while it runs.
 fn mark_channel(scene: &mut Scene, bound: bool) {
     let evil = &mut scene.evil;
     let channel = if bound { evil.channel(ID) } else { evil.prepare(ID) };
@@ -133,12 +133,12 @@ fn mark_channel(scene: &mut Scene, bound: bool) {
     for offset in (0..0x100).step_by(4) {
         evil.guest.write(RegionIndex::Bar1, u64::from(ID) * PAGE + offset, &MARK.to_le_bytes());
     }
-    scene.good.work("a channel made of the word");
+    scene.good.work("a channel filled with the word");
     scene.evil.unbind(&channel);
     scene.evil.rewind();
 }
 
-/// Makes the card process the word as data, as an address, as an object, and as a table entry.
+/// Makes the card process the word as data, an address, an object, and a table entry.
 fn mark_work(scene: &mut Scene) {
     let va = u64::from(MARK & 0xffff_f000);
     let work = [
@@ -223,7 +223,7 @@ fn registers_of_the_card_are_given_nothing_that_a_guest_chose() {
     assert_eq!(wrong(&written, &guests), [""; 0]);
     assert!(written.contains_key(&pfifo::RUNLIST::OFFSET) && written.contains_key(&pfb::MMU_INVALIDATE_PDB::OFFSET));
 
-    // Check that each of the four kinds of violation is detected.
+    // Each of the four kinds of violation must be detected.
     let on_card = scene.on_card(EVIL, 0);
     let card = scene.rig.host.card();
     for (offset, value) in [

@@ -1,4 +1,4 @@
-//! Tests guests that misuse the interface. The numbers are those of holes 13 to 19 in the study of GPUvm's code.
+//! Tests guests that misuse the interface. The hole numbers (13 to 19) are from the study of GPUvm's code.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,11 +40,12 @@ fn holes_of_gpuvms_interface_are_closed() {
     let mut call = |ops: &Ops| interface.call(&mut evil.guest, ops);
     let tables = Ops::new().create(1, kind::DIRECTORY).create(2, kind::SMALL).create(3, kind::LARGE);
     assert_eq!(call(&tables).status, 0);
-    // Hole 13: bind a directory for a channel that does not exist.
+    // Hole 13: bind a directory for a nonexistent channel.
     refused(&call(&Ops::new().bind_channel(200, 0)), 0, Status::NoObject);
     refused(&call(&Ops::new().bind(1, u64::MAX - 0xfff)), 0, Status::Range);
     refused(&call(&Ops::new().bind(1, VM_MIB * MIB)), 0, Status::Range);
-    // Holes 14 and 18: write entries beyond the end of a table, including where 8 * (index + count) wraps around.
+    // Holes 14 and 18: write entries beyond the end of a table, including indices for which 8 * (index + count) wraps
+    // around.
     for (table, first, count) in
         [(2, 32768, 1), (2, 32767, 2), (3, 1024, 1), (2, 0x1fff_ffff, 1), (2, u32::MAX, u32::MAX)]
     {
@@ -52,7 +53,7 @@ fn holes_of_gpuvms_interface_are_closed() {
         refused(&call(&Ops::new().run(table, first, count, 1, 1)), 0, Status::Range);
     }
     refused(&call(&Ops::new().set(1, 8192, 2, 0)), 0, Status::Range);
-    // Hole 15: use objects of the wrong types.
+    // Hole 15: use objects of the wrong type.
     refused(&call(&Ops::new().set(1, 0, 3, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().set(1, 0, 0, 2)), 0, Status::WrongType);
     refused(&call(&Ops::new().set(1, 0, 1, 0)), 0, Status::WrongType);
@@ -60,7 +61,7 @@ fn holes_of_gpuvms_interface_are_closed() {
     refused(&call(&Ops::new().run(1, 0, 1, 1, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().bind(2, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().flush(3)), 0, Status::WrongType);
-    // Hole 16: exceed the quota. 8 MiB are enough for 30 more small-page tables.
+    // Hole 16: exceed the quota. 8 MiB suffice for 30 more small-page tables.
     let many = (10..50).fold(Ops::new(), |ops, handle| ops.create(handle, kind::SMALL));
     refused(&call(&many), 30, Status::Limit);
     let back = (10..40).fold(Ops::new(), |ops, handle| ops.destroy(handle));
@@ -87,7 +88,7 @@ fn tables_destroyed_in_use_stay_alive_and_new_ones_are_empty() {
     driver.submit(&mut work, &object(M2MF));
     driver.wait(&work);
     assert_eq!(driver.guest.counter("pv_tables"), 2);
-    // Hole 17: a new table must contain no data of an old one.
+    // Hole 17: a new table must not contain data of an old one.
     let gone = Ops::new().channel(op::CHANNEL_DESTROY, 0).bind(0, work.instance).flush(0);
     assert_eq!(interface.call(&mut driver.guest, &gone).status, 0);
     assert_eq!(driver.guest.counter("pv_tables"), 0);
@@ -124,7 +125,7 @@ fn paravirtual_entries_reach_only_memory_of_their_vm() {
         assert_eq!(interface.call(&mut evil.guest, &gone).status, 0);
         evil.rewind();
     }
-    // The CPU must not reach the table space either.
+    // The CPU must not be able to access the table space either.
     let instance = evil.vram(1);
     let ops = Ops::new().create(1, kind::DIRECTORY).create(2, kind::SMALL).set(1, 0, 2, 0).bind(1, instance);
     assert_eq!(interface.call(&mut evil.guest, &ops.run(2, 0, 64, pte(own), 16)).status, 0);
@@ -154,7 +155,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
             interface.publish(&mut evil.guest, 0);
         }
     }
-    // Publish a circular chain, a head that is not a descriptor, and an index that is too far ahead.
+    // Publish a circular chain, a head that is not a valid descriptor index, and an index too far ahead.
     interface.descriptor(&evil.guest, 0, BASE + 0x2000, 8, 1, 0);
     interface.publish(&mut evil.guest, 0);
     interface.publish(&mut evil.guest, 60_000);
@@ -165,7 +166,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
     evil.guest.ram_write(BASE + 0x800 + 2, &0x7fffu16.to_le_bytes());
     evil.guest.wr(OFFSET + register::DOORBELL, 0);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // A queue must be rejected if it is outside memory, if it has size 0, or if bus mastering is disabled.
+    // A queue must be rejected if it is outside memory, if its size is 0, or if bus mastering is disabled.
     for (register, value) in [
         (register::QUEUE_DESCRIPTORS + 4, 0xffff),
         (register::QUEUE_USED, 0xffff_ffff),
@@ -185,7 +186,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
     evil.guest.write(RegionIndex::Config, 4, &2u16.to_le_bytes());
     reopen(&mut evil, u32::MAX);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // Withdraw the RAM of the queue.
+    // Withdraw the RAM that contains the queue.
     evil.guest.write(RegionIndex::Config, 4, &6u16.to_le_bytes());
     let mut interface = reopen(&mut evil, u32::MAX);
     assert_eq!(interface.call(&mut evil.guest, &Ops::new().query(query::VRAM)).status, 0);
@@ -207,7 +208,7 @@ fn ring_written_concurrently_by_other_cpu_harms_no_neighbour() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut random = fastrand::Rng::with_seed(0x9876_5432_1234_5677);
-            // The thread changes rings, descriptors, the batch, and the reply.
+            // The thread overwrites rings, descriptors, the batch, and the reply.
             while !over.load(Ordering::Relaxed) {
                 let at = [0, 0x800, 0x1000, 0x2000][random.usize(..4)] + random.u64(..0x100);
                 rustix::io::pwrite(&file, &random.u64(..).to_le_bytes(), BASE + at).expect("RAM is written");

@@ -1,4 +1,4 @@
-//! Tests segments that channels of a VM, or several VMs, share.
+//! Tests segments shared between channels of a VM, or between VMs.
 
 use super::*;
 use crate::handover::edited::{edit_one, length, zero_one};
@@ -24,7 +24,7 @@ fn attach(driver: &mut Driver, interface: &mut Interface, id: u64, channel: u8, 
 fn two_address_spaces_share_segment_writes() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
-    // The guest keeps one of the address spaces, and the mediator keeps the other.
+    // The guest keeps one of the address spaces; the mediator keeps the other.
     let mut first = driver.channel(0);
     let mut second = channel(&mut driver, &mut interface, 1, 1);
     driver.list(&[0, 1]);
@@ -45,7 +45,7 @@ fn two_address_spaces_share_segment_writes() {
     transfer(&mut driver, &mut first, A, here);
     transfer(&mut driver, &mut second, there, B);
     assert!(driver.vram_holds(own, 2, 0x33) && driver.vram_holds(to, 2, 0x33));
-    // A channel that has attached the segment read-only faults on a write.
+    // A channel that has attached the segment read-only faults when it writes.
     driver.submit(&mut second, &[object(CE0), ce_copy(B, there, 1)].concat());
     assert_eq!(driver.wait_fault().va, there);
 }
@@ -65,7 +65,7 @@ fn detached_segment_is_unreachable_and_last_detach_frees_memory() {
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().control(id as u32, control::REMOVE, 0)).status, 0);
     refused(&get(&mut driver, &mut interface, 1, 0, 0), 0, Status::NoObject);
     transfer(&mut driver, &mut work, A, va);
-    // Even a segment that was in use cannot be accessed after the reply.
+    // Even a segment that was in use is inaccessible after the reply.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)).status, 0);
     refused(&interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)), 0, Status::NoObject);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, va, 1)].concat());
@@ -100,7 +100,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     three.channel(0);
     one.buffer(&writer, A, 2, 0x77);
     let to = two.buffer(&reader, A, 2, 0);
-    // The VM's own keys and the group's keys are separate.
+    // Keys of the VM and keys of the group are separate.
     let private = get(&mut one, &mut of_one, 5, CREATE, mode::READ | mode::WRITE).value();
     refused(&get(&mut two, &mut of_two, 5, 0, 0), 0, Status::NoObject);
     refused(&get(&mut two, &mut of_two, 5, ABROAD, 0), 0, Status::NoObject);
@@ -111,7 +111,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     for ops in [Ops::new().attach(shared as u32, 0, 0), Ops::new().control(shared as u32, control::SIZE, 0)] {
         refused(&of_three.call(&mut three.guest, &ops), 0, Status::NoObject);
     }
-    // Other VMs can use the segment only in the mode that its owner sets.
+    // Other VMs can use the segment only in the mode set by its owner.
     refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Denied);
     let set = Ops::new().control(shared as u32, control::SET_MODE, mode::READ | mode::WRITE);
     refused(&of_two.call(&mut two.guest, &set), 0, Status::Denied);
@@ -193,11 +193,11 @@ fn segment_attach_waits_until_card_has_memory() {
     let (begun, has_begun) = std::sync::mpsc::channel();
     let reply = std::thread::scope(|scope| {
         let attaches = scope.spawn(|| {
-            begun.send(()).expect("the request waits");
+            begun.send(()).expect("the thread is still running");
             attach(&mut driver, &mut interface, id, last, 0)
         });
         has_begun.recv().expect("it begins");
-        // By now the request was refused or is waiting. On a slow host the test could miss a refusal.
+        // By now the request was rejected or is waiting. On a slow host the test could miss a rejection.
         std::thread::sleep(std::time::Duration::from_millis(100));
         drop(stopped);
         attaches.join().expect("it ends")
@@ -228,14 +228,14 @@ fn attached_segments_survive_hand_over() {
         handover.hand_over(&mut rig, &mut [&mut one.guest, &mut two.guest]);
         transfer(&mut two, &mut reader, there, A);
         assert!(two.vram_holds(to, 2, seed), "round {round}");
-        // The segment must be found as before, at the same address.
+        // The segment must be found again at the same address.
         assert_eq!(get(&mut two, &mut of_two, 5, ABROAD, 0).value(), shared);
         assert_eq!(attach(&mut one, &mut of_one, shared, 0, 0).value(), here);
         let count = of_one.call(&mut one.guest, &Ops::new().control(shared as u32, control::ATTACHED, 0)).value();
         assert_eq!((count, two.guest.counter("pv_attachments")), (2, 2));
         refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Exists);
     }
-    // Modified parts must be refused or be valid variants, and the running VMs must not change.
+    // Modified parts must be rejected or be valid variants, and the running VMs must not change.
     let mut dice = Rng::with_seed(5);
     let mut denied = 0;
     for _ in 0..80 {
@@ -243,8 +243,8 @@ fn attached_segments_survive_hand_over() {
         denied += u32::from(handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit).is_err());
     }
     assert!(denied > 20, "{denied} were refused");
-    // Every byte that is zeroed must cause a refusal, except for the access mode of a mapping. One change moves a
-    // mapping over another one.
+    // Every zeroed byte must cause a rejection, except for the access mode of a mapping. One change moves a mapping
+    // over another one.
     let of_segments = |name: &str| name == "vgpu.segments";
     let mut bytes = 0;
     let measured = |file: &mut Vec<u8>| bytes = length(file, of_segments);
@@ -260,7 +260,7 @@ fn attached_segments_survive_hand_over() {
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
-    // The segment is removed as usual.
+    // The segment is released as usual.
     let taken = rig.usage().0.mediator;
     assert_eq!(of_one.call(&mut one.guest, &Ops::new().control(shared as u32, control::REMOVE, 0)).status, 0);
     assert_eq!(of_one.call(&mut one.guest, &Ops::new().detach(shared as u32, 0)).status, 0);

@@ -8,15 +8,14 @@ use super::super::saving::ram_of;
 use super::*;
 use vgpu::Settings;
 
-/// Address of the channel's doorbell for the guest's CPU. BAR3 shows USERD at offset 0.
+/// Address at which the guest's CPU writes the channel's doorbell. BAR3 shows USERD at offset 0.
 const DOORBELL: u64 = 2 * PAGE + userd::GP_PUT;
 
 fn remapped() -> Settings {
     Settings { apertures: Apertures::Remapped, ..free_settings(16) }
 }
 
-/// A VM with four pages in the mapped part of BAR1, copies of these pages by its GPU, and a doorbell that causes no
-/// message.
+/// A VM with four pages in the mapped part of BAR1, GPU copies of these pages, and a doorbell that causes no message.
 struct Scene {
     driver: Driver,
     channel: Channel,
@@ -38,7 +37,7 @@ impl Scene {
         Self { driver, channel, from, to }
     }
 
-    /// Makes a copy, with the doorbell under the aperture, and checks all bytes.
+    /// Makes a copy whose doorbell is under the aperture, and verifies all bytes.
     fn check(&mut self, cpu3: &Cpu, seed: u32) {
         let Self { driver, channel, to, .. } = self;
         let put = driver.queue_fenced(channel, &[object(CE0), ce_copy(A, B, 4)].concat());
@@ -83,7 +82,7 @@ fn aperture_contents_are_saved_and_restored_into_mappings() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // The VM continues undisturbed, and its later changes are undone afterwards.
+    // The VM continues undisturbed. The restore then undoes its later changes.
     cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
     let channel = one.channel;
     assert!(one.driver.vram_holds(one.from, 4, 4));
@@ -108,7 +107,7 @@ fn rejected_state_leaves_mapped_apertures_unchanged() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
-    // The client now lends more memory. The restore checks the lent memory last.
+    // The client now lends more memory. The restore checks lent memory last.
     assert!(one.driver.guest.map_ram(MIB, MIB, true));
     let refused = one.driver.guest.restore(&cards[1], 9, &saved).unwrap_err().to_string();
     assert!(refused.contains("the client now lends"), "{refused}");
@@ -131,7 +130,7 @@ fn client_moves_to_device_with_or_without_mapped_apertures() {
         there.ram_write(0, &ram_of(&one.driver.guest));
         take_in(&mut there, &state).unwrap();
         if mapped {
-            // The client has mapped other memory, which now shows the first VM's pages.
+            // The client has mapped different memory, which now shows the first VM's pages.
             let theirs = Cpu::for_region(&there, Bar1);
             assert_eq!(theirs.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4));
             theirs.write(BAR1_MAPPED_AT, &pages(7, 4));
@@ -165,7 +164,7 @@ fn resumed_client_finds_mapped_apertures_unchanged() {
     one.driver.guest.migration().start();
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(8, 4));
     one.check(&cpu3, 8);
-    // Load a state into a device that was used before. The client's earlier mappings are no longer valid.
+    // Load a state into a device that was used before. The client's earlier mappings are then invalid.
     cpu.write(BAR1_MAPPED_AT, &pages(9, 4));
     cpu.write(BAR1_MAPPED_AT + 0x20_0000, b"before");
     take_in(&mut one.driver.guest, &state).unwrap();

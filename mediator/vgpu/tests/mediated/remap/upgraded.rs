@@ -1,5 +1,5 @@
-//! Tests VMs with mapped apertures that continue under another owner. The client keeps the same memory mapped, and the
-//! guest's CPUs use it in the meantime.
+//! Tests VMs with mapped apertures that continue under a new owner. The client keeps the same memory mapped, and guest
+//! CPUs use it in the meantime.
 
 use super::super::handover::handover;
 use super::*;
@@ -7,7 +7,7 @@ use ::rig::Handover;
 use fastrand::Rng;
 use std::time::Duration;
 
-/// A card that can be handed over, and a VM whose client maps its apertures.
+/// Creates a card that can be handed over, and a VM whose client maps its apertures.
 fn made() -> (Handover, Rig, Driver) {
     let handover = handover(16);
     let rig = handover.rig();
@@ -36,7 +36,7 @@ fn aperture_contents_stay_in_place_after_hand_over() {
         assert!(driver.vram_holds(to, 4, 10 + round), "round {round}");
         assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(10 + round, 4));
         assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x10_0000, PAGE), "the page has one home");
-        // Page tables that the guest's CPU changes through an aperture are read at the next flush.
+        // Page tables changed by the guest's CPU through an aperture are read at the next flush.
         let other = driver.vram(1);
         cpu3.write(HIGH3 + (entry & 0xfff), &((other >> 8) | 1).to_le_bytes());
         driver.flush();
@@ -83,7 +83,7 @@ fn doorbells_through_mapping_during_hand_over_are_seen() {
 #[test]
 fn doorbells_that_were_messages_are_not_rung_again() {
     let (handover, mut rig, mut driver) = made();
-    // BAR3 shows USERD at offset 0, and a stock driver rings through BAR1.
+    // BAR3 shows USERD at offset 0. A stock driver rings doorbells through BAR1.
     let cpu = Cpu::for_region(&driver.guest, Bar3);
     let (mut channel, mut other) = (driver.channel(2), driver.channel(3));
     let work = [object(CE0), ce_copy(A, B, 1)].concat();

@@ -1,4 +1,4 @@
-//! Tests a PRAMIN window that the client has mapped.
+//! Tests a PRAMIN window mapped by the client.
 
 use super::{Cpu, HIGH3, copy, driver, hide_window, pages};
 use crate::handover::handover;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use vmm_glue::RegionIndex::{Bar0, Bar3};
 
-/// Moves the window to a multiple of 64 KiB. Returns the offset of `at` in PRAMIN's file, which uses offsets of BAR0.
+/// Moves the window to a multiple of 64 KiB. Returns the offset of `at` in PRAMIN's file, which uses BAR0 offsets.
 fn in_window(driver: &mut Driver, at: u64) -> u64 {
     driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
     u64::from(pramin::BASE) + (at & 0xffff)
@@ -33,8 +33,7 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     hide_window(&mut driver);
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(from, 4, 3));
-    // PRAMIN maps neither guest RAM nor addresses beyond the guest's VRAM. Such addresses read as zeros, and no data is
-    // lost.
+    // PRAMIN maps neither guest RAM nor addresses beyond guest VRAM. They read as zeros, and no data is lost.
     for value in [2 << 24, ((VM_MIB * MIB) >> 16) as u32 - 1] {
         driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, value);
         assert!(cpu.is_zero(u64::from(pramin::BASE) + 0x1_0000, 0xf_0000), "{value:#x}");
@@ -78,7 +77,7 @@ fn page_moves_from_pramin_to_bar3_and_back() {
     let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar0), Cpu::for_region(&driver.guest, Bar3));
     let at = driver.vram(2);
     driver.guest.vram_write(at, &pages(4, 2));
-    // A driver starts with PRAMIN and then uses BAR3, without unmapping PRAMIN.
+    // A driver starts with PRAMIN and then uses BAR3 without unmapping PRAMIN.
     let space = driver.apertures[1];
     driver.pte(space, HIGH3, (at >> 8) as u32 | 1, 0);
     let place = in_window(&mut driver, at);
@@ -90,7 +89,7 @@ fn page_moves_from_pramin_to_bar3_and_back() {
     assert_eq!(cpu.read(place + PAGE, PAGE), pages(4, 2)[PAGE as usize..]);
     cpu3.write(HIGH3, &pattern(6, 0));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // In the meantime, a write to PRAMIN is lost and counted.
+    // Meanwhile, a write to PRAMIN is lost and counted.
     cpu.write(place, &[1]);
     driver.guest.wr(pbus::BAR3_BLOCK::OFFSET, 0);
     assert_eq!(cpu.read(place, PAGE), pattern(6, 0));
@@ -128,7 +127,7 @@ fn pramin_stays_in_place_after_move_and_hand_over() {
     goes_on(&driver, 5);
     driver.guest.move_to(&second, 9, true).unwrap();
     goes_on(&driver, 6);
-    // The guest must be able to continue from this state.
+    // The guest must be able to continue from here.
     hide_window(&mut driver);
     assert!(cpu.is_zero(place, 2 * PAGE) && driver.vram_holds(at, 1, 6));
 }
@@ -138,7 +137,7 @@ fn unwritten_window_pages_are_neither_read_nor_written() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::for_region(&driver.guest, Bar0);
-    // These two MiB are not in use.
+    // These two MiB are unused.
     let at = (VM_MIB - 2) * MIB;
     let place = in_window(&mut driver, at);
     cpu.write(place + 3 * PAGE, &pattern(5, 0));
@@ -153,12 +152,11 @@ fn unwritten_window_pages_are_neither_read_nor_written() {
     assert!(cpu.is_zero(place, 3 * PAGE));
 }
 
-/// Number of pages that a VM may move in a burst. The next constant is the number per second. Both have the same values
-/// as in `device/pace.rs`.
+/// Maximum burst of moved pages, and maximum number of pages per second. Both match `device/pace.rs`.
 const BURST_PAGES: u64 = 1 << 16;
 const PAGES_PER_SECOND: u64 = 1 << 15;
 
-/// Makes a guest move more pages than its burst with `step`, and compares the number of pages with the elapsed time.
+/// Makes a guest exceed its burst with `step`, and compares the number of moved pages with the elapsed time.
 fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Driver, usize)) {
     let began = Instant::now();
     let moved = |driver: &Driver| driver.guest.counter("aperture_moves");
@@ -169,10 +167,10 @@ fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Dr
         }
         assert!(round < 1000, "{} pages have moved", moved(driver));
     }
-    // The last move may exceed the budget.
+    // The last move may overrun the budget.
     let most = BURST_PAGES as f64 + PAGES_PER_SECOND as f64 * began.elapsed().as_secs_f64() + 4.0 * 4096.0;
     assert!((moved(driver) as f64) < most, "{} pages have moved; the maximum is {most}", moved(driver));
-    // A busy host may move pages more slowly than the limit permits.
+    // A busy host may move pages more slowly than the limit allows.
     println!("{} moves have waited, of {} pages", driver.guest.counter("aperture_waits"), moved(driver));
 }
 
@@ -200,7 +198,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
             moves_no_faster_than_it_may(&mut driver, |driver, round| {
                 let first = (round % 2) as u64 * 256;
                 let place = in_window(driver, at + first * PAGE);
-                // Once the reply to the write has arrived, the window shows its new pages.
+                // As soon as the reply to the write arrives, the window shows its new pages.
                 assert_eq!(cpu.read(place, PAGE), pattern(4, first), "{round}");
             });
         }));
@@ -212,7 +210,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
     assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "the guest is not charged");
 }
 
-/// Writes to all memory under two positions of a window, so that each move of the window maps or unmaps 512 pages.
+/// Writes all memory under two positions of a window, so that each move of the window maps or unmaps 512 pages.
 fn two_windows(driver: &mut Driver) -> u64 {
     let at = driver.vram(768).next_multiple_of(MIB);
     driver.guest.vram_write(at, &pages(4, 512));
@@ -225,8 +223,8 @@ fn card_lock_is_free_between_pages_of_moved_window() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let at = two_windows(&mut driver);
-    // Returns the number of pages that move with one register write, and the number of times that the card was locked.
-    // At most one page may move per critical section.
+    // Returns the number of pages moved by one register write, and the number of times that the card was locked. At
+    // most one page may move per critical section.
     let mut place = |at: u64| {
         let before = (driver.guest.counter("aperture_moves"), rig.host.lock_holds().count());
         in_window(&mut driver, at);
@@ -237,7 +235,7 @@ fn card_lock_is_free_between_pages_of_moved_window() {
         println!("{pages} pages in {holds} critical sections of the card's lock");
         assert!(pages >= 512 && holds >= 2 * pages, "{pages} pages in {holds} critical sections of the card's lock");
     }
-    // Control: a write that does not move a page must cost the neighbours almost nothing.
+    // As a control, a write that moves no page must cost the neighbours almost nothing.
     let (pages, holds) = place(at + MIB);
     assert!(pages == 0 && holds < 64, "{holds} critical sections for a window that does not move");
 }
@@ -272,9 +270,9 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
         moves.unwrap_or_else(|error| std::panic::resume_unwind(error));
         (beside.join().expect("it reads"), driver.guest.counter("aperture_waits"))
     });
-    println!("{answers} reads of a neighbour complete while {MOVES} writes move 512 pages each");
+    println!("{answers} reads of a neighbour completed while {MOVES} writes moved 512 pages each");
     assert_eq!(waits, 0, "the guest is within its budget");
-    // With one critical section for all pages, each move would permit about one read.
+    // One critical section for all pages would permit about one read per move.
     assert!(answers > 4 * MOVES, "{answers} reads of a neighbour in {MOVES} moves");
 }
 
@@ -289,7 +287,7 @@ fn guest_remapping_aperture_repeatedly_delays_only_itself() {
     let directory = driver.apertures[1].directory;
     let mut entry = vec![0; 8];
     driver.guest.vram_read(directory, &mut entry);
-    // Here a single directory entry maps or unmaps the whole range.
+    // Here, a single directory entry maps or unmaps the whole range.
     moves_no_faster_than_it_may(&mut driver, |driver, round| {
         let shown = round % 2 == 1;
         driver.guest.vram_write(directory, if shown { &entry } else { &[0; 8] });

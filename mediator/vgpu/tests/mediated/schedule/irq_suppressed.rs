@@ -1,4 +1,4 @@
-//! Tests completions that no VM waits for, and interrupts that belong to another VM.
+//! Tests completions for which no VM waits, and interrupts for another VM.
 
 use super::{A, B, COPY_NS, WAIT_TIMEOUT, copies, driver, nothing_in_flight, rig_of, time_of, used, worker};
 use crate::CARD_MIB;
@@ -14,11 +14,11 @@ use sched::{Config, Engine, TenantId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
-/// Number of copies per submission. The copies take so long that the guest waits until they complete.
+/// Number of copies per submission: enough that the guest waits for their completion.
 const COPIES_PER_SUBMISSION: usize = 12;
 
-/// Maximum time from the scheduler noticing a completion to the notification of its guest. A test repeats the round if
-/// the host was slower.
+/// Maximum delay between the scheduler noticing a completion and its guest being notified. Tests repeat a round if the
+/// host was slower.
 const MAX_NOTIFICATION_DELAY: Duration = Duration::from_millis(20);
 
 /// Handles all pending interrupts of the guest.
@@ -29,7 +29,7 @@ fn drain(driver: &mut Driver) {
     }
 }
 
-/// Submits copies without requesting an interrupt.
+/// Submits copies without requesting a completion interrupt.
 fn untold_copies(driver: &mut Driver, channel: &mut Channel) {
     let copy = m2mf_copy(A, B, SMALL_PAGE as u32);
     let put = driver.queue(channel, &[object(M2MF), copy.repeat(COPIES_PER_SUBMISSION)].concat());
@@ -47,13 +47,13 @@ fn ended(rig: &Rig, vm: u32) -> u64 {
 fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     let began = Instant::now();
     while ended(rig, vm) < count {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is noticed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work was not noticed");
         std::thread::yield_now();
     }
 }
 
 /// Submits a copy without requesting an interrupt, and waits until the scheduler has noticed its completion. Returns
-/// true if an interrupt arrived.
+/// true if an interrupt arrived anyway.
 fn is_told(rig: &Rig, driver: &mut Driver, channel: &mut Channel) -> bool {
     drain(driver);
     channel.fences += 1;
@@ -70,11 +70,11 @@ fn completion_without_waiter_raises_no_interrupt() {
     let rig = rig_of(Config::default(), COPY_NS / 20);
     let mut alone = driver(&rig, 0, VgpuParams::default());
     let mut channel = worker(&mut alone, 1);
-    // The scheduler forgets the length of the first submissions after a few short ones, unless the host is busy.
+    // After a few short submissions, the scheduler forgets the length of the first ones, unless the host is busy.
     let untold = (0..2000).any(|_| !is_told(&rig, &mut alone, &mut channel));
     assert!(untold, "each of 2,000 completions was reported");
     let charged = used(&rig, 0);
-    // While another VM has work, each completion must be reported.
+    // While another VM has work, every completion must be reported.
     let mut other = driver(&rig, 1, VgpuParams::default());
     let mut busy = worker(&mut other, 1);
     for _ in 0..3 {
@@ -89,8 +89,8 @@ fn completion_without_waiter_raises_no_interrupt() {
     assert!(used(&rig, 0) > charged);
 }
 
-/// Submits work and, after it, a semaphore wait with `words` additional words. Returns true if the guest is notified of
-/// the work's completion before the semaphore is released.
+/// Submits work, followed by a semaphore wait with `words` extra words. Returns true if the guest is notified of the
+/// work's completion before the semaphore is released.
 fn is_told_of_work(rig: &Rig, driver: &mut Driver, channel: &mut Channel, words: usize) -> bool {
     const SEMAPHORE: u64 = FENCE_VA + 0x20;
     const ACQUIRE_EQUAL: u32 = 1;
@@ -114,7 +114,7 @@ fn one_interrupt_covers_work_and_its_fence() {
     let rig = rig_of(Config::default(), COPY_NS);
     let mut alone = driver(&rig, 0, VgpuParams::default());
     let mut channel = worker(&mut alone, 1);
-    // On a busy host the work may complete before the wait is queued.
+    // On a busy host, the work may complete before the wait is queued.
     assert!((0..20).any(|_| !is_told_of_work(&rig, &mut alone, &mut channel, 0)), "each completion is reported");
     assert!(
         (0..20).any(|_| is_told_of_work(&rig, &mut alone, &mut channel, 20)),
@@ -122,7 +122,7 @@ fn one_interrupt_covers_work_and_its_fence() {
     );
 }
 
-/// A card that starts submitted work before its host reads which channel is on an engine, like hardware.
+/// A card that, like hardware, starts submitted work before its host reads which channel is on an engine.
 struct Prompt;
 
 impl Alter for Prompt {
@@ -137,7 +137,7 @@ impl Alter for Prompt {
 #[test]
 fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
     let config = simgpu::Config { vram_mib: CARD_MIB, time: Some(time_of(COPY_NS)), ..simgpu::Config::default() };
-    // Without `clear: false`, the work that clears PGRAPH between the VMs would start first.
+    // Otherwise, the work that clears PGRAPH between VMs would start first.
     let sharing = Sharing { scheduler: Config::default(), clear: false, ..rig::sharing() };
     let rig = Rig::made(&config, &sharing, |card| Altered::over(card, Prompt));
     let mut vms = [0, 1].map(|vm| driver(&rig, vm, VgpuParams::default()));
@@ -153,7 +153,7 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
             untold_copies(vm, channel);
         }
         wait_ended(&rig, 0, first + 1);
-        // This interrupt must be reported together with the completion of the first submission.
+        // This interrupt must be reported together with the first submission's completion.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
         // Otherwise the interrupt may have reported the VM's own completion.

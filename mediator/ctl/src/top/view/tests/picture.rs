@@ -1,4 +1,4 @@
-//! The picture of `top` in README.md: the screen for a daemon's recorded response, with two working tenants.
+//! The picture of `top` in README.md: the screen for a recorded response, with two working tenants.
 
 use std::fmt::Write;
 
@@ -11,14 +11,14 @@ use serde_json::Value;
 use super::super::View;
 use crate::top::Look;
 
-/// Columns and lines of each screen.
+/// Columns and lines per screen.
 const SCREEN: (u16, u16) = (136, 6);
-/// Width and height of a cell, and the margin around the screens, in pixels.
+/// Width and height of a cell, and screen margin, in pixels.
 const CELL: (usize, usize) = (8, 18);
 const MARGIN: usize = 12;
 
-/// Output of `mediatorctl top --json` while two tenants ran `cuda-program train` (of `cuda-rig`) on the fake driver.
-/// The tenant `training` had 288 MiB and the weight 300, and `serving` had 160 MiB and the weight 100.
+/// Output of `mediatorctl top --json`, recorded while two tenants ran `cuda-program train` (of `cuda-rig`) on the fake
+/// driver. Tenant `training` had 288 MiB and weight 300; `serving` had 160 MiB and weight 100.
 const RECORDED: &str = include_str!("recorded.json");
 
 /// Returns a cell's colour in the picture, which has a dark background.
@@ -31,7 +31,7 @@ fn colour(cell: &Cell) -> &'static str {
     }
 }
 
-/// Returns the runs of cells of one style in a line, without spaces at their ends, with their first columns.
+/// Returns the runs of same-style cells in a line, without trailing spaces, each with its first column.
 fn runs(buffer: &Buffer, line: u16) -> Vec<(usize, String, &'static str, bool)> {
     let mut runs: Vec<(usize, String, &'static str, bool)> = Vec::new();
     for column in 0..buffer.area.width {

@@ -1,0 +1,45 @@
+//! Records the work of captures in the log.
+
+use cuda_calls::{Arg, Call, Handles as _, Kind, Prepared, own};
+
+use crate::executor::Executor;
+use crate::pending::Origin;
+
+/// Returns the stream's handle in a message that adds work to a stream.
+fn stream_of(op: u16, words: &[u64]) -> Option<u64> {
+    let at = match op {
+        own::LAUNCH => 5,
+        own::COPY_IN | own::COPY_OUT => 3,
+        own::COPY_INLINE => 2,
+        own::COPY_BOX => 1,
+        own::HOST_FUNCTION => 0,
+        _ => return None,
+    };
+    words.get(at).copied()
+}
+
+impl Executor {
+    /// Returns true if the stream of a described call is capturing.
+    pub(crate) fn is_captured(&self, call: &Call, prepared: &Prepared) -> bool {
+        if self.captures == 0 {
+            return false;
+        }
+        let at = call.args.iter().position(|arg| *arg == Arg::Handle(Kind::Stream));
+        at.and_then(|at| prepared.values.get(at)).is_some_and(|stream| self.is_capturing(*stream))
+    }
+
+    /// Records a message that has succeeded and is not a described call, if its work has become a part of a capture.
+    pub(crate) fn record_captured(&mut self, origin: Origin, words: &[u64]) {
+        let op = origin.header.op;
+        let stream = stream_of(op, words).and_then(|stream| self.objects.find(Kind::Stream, stream).ok());
+        if !stream.is_some_and(|stream| self.is_capturing(stream)) {
+            return;
+        }
+        if matches!(op, own::LAUNCH | own::HOST_FUNCTION) {
+            self.log.own(op, origin.route, words, None, None);
+        } else {
+            // The contents of a staging piece have changed since the copy.
+            self.log.break_captures();
+        }
+    }
+}
