@@ -1,4 +1,4 @@
-//! Draws grouped bar charts as self-contained pictures.
+//! Draws grouped bar charts as self-contained images.
 
 use std::path::Path;
 
@@ -20,18 +20,18 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(240, 228, 66),
     RGBColor(204, 121, 167),
 ];
-/// Height of the picture in pixels.
+/// Height of the image in pixels.
 const HEIGHT: u32 = 480;
 /// Width of a group in pixels.
 const GROUP: u32 = 62;
-/// Fraction of a group's width that its bars cover.
+/// Fraction of a group's width covered by its bars.
 const FILLED: f64 = 0.84;
 
-/// Bars of one kind, with one value per group.
+/// A data series with one bar per group.
 pub struct Kind {
     /// Name in the legend.
     pub name: String,
-    /// Values in the order of the groups.
+    /// Values, in group order.
     pub values: Vec<f64>,
 }
 
@@ -40,17 +40,17 @@ pub struct Kind {
 pub struct Axis {
     /// Label of the axis.
     pub label: &'static str,
-    /// Value at which bars are cut off.
+    /// Value at which bars are clipped.
     pub top: f64,
-    /// True for a logarithmic scale that starts at 0.1.
+    /// Set for a logarithmic scale that starts at 0.1.
     pub tens: bool,
 }
 
 impl Axis {
-    /// Smallest value that a logarithmic scale shows.
+    /// Lower end of a logarithmic scale.
     const MIN_SHOWN: f64 = 0.1;
 
-    /// Returns the height of a value in the picture.
+    /// Returns the height of a value on the axis.
     fn height(self, value: f64) -> f64 {
         if self.tens { value.max(Self::MIN_SHOWN).log10() } else { value }
     }
@@ -61,7 +61,7 @@ impl Axis {
     }
 }
 
-/// Draws groups of bars, with one bar per kind in each group. The line at 1 is the baseline.
+/// Draws groups of bars, with one bar per series in each group. The line at 1 is the baseline.
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.

@@ -1,12 +1,11 @@
 //! Measures kernels on the software card's compute engine: thread instructions per second for integers, floats, memory
-//! and divergence, with one core and with two cores.
+//! and divergence, on one core and on two cores.
 //!
 //! Rounds with one and with two workers alternate, and the median is reported. The time of a round is its wall-clock
-//! time, minus the time for which the workers waited for a CPU. The kernel counts this wait. This time still includes
-//! all delays that workers cause for each other (locks, caches, distribution of blocks, wake-ups), and a busy host
-//! hardly distorts it. The subtracted part is reported as a separate metric: if it exceeds half of the time, the
-//! figures are rough. As a limit for this host's two cores, the benchmark also measures a plain loop in one and in two
-//! independent threads.
+//! time minus the workers' run-queue wait, as counted by the kernel. It still includes all delays that workers cause
+//! each other (locks, caches, block distribution, wake-ups), but is hardly distorted by a busy host. The subtracted
+//! part is reported as a separate metric: if it exceeds half of the time, the figures are rough. As a limit for this
+//! host's two cores, the benchmark also measures a plain loop in one and in two independent threads.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -22,11 +21,11 @@ use simgpu::mmu::{AddressSpace, Mmu};
 
 use crate::report::{Metric, Target, median};
 
-/// Number of measurements of each kind. The report contains the median.
+/// Number of measurements of each type. The report contains the median.
 const ROUNDS: usize = 21;
-/// Minimum time of a measurement.
+/// Minimum duration of a measurement.
 const MIN_MEASUREMENT: Duration = Duration::from_millis(60);
-/// Number of rounds of each kernel's loop.
+/// Number of loop iterations in each kernel.
 const LOOPS: u32 = 256;
 /// Number of blocks, and number of threads per block.
 const SHAPE: (u32, u32) = (64, 256);
@@ -158,7 +157,7 @@ impl Engine {
         (result, work)
     }
 
-    /// Runs the kernel and returns the number of thread instructions.
+    /// Runs the kernel. Returns the number of thread instructions.
     fn run(&mut self) -> Result<u64> {
         self.with(|compute, cx| compute.method(methods::LAUNCH, 0, cx)).0?;
         loop {
@@ -171,7 +170,7 @@ impl Engine {
         }
     }
 
-    /// Measures the speed of one round with this number of thread instructions.
+    /// Measures the rate of one round with this number of thread instructions.
     fn round(&mut self, instructions: u64) -> Result<Rate> {
         let mut done = 0;
         let time = timed(self.workers, || {
@@ -187,8 +186,8 @@ impl Engine {
     }
 }
 
-/// Returns the time in ns for which the threads of this process have waited for a CPU, except the caller, which waits
-/// for them. Returns 0 if the kernel does not report this time.
+/// Returns the total run-queue wait of this process's threads in ns, excluding the calling thread. Returns 0 if the
+/// kernel does not report it.
 fn waited() -> u64 {
     let own = rustix::thread::gettid().as_raw_pid().to_string();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
@@ -204,9 +203,9 @@ fn waited() -> u64 {
 /// Duration of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Time {
-    /// Duration without the time for which threads waited for a CPU.
+    /// Duration in seconds, without the run-queue wait.
     seconds: f64,
-    /// Fraction of the threads' time for which they waited for a CPU.
+    /// Fraction of the threads' time spent waiting for a CPU.
     waited: f64,
 }
 
@@ -216,17 +215,17 @@ impl Time {
     }
 }
 
-/// Speed of a measurement.
+/// Rate of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
-    /// Speed in millions per second.
+    /// Rate in millions per second.
     millions: f64,
-    /// Fraction of the threads' time for which they waited for a CPU.
+    /// Fraction of the threads' time spent waiting for a CPU.
     waited: f64,
 }
 
-/// Measures `act` with `threads` worker threads. If a thread waits, the other threads take over its work, so the
-/// waiting time is divided by the number of threads.
+/// Measures `act` with `threads` worker threads. While a thread waits, the others take over its work, so the wait is
+/// divided by the number of threads.
 fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     let (before, began) = (waited(), Instant::now());
     act()?;
@@ -252,7 +251,7 @@ fn plain(threads: usize) -> Result<Rate> {
                 }
                 black_box(value);
                 done.wait();
-                // Read the thread's waiting time before the thread ends.
+                // Read the thread's wait before the thread exits.
                 done.wait();
             })
         })
@@ -269,7 +268,7 @@ fn plain(threads: usize) -> Result<Rate> {
     Ok(time?.rate(PLAIN_STEPS * threads as u64))
 }
 
-/// Returns the median speeds with one thread and with two, which are measured in alternation.
+/// Measures one and two threads in alternation. Returns the median rates.
 fn in_turns(mut one: impl FnMut() -> Result<Rate>, mut two: impl FnMut() -> Result<Rate>) -> Result<[Rate; 2]> {
     let mut rounds = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {

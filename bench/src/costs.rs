@@ -1,8 +1,8 @@
-//! Measures the mediator's own work for operations of a guest in this process, to check the costs in the model of a
-//! real host ([`crate::model`]). A figure above the model's range misses its target, because it shows that the model's
-//! cost is too low.
+//! Measures the mediator's own work for operations of a guest in this process, to check the costs in the real-host
+//! model ([`crate::model`]). A figure above the model's range misses its target, because the model's cost is then too
+//! low.
 //!
-//! The times include accesses to the software card, which are faster than accesses to a real card. The model counts
+//! The times include accesses to the software card, which are faster than those to a real card. The model counts
 //! accesses to a real card separately.
 
 use std::hint::black_box;
@@ -21,15 +21,15 @@ use crate::model::{COSTS, Item};
 use crate::report::{Metric, Target, median};
 use rig::in_process_vm::{CardConfig, MIB, wait};
 
-/// Number of measurements of each cost.
+/// Number of measurements per cost.
 const ROUNDS: usize = 2_001;
 /// Size of the card and of the VM in MiB.
 const VM_MIB: u64 = 32;
 /// Number of operations in a large batch.
 const OPERATIONS: u32 = 513;
-/// A page of an aperture that no channel uses.
+/// An aperture page that no channel uses.
 const PLAIN_PAGE: u64 = 100;
-/// Number of bytes to copy when measuring how fast tables are read.
+/// Number of bytes copied when measuring the read speed of tables.
 const COPIED: usize = 32 << 20;
 
 /// Returns the median time of `act`, in us.

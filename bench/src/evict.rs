@@ -1,12 +1,12 @@
-//! Compares the number of bytes that the victim policies copy with the minimum number, for the memory accesses of real
+//! Compares the number of bytes copied by the victim policies with the minimum, for the memory accesses of real
 //! workloads.
 //!
 //! Each run [records](trace) traces. In the parts `single`, `pair` and `mixed`, all memory in use must be on the card,
-//! so that chunks are evicted and return. The part `placed` models the mediator for guests on a card without page
-//! faults: chunks that do not fit stay in host memory for the whole run, and are accessed there.
+//! so chunks are evicted and return. The part `placed` models the mediator for guests on a card without page faults:
+//! chunks that do not fit stay in host memory for the whole run, and are accessed there.
 //!
-//! Chunks are 128 KiB. With chunks of 2 MiB, these programs would have only three to six chunks, which are too few for
-//! a choice.
+//! Chunks are 128 KiB. With 2 MiB chunks, these programs would have only three to six chunks, which leaves little
+//! choice.
 
 mod optimum;
 mod placed;
@@ -24,15 +24,15 @@ use trace::{BLOCK, Trace};
 /// Programs in figure 5 of the benchmark `swap`.
 const PROGRAMS: [(&str, u32); 6] =
     [("backprop", 40), ("bfs", 15), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
-/// Sizes of the card, in percent of the memory in use.
+/// Card sizes, in percent of the memory in use.
 const PERCENT: [usize; 4] = [90, 75, 50, 25];
 /// Number of seeds of `random`.
 const SEEDS: u64 = 20;
-/// Input numbers of the two instances, and of the run that provides the profile.
+/// Input seeds of the two instances, and of the profiling run.
 const INPUTS: [u64; 3] = [1, 3, 2];
-/// Target for the clock policy: the number of bytes that it copies, as a multiple of the minimum.
+/// Target for the clock policy: bytes copied as a multiple of the minimum.
 const TARGET: f64 = 1.2;
-/// The policy that has a target.
+/// The policy with a target.
 const JUDGED: &str = "clock";
 
 const RANDOM: Contender = Contender { name: "random", policy: Some(VictimPolicy::Random), sees: Sees::Named };
@@ -43,7 +43,7 @@ const OTHERS: [Contender; 6] = [
     Contender { name: "loops", policy: Some(VictimPolicy::Loops), sees: Sees::Named },
     // This policy is hypothetical, because it needs reference bits on the card.
     Contender { name: "clock_bits", policy: Some(VictimPolicy::Clock), sees: Sees::All },
-    // This policy is not part of the product.
+    // This policy is not part of the mediator.
     Contender { name: "latest", policy: None, sees: Sees::Named },
 ];
 
@@ -51,7 +51,7 @@ fn mib(chunks: f64) -> f64 {
     chunks * BLOCK as f64 / (1 << 20) as f64
 }
 
-/// Compares a policy's figure with the minimum. If the minimum is 0, the metric has no ratio, and the target is 0.
+/// Compares a policy's figure with the minimum. If the minimum is 0, the target applies to the figure itself and is 0.
 fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     match least > 0.0 {
         true => Metric::ratio(name, value, "MiB", least, if target { Target::AtMost(TARGET) } else { Target::None }),
@@ -59,8 +59,8 @@ fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     }
 }
 
-/// Numbers of card sizes for which, given the bounds of the optimum, the policy certainly meets its target, and
-/// certainly misses its target.
+/// Numbers of card sizes for which the policy certainly meets or certainly misses its target, given the bounds of the
+/// optimum.
 #[derive(Debug, Default)]
 struct Verdicts {
     all: u32,
@@ -80,7 +80,7 @@ impl Verdicts {
 fn sizes(row: &str, instances: &[Instance<'_>], verdicts: &mut Verdicts) -> Vec<Metric> {
     let pieces = interleave(instances);
     let footprint: usize = instances.iter().map(|instance| instance.trace.sums().len()).sum();
-    // The card must have room for all memory that one step of work uses.
+    // The card must have space for all memory used by one step.
     let most = pieces.iter().map(|piece| piece.step.len()).max().unwrap_or(0);
     let mut metrics = vec![
         Metric::plain(format!("{row}.footprint"), mib(footprint as f64), "MiB"),
@@ -120,7 +120,7 @@ struct Runs {
     known: Known,
 }
 
-/// Measures all parts, or only the parts whose names contain `only`.
+/// Measures all parts, or only those with names that contain `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let wants = |part: &str| only.is_none_or(|only| part.contains(only));
     let record = |(name, scale)| -> Result<Runs> {

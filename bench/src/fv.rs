@@ -1,8 +1,8 @@
-//! Full virtualization: runs the guest's workloads in each mode of mediation, and compares them with the same workloads
-//! in a VM that has a card in passthrough mode.
+//! Full virtualization: runs the guest's workloads in each mediation mode, and compares them with the same workloads in
+//! a VM with a passed-through card.
 //!
-//! All VMs run at the same time, each on its own software card. The VMs alternate with each workload, so that a change
-//! of the host's speed affects all of them equally.
+//! All VMs run concurrently, each on its own software card, and alternate with each workload, so that changes in the
+//! host's speed affect all of them equally.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ use super::Request;
 use crate::report::interval::picked;
 use crate::report::{Interval, Metric, Target, median, order};
 
-/// Number of rounds of each workload for modes without a target. The report contains the median.
+/// Number of rounds per workload for modes without a target. The report contains the median.
 const MIN_ROUNDS: usize = 9;
-/// Number of rounds of each workload for the default mode and its baseline.
+/// Number of rounds per workload for the default mode and its baseline.
 const MAX_ROUNDS: usize = 25;
-/// Size of each card, and of the VRAM of the passthrough VM, in MiB.
+/// Size of each card, and VRAM size of the passthrough VM, in MiB.
 const CARD_MIB: u32 = 512;
 /// VRAM size of a mediated VM in MiB.
 const VRAM_MIB: u32 = 384;
-/// The workloads, by their names for `gpu-workloads timed`.
+/// Workload names for `gpu-workloads timed`.
 const WORKLOADS: [&str; 8] = [
     "channels",
     "copy-small-in",
@@ -34,16 +34,15 @@ const WORKLOADS: [&str; 8] = [
     "many-channels",
     "small-submissions",
 ];
-/// Name of the step that unbinds the driver from the device and binds it again, which repeats the work of loading the
-/// driver.
+/// Name of the step that unbinds and rebinds the driver, which repeats the work of loading it.
 const DRIVER: &str = "driver-load";
 
-/// A way to give a VM a GPU.
+/// A way to provide a GPU to a VM.
 struct Kind {
     name: &'static str,
     /// Lines of the VM's `[[vm]]` table.
     toml: &'static str,
-    /// True if the targets apply to this kind.
+    /// Set if the targets apply to this kind.
     is_default: bool,
 }
 
@@ -68,14 +67,14 @@ const COUNTERS: [(&str, &str); 5] = [
     ("doorbells", "doorbells"),
 ];
 
-/// Duration of each round in seconds, and the total counts of all rounds.
+/// Duration of each round in seconds, and total counts of all rounds.
 #[derive(Default)]
 struct Measured {
     seconds: Vec<f64>,
     counts: BTreeMap<String, f64>,
 }
 
-/// Runs the benchmark. Its parts are the modes of mediation, each of which is measured together with the baseline.
+/// Runs the benchmark. Its parts are the mediation modes, each measured together with the baseline.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.name == BASELINE || request.wants(kind.name)).collect();
@@ -126,7 +125,7 @@ fn configuration(paths: &Paths, kinds: &[&Kind]) -> String {
     text
 }
 
-/// Returns the duration of one run in seconds, measured with the guest's clock if the guest reports the duration.
+/// Returns the duration of one run in seconds, measured with the guest's clock if the guest reports it.
 fn once(vm: &Vm, workload: &str) -> Result<f64> {
     if workload == DRIVER {
         vm.run_within("unbind", LOAD_LIMIT)?.success()?;
@@ -139,7 +138,7 @@ fn once(vm: &Vm, workload: &str) -> Result<f64> {
     Ok(value.context("no timed_us")?.parse::<f64>().with_context(|| smoke.line.clone())? / 1e6)
 }
 
-/// Reads the daemon's counters of a VM, including the messages of its VMM.
+/// Reads the daemon's counters for a VM, including the message counts of its VMM.
 fn counts(daemon: &Daemon, name: &str) -> Result<BTreeMap<String, f64>> {
     let shown = guest::show(daemon, name)?;
     let number = |value: &Value| value.as_u64().unwrap_or(0) as f64;
@@ -196,7 +195,7 @@ fn milliseconds(seconds: &[f64]) -> Vec<f64> {
 }
 
 /// Returns the geometric mean of the ratios of all workloads. Each ratio is computed from the medians of the given
-/// rounds. The indices wrap around for a workload with fewer rounds.
+/// rounds. Round indices wrap around for a workload with fewer rounds.
 fn geometric_mean(workloads: &[[Vec<f64>; 2]], rounds: &[usize]) -> Option<f64> {
     let logarithm = |[ours, theirs]: &[Vec<f64>; 2]| {
         let rounds: Vec<usize> = rounds.iter().map(|round| round % ours.len().max(1)).collect();

@@ -1,12 +1,12 @@
-//! Gdev's figures 3 and 4: copies between a guest's memory and the card with the library `gdev`, by piece size, and
-//! through the aperture or with the copy engine. Also the cost of the library: the papers' workloads with it, and with
-//! a driver that makes the same ioctls without it.
+//! Gdev's figures 3 and 4: copies between guest memory and the card with the library `gdev`, by chunk size, and through
+//! the aperture or with the copy engine. Also the cost of the library: the papers' workloads with it, and with a driver
+//! that issues the same ioctls without it.
 //!
-//! In the copies, the link is modelled: a copy engine transfers as many bytes per second as the guest's processor,
-//! which a first machine measures. Both parts of a large copy therefore take equally long, as on the papers' hosts.
+//! The link is modelled for copies: a copy engine is as fast as the guest's CPU, which is measured on a first machine.
+//! Both stages of a large copy therefore take equally long, as on the papers' hosts.
 //!
-//! Copies of pinned memory, as in the paper's figure 5, are not split into pieces. These copies are reported as `link`
-//! in figure 3.
+//! Copies of pinned memory, as in the paper's figure 5, are not split into chunks. They are reported as `link` in
+//! figure 3.
 
 use anyhow::{Context, Result, ensure};
 use tests::guest::{self, card_toml, vm_toml};
@@ -18,16 +18,16 @@ use crate::report::{Interval, Metric, Target, median, order};
 
 /// Name of the VM.
 const VM: &str = "gdev";
-/// The guest's kernel.
+/// Kernel version of the guest.
 const KERNEL: &str = "6.12";
-/// Size of the card's memory and of the VM's memory in MiB.
+/// Size of the card's and the VM's memory in MiB.
 const CARD_MIB: u32 = 384;
 const VRAM_MIB: u32 = 160;
 /// Default number of rounds.
 const ROUNDS: usize = 5;
 /// Size of a large copy in bytes.
 const LARGE_BYTES: u64 = 32 << 20;
-/// Sizes of pieces in bytes.
+/// Chunk sizes in bytes.
 const PIECES: [u64; 7] = [64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20];
 /// Sizes of small copies in bytes.
 const SMALL: [u64; 11] = [16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_536, 262_144];
@@ -35,20 +35,20 @@ const SMALL: [u64; 11] = [16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_5
 const SMALL_COUNT: u64 = 50;
 /// Both directions.
 const DIRECTIONS: [&str; 2] = ["write", "read"];
-/// Number of runs of a workload with each driver per round, for its median.
+/// Number of runs per round of a workload with each driver, for the median.
 const RUNS: u64 = 4;
-/// Maximum time with the library as a multiple of the time with raw ioctls.
+/// Maximum time with the library, as a multiple of the time with raw ioctls.
 const RAW_TARGET: f64 = 1.02;
 const PEER_PIECES: &str = "Gdev: 4 MiB are best";
 
-/// A guest that copies.
+/// A guest that performs copies.
 struct Machine {
     vm: Vm,
     _daemon: Daemon,
 }
 
 impl Machine {
-    /// Boots a guest on a card whose link transfers `bus` MiB per second; 0 means no limit.
+    /// Boots a guest on a card with a link speed of `bus` MiB/s; 0 means unlimited.
     fn boot(name: &str, bus: u64) -> Result<Self> {
         let time = format!("\n[card.time]\ncopy_mib_per_s = 100000\nbus_mib_per_s = {bus}\n");
         let daemon = Daemon::start(name, |paths| {
@@ -67,13 +67,13 @@ impl Machine {
     }
 }
 
-/// Returns a time of a result line, which gives nanoseconds, in microseconds.
+/// Reads a time in nanoseconds from a result line. Returns it in microseconds.
 fn microseconds(line: &str, key: &str) -> Result<f64> {
     let value = line.split_whitespace().find_map(|word| word.strip_prefix(key));
     Ok(value.with_context(|| format!("{key} in {line}"))?.parse::<f64>()? / 1e3)
 }
 
-/// Returns the number of MiB that the guest's processor copies per second.
+/// Returns the copy speed of the guest's CPU in MiB/s.
 fn processor() -> Result<u64> {
     let machine = Machine::boot("gdev-processor", 0)?;
     let us = machine.copy("write", LARGE_BYTES, 5, "--pinned")?;
@@ -95,7 +95,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Compares all workloads with the library and with raw ioctls, alternately in one guest.
+/// Compares all workloads with the library and with raw ioctls, in alternation in one guest.
 fn raw(rounds: usize) -> Result<Vec<Metric>> {
     let machine = Machine::boot("gdev-raw", 0)?;
     let mut samples = vec![[Vec::new(), Vec::new()]; NAMES.len()];
@@ -115,7 +115,7 @@ fn raw(rounds: usize) -> Result<Vec<Metric>> {
             Metric::ratio_of_samples(format!("gdev.raw.{name}"), library, "us", raw, Target::AtMost(RAW_TARGET))
         })
         .collect();
-    // The time of all workloads in a round.
+    // Total time of all workloads in a round.
     let total = |driver: usize| -> Vec<f64> {
         (0..rounds).map(|round| samples.iter().filter_map(|of| of[driver].get(round)).sum()).collect()
     };
@@ -125,7 +125,7 @@ fn raw(rounds: usize) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures copies on a card whose link is as fast as the guest's processor.
+/// Measures copies on a card with a link as fast as the guest's CPU.
 fn copies(request: &Request, rounds: usize) -> Result<Vec<Metric>> {
     let rate = processor()?;
     eprintln!("bench: gdev, the processor copies {rate} MiB in a second, and so does the link");
@@ -145,7 +145,7 @@ fn copies(request: &Request, rounds: usize) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures copies of pinned memory in both directions, one after the other and at the same time on both copy engines.
+/// Measures copies of pinned memory in both directions, sequentially and concurrently on both copy engines.
 fn both(machine: &Machine, rounds: usize) -> Result<Vec<Metric>> {
     let ways = ["", "--serial"];
     let mut samples = [Vec::new(), Vec::new()];
@@ -178,14 +178,14 @@ fn direct(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metri
         wins = wins && median(by_cpu) < median(by_engine);
         crossover = if wins { bytes } else { crossover };
     }
-    // This is the largest measured size up to which the aperture is always faster.
+    // The largest measured size up to which the aperture is always faster.
     metrics.push(Metric::plain(format!("gdev.direct.{direction}.crossover"), crossover as f64, "bytes"));
     Ok(metrics)
 }
 
-/// Measures large copies by piece size (figure 3), and the gain from overlap.
+/// Measures large copies by chunk size (figure 3), and the gain from overlap.
 fn pieces(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metric>> {
-    // Without pieces, the processor copies everything before the copy engine starts.
+    // Without chunks, the CPU copies all data before the copy engine starts.
     let whole = format!("--serial --piece {LARGE_BYTES}");
     let ways: Vec<String> =
         std::iter::once(whole).chain(PIECES.iter().map(|bytes| format!("--piece {bytes}"))).collect();

@@ -1,6 +1,6 @@
-//! Measures a stock guest that computes next to an attacking guest. Its share of the time is compared with its share
-//! next to a well-behaved guest that always has work. The same run measures both shares, with the mediator's accounts
-//! and the card's clock.
+//! Measures a stock guest that computes next to an attacking guest. Compares its share of GPU time with its share next
+//! to a well-behaved guest that always has work. The same run measures both shares, with the mediator's accounting and
+//! the card's clock.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const MEASURED_TIME: Duration = Duration::from_secs(10);
 /// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(700);
 /// Number of rounds of the neighbour's kernels, which take 10 ms of card time. The next constant is the number of
-/// kernels in flight, which bounds the guest's lag.
+/// kernels in flight, which bridges delays of the guest.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
 /// Index of the computing VM.
@@ -32,26 +32,26 @@ const NEIGHBOUR: usize = 0;
 const OTHER: usize = 1;
 /// Size of each guest's RAM in MiB.
 const MEMORY_MIB: u32 = 512;
-/// Maximum measured time of the neighbour alone, and of the neighbour next to a well-behaved guest.
+/// Maximum measured time of the neighbour, both alone and next to a well-behaved guest.
 const REFERENCE: Duration = Duration::from_secs(20);
-/// Paths of the requests to the admin API during an attack.
+/// Admin API paths that are requested during an attack.
 const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
 /// Pause after each request.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time after which a request counts as unanswered.
+/// Timeout of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Target in ms for the latency that 99 of 100 requests do not exceed.
+/// Target for the 99th percentile of the request latency in ms.
 const ANSWERED_MS: f64 = 50.0;
-/// Fraction of its share that the neighbour must keep.
+/// Minimum fraction of its share that the neighbour must retain.
 const MIN_SHARE_KEPT: f64 = 0.96;
 
 /// Name of the benchmark of all policies.
 pub const ALL: &str = "isolation";
-/// Policies that are measured.
+/// Policies under test.
 pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
 
-/// Measures some policies with a single boot of the guests, and records each result as soon as it is known. Rows that
-/// are already complete are not measured again.
+/// Measures some policies with a single boot of the guests, and records each result immediately. Skips rows that are
+/// already complete.
 pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     let wanted: Vec<Rogue> = Rogue::ATTACKS.into_iter().filter(|rogue| request.wants(rogue.name)).collect();
     let missing = |metrics: &[Metric], policy: &str| -> Vec<Rogue> {
@@ -108,7 +108,7 @@ fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, r
     Ok(())
 }
 
-/// A thread that sends requests to the admin API, one after another with pauses.
+/// A thread that sends sequential requests to the admin API, with pauses.
 struct Asking {
     ends: Arc<AtomicBool>,
     thread: JoinHandle<Vec<f64>>,
@@ -129,7 +129,7 @@ impl Asking {
                     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
                     http::get(stream, path)
                 });
-                // A failed request counts as a request with the longest latency.
+                // A failed request counts as infinite latency.
                 times.push(answer.map_or(f64::INFINITY, |_| began.elapsed().as_secs_f64() * 1e3));
                 std::thread::sleep(PAUSE);
             }
@@ -138,7 +138,7 @@ impl Asking {
         Self { ends, thread }
     }
 
-    /// Returns the durations of the requests in ms, in ascending order.
+    /// Stops the thread. Returns the request latencies in ms, in ascending order.
     fn end(self) -> Vec<f64> {
         self.ends.store(true, Ordering::Relaxed);
         let mut times = self.thread.join().unwrap_or_default();
@@ -147,12 +147,12 @@ impl Asking {
     }
 }
 
-/// Returns the number of the neighbour's submissions that end per second of the card's time.
+/// Returns the number of the neighbour's completed submissions per second of card time.
 fn rate(outcome: &Outcome) -> f64 {
     outcome.completed(NEIGHBOUR) as f64 * 1e9 / outcome.length.max(1) as f64
 }
 
-/// Compares the neighbour during an attack with its share.
+/// Compares the neighbour's throughput during an attack with its share.
 fn attacked(crowd: &mut Crowd, row: &str, outcome: &Outcome, share: f64, answers: &[f64]) -> Result<Vec<Metric>> {
     let (before, after) = (&outcome.before[NEIGHBOUR], &outcome.after[NEIGHBOUR]);
     let shown = guest::show(crowd.daemon(), &name_of(NEIGHBOUR))?;

@@ -1,9 +1,9 @@
-//! Measures the hold times of the card's lock and of the VMs' locks. Guests in this process work, are added and
-//! removed, contend, and run short of memory, while another thread reads a register of the card. The longest hold is
-//! compared with the longest of these reads, which is a delay that the card or this host can cause at any time. The
-//! processor time of each hold, which is the mediator's own contribution, is measured as well.
+//! Measures the hold times of the card lock and of the VM locks. Guests in this process work, are added and removed,
+//! contend, and run short of memory, while another thread reads a card register. The longest hold is compared with the
+//! longest of these reads, which is a delay that the card or this host can cause at any time. Also measures the CPU
+//! time of each hold, which is the mediator's own contribution.
 //!
-//! All memory of the process is allocated at the start. Otherwise the first access to a page of the software card's
+//! All memory of the process is populated at the start. Otherwise, the first access to a page of the software card's
 //! VRAM would cause a page fault, which does not occur with a real card.
 
 use anyhow::{Result, anyhow};
@@ -29,15 +29,15 @@ const VM_MIB: u64 = 32;
 /// Virtual addresses of the two buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Number of pages of a buffer.
+/// Number of pages per buffer.
 const PAGES: u64 = 64;
-/// Target in us for the hold time that 999 of 1000 holds do not exceed.
+/// Target for the 99.9th percentile of the hold time in us.
 const MOST_US: f64 = 50.0;
-/// Number of code locations to show per lock.
+/// Number of code locations shown per lock.
 const PLACES: usize = 6;
-/// Target in us for the longest hold, as its excess over the longest single access.
+/// Target for the longest hold in us, in excess of the longest single access.
 const LONGEST_US: f64 = 1000.0;
-/// Time between two measured accesses. A shorter time would add load.
+/// Interval between measured accesses. A shorter interval would add load.
 const ACCESS_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A working VM.
@@ -111,7 +111,8 @@ fn swap(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Runs a part. Meanwhile, measures single accesses to the card, and returns their durations in us in ascending order.
+/// Runs a part while measuring single accesses to the card. Returns the durations of the accesses in us, in ascending
+/// order.
 fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -133,7 +134,7 @@ fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
     })
 }
 
-/// Prints the code locations that held locks for a long time, longest first.
+/// Prints the code locations with the longest lock holds, longest first.
 fn show_long(part: &str, kind: Measured, held: &Holds) {
     let mut long: Vec<_> = held.long().collect();
     long.sort_by_key(|(_, long)| std::cmp::Reverse(long.longest_ns));

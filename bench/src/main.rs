@@ -1,15 +1,15 @@
 //! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: runs benchmarks, each
-//! together with a baseline in the same run. Without a name it runs all benchmarks; a name selects one benchmark, or
-//! all benchmarks with this prefix before the `-`. Results are written to the file immediately, and `--resume`
-//! continues an interrupted run after the last complete benchmark.
+//! together with a baseline in the same run. Without a name, all benchmarks run; a name selects one benchmark, or all
+//! benchmarks with this prefix before the `-`. Results are written to the file immediately, and `--resume` continues an
+//! interrupted run after the last complete benchmark.
 //!
 //! `--all --json FOLDER` creates one file per benchmark, as in `bench/results`. The command continues with the next
-//! benchmark after a failure, and with `--resume` skips complete benchmarks. `pictures --json FOLDER` draws pictures of
+//! benchmark after a failure, and skips complete benchmarks with `--resume`. `pictures --json FOLDER` draws charts from
 //! the files in the folder.
 //!
-//! [`report`] contains the metrics with baseline and target, their file, and its conditions. [`model`] contains the
-//! costs of operations on a real host. [`rig::in_process_vm`] provides guests without a VMM. Real VMs and daemons come
-//! from the harness in `tests`.
+//! [`report`] contains metrics with baseline and target, their file, and the measurement conditions. [`model`] contains
+//! the costs of operations on a real host. [`rig::in_process_vm`] provides guests without a VMM. The harness in `tests`
+//! provides real VMs and daemons.
 
 mod bars;
 mod compute;
@@ -40,16 +40,16 @@ use anyhow::{Context, Result, bail, ensure};
 
 use report::{Metric, Record, conditions, print};
 
-/// Options that the caller sets.
+/// Options set by the caller.
 #[derive(Clone, Default)]
 struct Request {
-    /// File for the figures. Other output is written next to it.
+    /// File for the results. Other output is written next to it.
     file: Option<PathBuf>,
-    /// Measured time in seconds of each part whose time can be set.
+    /// Measured time in seconds, for parts with a configurable time.
     seconds: Option<u64>,
-    /// Number of rounds of each part whose rounds can be set.
+    /// Number of rounds, for parts with a configurable number of rounds.
     rounds: Option<usize>,
-    /// Comma-separated words. In a benchmark with parts, only parts whose names contain one of these words run.
+    /// Comma-separated words. In benchmarks with parts, only parts with a name that contains one of these words run.
     only: Option<String>,
 }
 
@@ -92,7 +92,7 @@ const BENCHMARKS: [Benchmark; 24] = [
 
 /// Returns true if `name` selects a benchmark.
 fn is_of(known: &str, name: Option<&str>) -> bool {
-    // `ALL` does the work of several benchmarks with a single boot.
+    // `ALL` runs several benchmarks with a single boot.
     let together = |of: &str| of == isolation::ALL || !of.starts_with(isolation::ALL);
     match name {
         None => together(known),
@@ -103,7 +103,7 @@ fn is_of(known: &str, name: Option<&str>) -> bool {
     }
 }
 
-/// Name of the benchmark that only draws the pictures.
+/// Name of the command that only draws charts.
 const PICTURES: &str = "pictures";
 
 /// Arguments of the program.
@@ -134,9 +134,9 @@ impl Arguments {
     }
 }
 
-/// Computes the figures of a benchmark, unless the record already contains all of them.
+/// Runs a benchmark, unless the record already contains all of its figures.
 fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) -> Result<()> {
-    // If this run is only for some parts, a later run may request the other parts.
+    // If this run covers only some parts, a later run may request the others.
     let whole = request.only.is_none();
     if whole && record.has_ended(known) {
         return Ok(());
@@ -240,7 +240,7 @@ mod unit {
         Ok(vec![Metric::plain("works", f64::from(MADE.get()), "times")])
     }
 
-    /// Records one figure of this benchmark, then fails if `FAILS` is set.
+    /// Records one figure, and then fails if `FAILS` is set.
     fn breaks(_: &Request, record: &mut Record) -> Result<Vec<Metric>> {
         record.put(vec![Metric::plain("first", 1.0, "times")])?;
         ensure!(!FAILS.get(), "no host for it");

@@ -1,33 +1,33 @@
-//! Model of the time that a guest's operations take on a real host: the sum over all kinds of operations of their
-//! number times their cost.
+//! Model of the time that a guest's operations take on a real host: the sum of count times cost over all operation
+//! types.
 //!
-//! Guests are emulated here and the card is software, so measured times say little about a host with KVM and a card.
-//! The guest's operations are the same on both: accesses, calls, flushes and interrupts depend only on the guest's
-//! driver. This file contains the cost of each operation, as a range from public sources or from this project's own
-//! software, and the operations that each platform pays for.
+//! Guests are emulated here and the card is software, so measured times say little about a host with KVM and a real
+//! card. The guest's operations are the same on both: accesses, calls, flushes and interrupts depend only on the
+//! guest's driver. This file contains the cost of each operation, as a range from public sources or from measurements
+//! of this project's software, and the operations that each platform pays for.
 //!
-//! Costs that are the same on all platforms and that cannot be counted are omitted: the guest's own processor time, and
-//! kernels. The ratio of two platforms is therefore farther from 1 than the ratio of total times. The range of a ratio
-//! is its minimum and maximum over all choices of costs within their ranges, with the same choice for both platforms.
+//! Uncountable costs that are the same on all platforms are omitted: the guest's own CPU time, and kernels. The ratio
+//! of two platforms is therefore farther from 1 than the ratio of total times. The range of a ratio spans its minimum
+//! and maximum over all choices of costs within their ranges, with the same choice for both platforms.
 
 use crate::report::Interval;
 
 /// An operation with a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// Read of a register or an aperture of the card. The guest waits for it.
+    /// Read of a card register or aperture. The guest waits for it.
     Read,
-    /// Posted write of a register or an aperture.
+    /// Posted write to a card register or aperture.
     Write,
     /// Exit from the guest to its VMM for an access, and the return.
     Exit,
     /// Message that the VMM sends without waiting.
     Post,
-    /// Message whose reply the VMM waits for.
+    /// Message for which the VMM waits for a reply.
     RoundTrip,
-    /// Interrupt of the card that the host forwards to a guest.
+    /// Card interrupt that the host forwards to a guest.
     Relay,
-    /// Interrupt that the mediator forwards after it has determined the VM that the interrupt is for.
+    /// Card interrupt that the mediator forwards after determining the target VM.
     Wake,
     /// The mediator's own work for a register access.
     Register,
@@ -35,11 +35,11 @@ pub enum Item {
     Aperture,
     /// The mediator's own work for a doorbell.
     Doorbell,
-    /// The mediator's own work for a TLB flush, without reading the tables.
+    /// The mediator's own work for a TLB flush, excluding table reads.
     Flush,
-    /// Reading tables for a flush, per KiB.
+    /// Reading page tables for a flush, per KiB.
     Scan,
-    /// The mediator's own work for a call, without its operations.
+    /// The mediator's own work for a call, excluding its operations.
     Call,
     /// The mediator's own work for one operation of a call.
     Operation,
@@ -58,17 +58,17 @@ pub enum Item {
     expect(dead_code, reason = "tests compare some fields with the order of items and with the page")
 )]
 pub struct Cost {
-    /// Operation that has this cost.
+    /// Operation with this cost.
     pub item: Item,
     /// Name in reports.
     pub name: &'static str,
-    /// Minimum, usual and maximum cost in us.
+    /// Minimum, typical and maximum cost in us.
     pub us: [f64; 3],
     /// Source of the range.
     pub source: &'static str,
 }
 
-/// Number of costs.
+/// Number of cost items.
 const ITEMS: usize = 17;
 
 const OWN: &str = "measured by `bench costs`, which reports a value outside the range";
@@ -105,23 +105,23 @@ pub const COSTS: [Cost; ITEMS] = [
         source: "GDDR5 of the Quadro 6000: 144 GB/s, of which kernels reach 60 to 100 %; more on later cards" },
 ];
 
-/// Number of register reads and writes on the card that the mediator makes for a doorbell.
+/// Number of card register reads and writes by the mediator per doorbell.
 const DOORBELL_ACCESSES: [f64; 2] = [5.0, 4.0];
-/// Number of register reads and writes for a flush.
+/// Number of card register reads and writes per flush.
 const FLUSH_ACCESSES: [f64; 2] = [1.0, 2.0];
-/// Number of register reads for an interrupt.
+/// Number of card register reads per interrupt.
 const INTERRUPT_READS: f64 = 3.0;
 
 macro_rules! quantities {
     ($($(#[$doc:meta])+ $field:ident: $counter:literal,)*) => {
-        /// Numbers of operations of a guest in a period.
+        /// Counts of a guest's operations in a period.
         #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct Counts {
             $($(#[$doc])+ pub $field: f64,)*
         }
 
         impl Counts {
-            /// Reads each count with `read`, which gets the name of the daemon's counter.
+            /// Reads each count with `read`, which receives the name of the daemon's counter.
             #[must_use]
             pub fn from_counters(read: impl Fn(&str) -> f64) -> Self {
                 Self { $($field: read($counter),)* }
@@ -149,18 +149,18 @@ macro_rules! quantities {
 }
 
 quantities! {
-    /// Register reads, including reads of PRAMIN.
+    /// Register reads, including PRAMIN reads.
     register_reads: "register_reads",
-    /// Register writes, including writes of PRAMIN.
+    /// Register writes, including PRAMIN writes.
     register_writes: "register_writes",
-    /// Reads through BAR1 and BAR3 outside memory that the guest accesses directly.
+    /// Reads through BAR1 and BAR3, except in memory that the guest accesses directly.
     aperture_reads: "aperture_reads",
-    /// Writes through BAR1 and BAR3 outside memory that the guest accesses directly.
+    /// Writes through BAR1 and BAR3, except in memory that the guest accesses directly.
     aperture_writes: "aperture_writes",
-    /// Number of bytes of VRAM that the guest's CPU accessed with these reads and writes, or through PRAMIN.
+    /// Number of VRAM bytes that the guest's CPU accessed with these reads and writes, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
-    /// Number of words (of up to 8 bytes each) of card memory that the mediator's CPU read for the guest. The reads are
-    /// for the guest's accesses, its page tables, and pages that are mapped under its apertures.
+    /// Number of card memory words (up to 8 bytes each) that the mediator's CPU read for the guest: for its accesses,
+    /// its page tables, and pages mapped behind its apertures.
     vram_words_read: "vram_words_read",
     /// Number of words that the mediator's CPU wrote for the same purposes.
     vram_words_written: "vram_words_written",
@@ -172,9 +172,9 @@ quantities! {
     flushes: "tlb_flushes",
     /// Updates of shadow page tables.
     shadow_updates: "shadow_syncs",
-    /// Number of bytes of the guest's page tables that were read for these updates.
+    /// Number of guest page table bytes read for these updates.
     bytes_scanned: "shadow_bytes_scanned",
-    /// Number of entries written for the card.
+    /// Number of page table entries written for the card.
     entries_written: "shadow_entries_written",
     /// Number of calls.
     calls: "pv_batches",
@@ -191,7 +191,7 @@ quantities! {
 }
 
 impl Counts {
-    /// Returns the difference to an earlier count, `before`.
+    /// Returns the difference from an earlier count `before`.
     #[must_use]
     pub fn minus(&self, before: &Self) -> Self {
         self.plus(&before.times(-1.0))
@@ -207,18 +207,18 @@ pub enum Platform {
     Passthrough,
     /// Accesses of a VM are messages to the mediator.
     Mediated {
-        /// True if the VM does not wait for writes.
+        /// Set if the VM does not wait for writes.
         posted: bool,
     },
 }
 
-/// Number of operations of each kind that a platform pays for.
+/// Number of operations of each type that a platform pays for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bill([f64; ITEMS]);
 
 impl Bill {
     /// Returns a platform's bill for a guest's operations. For [`Platform::Native`], pass the counts of a guest for
-    /// which all accesses are counted. The bill is then that of its driver on the host.
+    /// which all accesses are counted; the result is then the cost of its driver on the host.
     #[must_use]
     pub fn for_counts(platform: Platform, counts: &Counts) -> Self {
         let mut bill = Self::default();
@@ -266,7 +266,7 @@ impl Bill {
         self.add(Item::Write, writes * times);
     }
 
-    /// Returns the time in us at usual costs.
+    /// Returns the time in us at typical costs.
     #[must_use]
     pub fn us(&self) -> f64 {
         self.at(|cost| cost.us[1])
@@ -276,8 +276,8 @@ impl Bill {
         self.0.iter().zip(&COSTS).map(|(count, cost)| count * of(cost)).sum()
     }
 
-    /// Returns the range of the ratio of this bill to `base` over all choices of costs. Both platforms pay `common` us
-    /// in addition.
+    /// Returns the range of the ratio of this bill to `base` over all choices of costs. Both platforms additionally pay
+    /// `common` us.
     ///
     /// The ratio of two sums is monotonic in each cost. At the extremes of the ratio, every cost is therefore at a
     /// bound of its range.

@@ -1,6 +1,6 @@
-//! Measures the pauses of VMs when another daemon takes over, by memory size and number of channels. Two daemons run at
-//! the same time, one with small VMs and one with large VMs, and are upgraded in alternation while all VMs work. Also
-//! measures the pauses of VMs that move to another card ([`cards`]).
+//! Measures the pauses of VMs during daemon upgrades, by memory size and number of channels. Two daemons, one with
+//! small VMs and one with large VMs, run concurrently and are upgraded in alternation while all VMs work. Also measures
+//! the pauses of VMs that move to another card ([`cards`]).
 
 mod cards;
 
@@ -19,25 +19,25 @@ use crate::report::{Metric, Target, quantile};
 /// Number of VMs per daemon.
 const VMS: usize = 4;
 const VM_MIB: u32 = 256;
-/// Number of upgrades of each daemon.
+/// Number of upgrades per daemon.
 const UPGRADES: usize = 100;
 /// Load of a small VM.
 const SMALL_VM: Load = Load { mib: 8, channels: 1 };
 /// Load of a large VM.
 const LARGE_VM: Load = Load { mib: 224, channels: 8 };
-/// Target in ms for the pause that 99 of 100 pauses do not exceed.
+/// Target for the 99th percentile of the pauses in ms.
 const MOST_MS: f64 = 300.0;
-/// Number of pages of a copy.
+/// Number of pages per copy.
 const PAGES: u64 = 64;
 /// Virtual address of the first buffer.
 const BASE: u64 = 0x100_0000;
-/// Virtual address of the chunk to fill. The destination is mapped directly after it.
+/// Virtual address of the chunk that is copied. The destination is mapped directly after it.
 const FILLED: u64 = 0x400_0000;
 const MIB: u64 = 1 << 20;
 /// Default size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
 
-/// Memory and channels that a VM uses.
+/// Memory and channels used by a VM.
 #[derive(Clone, Copy)]
 struct Load {
     /// Memory in MiB.
@@ -60,7 +60,7 @@ impl Worker {
             driver.buffer(channel, BASE, PAGES, 1);
             driver.buffer(channel, BASE + PAGES * PAGE, PAGES, 2);
         }
-        // All memory must be on the card and nonzero: write the first chunk, and copy it to the other chunks.
+        // All memory must be on the card and nonzero, so write the first chunk, and copy it to the others.
         let first = &mut channels[0];
         driver.buffer(first, FILLED, CHUNK / PAGE, 3);
         for _ in 1..mib * MIB / CHUNK {

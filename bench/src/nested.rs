@@ -1,9 +1,9 @@
 //! Compares a shared card with a passed-through card: counts the messages while the driver loads and during each
 //! workload. In a machine with KVM and an IOMMU, also measures the cost of an exit with and without the server's reply,
-//! and the cost of lending RAM. Also measures clearing PGRAPH between two VMs.
+//! and the cost of mapping guest RAM. Also measures the clearing of PGRAPH between VMs.
 //!
 //! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits, so each message to the server counts
-//! as an exit. The machine is emulated, so its times only have meaning relative to each other.
+//! as an exit. The machine is emulated, so its times are only meaningful relative to each other.
 
 use std::collections::BTreeMap;
 
@@ -22,9 +22,9 @@ mod handover;
 /// Size of the card and of the mediated VM in MiB.
 const CARD_MIB: u32 = 256;
 const VM_MIB: u32 = 192;
-/// Number of rounds of the load and of each workload.
+/// Number of rounds of the driver load and of each workload.
 const ROUNDS: usize = 5;
-/// Name of the step that unbinds the driver from the device and binds it again.
+/// Name of the step that unbinds and rebinds the driver.
 const LOAD: &str = "load";
 /// Workloads, by name.
 const WORKLOADS: [(&str, &str); 4] = [
@@ -33,14 +33,14 @@ const WORKLOADS: [(&str, &str); 4] = [
     ("map", "copy --engine m2mf --from gart --to vram --size 262144"),
     ("launch", "workload --name mmul --scale 1 --rounds 1"),
 ];
-/// Counters of the transport, with their names in the report.
+/// Transport counters, with their names in the report.
 const COUNTS: [(&str, &str); 3] =
     [("region_reads", "exits_that_read"), ("region_writes", "exits_that_write"), ("posted", "posted")];
 
-/// Size in MiB of the card of the machine's daemon, and of the VM with which exits are measured.
+/// Size in MiB of the card of the machine's daemon, and of the VM used to measure exits.
 const INNER_MIB: u32 = 64;
 const INNER_VM_MIB: u32 = 16;
-/// Amount of RAM to lend in huge pages, in MiB.
+/// Amount of RAM to map with huge pages, in MiB.
 const LENT_HUGE_MIB: u32 = 512;
 const LENT_SMALL_MIB: u32 = 64;
 /// Number of rounds in the machine.
@@ -63,7 +63,7 @@ impl Values {
         [("least", least), ("most", most)].map(|(what, value)| Metric::plain(format!("{name}.{what}"), value, unit))
     }
 
-    /// Returns the median, with the median of `other` as its baseline, and the spread of both values.
+    /// Returns the median, with the median of `other` as its baseline, and the spread of both.
     fn beside(&self, other: &Self, name: &str, unit: &'static str) -> Result<Vec<Metric>> {
         let mut metrics = vec![Metric::ratio(name, self.middle()?, unit, other.middle()?, Target::None)];
         metrics.extend(self.spread(name, unit));
@@ -72,7 +72,7 @@ impl Values {
     }
 }
 
-/// Counts and times of each step, by name of the step and name of the count.
+/// Counts and times of each step, keyed by step name and count name.
 type Steps = BTreeMap<(&'static str, &'static str), Values>;
 
 /// Runs the benchmark.
@@ -90,7 +90,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// A VM on the card of its own daemon.
+/// A VM on the card of a separate daemon.
 struct Side {
     name: &'static str,
     daemon: Daemon,
@@ -111,7 +111,7 @@ impl Side {
         Ok(guest::show(&self.daemon, self.name)?["transport"].clone())
     }
 
-    /// Runs a step once and records its counts and its time.
+    /// Runs a step once, and records its counts and its time.
     fn step(&mut self, name: &'static str, args: &str) -> Result<()> {
         if name == LOAD {
             self.vm.run_within("unbind", LOAD_LIMIT)?.success()?;
@@ -175,7 +175,7 @@ fn read(text: &str) -> Result<BTreeMap<String, Values>> {
     Ok(found)
 }
 
-/// Measures exits, and lending RAM, in a machine that has a card behind VFIO.
+/// Measures exits and RAM mapping in a machine that has a card behind VFIO.
 fn machine() -> Result<Vec<Metric>> {
     let mut files = Files::default();
     let vms = vm_toml("a", INNER_VM_MIB) + TRAPPED;

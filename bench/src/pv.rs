@@ -1,14 +1,14 @@
 //! Paravirtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. Runs the papers' workloads in guests
-//! with the stock driver under full virtualization (shadowing as GPUvm published it; with apertures remapped; lazy;
+//! with the stock driver under full virtualization (shadowing as published for GPUvm; with remapped apertures; lazy;
 //! both; and the default), in guests with the modified driver (one call per entry, and batches), and in a guest with a
 //! passed-through card.
 //!
-//! All VMs run at the same time, each on its own software card, and alternate with each workload. The report shows the
-//! measured time next to that of a model ([`crate::model`]): the guest's operations in each phase, times their cost on
-//! a real host.
+//! All VMs run concurrently, each on its own software card, and alternate with each workload. The report shows the
+//! measured time next to the time of a model ([`crate::model`]), which multiplies the guest's operations in each phase
+//! by their cost on a real host.
 //!
 //! Parts: [`counting`] counts a guest's operations in each phase; [`report`] computes the figures; [`dataflow`] is
-//! Gdev's figure 11; [`contexts`] is GPUvm's figure 6; [`picture`] draws a file of figures.
+//! Gdev's figure 11; [`contexts`] is GPUvm's figure 6; [`picture`] draws charts from a results file.
 
 pub mod contexts;
 mod counting;
@@ -35,23 +35,22 @@ const ROUNDS: usize = 5;
 const CARD_MIB: u32 = 384;
 /// VRAM size of a mediated VM in MiB.
 const VRAM_MIB: u32 = 256;
-/// The guests' kernel.
+/// Kernel version of the guests.
 const KERNEL: &str = "6.1";
-/// Name of the step that unbinds the driver from the device and binds it again, which repeats the work of loading the
-/// driver.
+/// Name of the step that unbinds and rebinds the driver, which repeats the work of loading it.
 const DRIVER: &str = "driver-load";
-/// Phases of a workload, by their names in its result line. Their sum is the time of the workload.
+/// Names of a workload's phases in its result line. Their times add up to the workload's time.
 const PHASES: [&str; 5] = ["init", "htod", "launch", "dtoh", "close"];
 
-/// A way to give a VM a GPU.
+/// A way to provide a GPU to a VM.
 struct Kind {
     name: &'static str,
     /// Lines of the VM's `[[vm]]` table.
     toml: &'static str,
-    /// Words on the kernel's command line for the modified driver; `None` for the stock driver.
+    /// Kernel command-line words for the modified driver, or `None` for the stock driver.
     driver: Option<&'static str>,
     platform: Platform,
-    /// Target for the model's time, relative to passthrough.
+    /// Target for the modelled time, relative to passthrough.
     target: Target,
 }
 
@@ -74,7 +73,7 @@ const KINDS: [Kind; 8] = [
     Kind { name: "pv", toml: OFFERED, driver: Some(""), platform: REMAPPED, target: Target::AtMost(1.03) },
 ];
 
-/// Duration of each round in seconds by phase, and the counts of a further round.
+/// Duration of each round in seconds by phase, and the counts of an additional round.
 #[derive(Default)]
 struct Measured {
     phases: BTreeMap<&'static str, Vec<f64>>,
@@ -82,7 +81,7 @@ struct Measured {
     counts: Phases,
 }
 
-/// All measurements, by workload and kind.
+/// All measurements, keyed by workload and kind.
 type Table = BTreeMap<(&'static str, &'static str), Measured>;
 
 /// Runs the benchmark. Its parts are the workloads.
@@ -147,7 +146,7 @@ fn configuration(paths: &Paths) -> String {
     text
 }
 
-/// Returns the factor by which a guest's processor is slower than this host's.
+/// Returns how many times slower a guest's CPU is than this host's.
 fn emulation(vm: &Vm) -> Result<f64> {
     let mut factors = Vec::new();
     for _ in 0..ROUNDS {
@@ -157,8 +156,7 @@ fn emulation(vm: &Vm) -> Result<f64> {
     Ok(median(&factors).context("no measurement")?.max(1.0))
 }
 
-/// Returns the duration of one run in seconds by phase, measured with the guest's clock if the guest reports the
-/// duration.
+/// Returns the duration of one run in seconds by phase, measured with the guest's clock if the guest reports it.
 fn once(vm: &Vm, workload: &str) -> Result<BTreeMap<&'static str, f64>> {
     if workload == DRIVER {
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! Reports of benchmarks: metrics with their baseline, target and interval, as a table and as JSON.
+//! Benchmark reports: metrics with baseline, target and interval, as a table and as JSON.
 
 pub mod conditions;
 pub mod interval;
@@ -16,7 +16,7 @@ pub use record::Record;
 pub enum Target {
     /// The value must not exceed this limit.
     AtMost(f64),
-    /// The value must not be below this limit.
+    /// The value must be at least this limit.
     AtLeast(f64),
     /// The value is only reported.
     None,
@@ -25,7 +25,7 @@ pub enum Target {
 /// One figure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
-    /// Name, with dots between its parts.
+    /// Name, with its parts separated by dots.
     pub name: String,
     /// Value.
     pub value: f64,
@@ -33,12 +33,12 @@ pub struct Metric {
     pub unit: Cow<'static, str>,
     /// Value to compare with, measured in the same run.
     pub baseline: Option<f64>,
-    /// Target for the ratio of value and baseline, or for the value if the metric has no baseline.
+    /// Target for the ratio of value to baseline, or for the value if the metric has no baseline.
     pub target: Target,
-    /// Interval of the ratio of value and baseline, or of the value if the metric has no baseline. The target applies
-    /// to the worse bound.
+    /// Interval of the ratio of value to baseline, or of the value if the metric has no baseline. The target applies to
+    /// the worse bound.
     pub interval: Option<Interval>,
-    /// Published value of the same metric. The target applies to the ratio of both values.
+    /// Published value of the same metric, as text.
     pub peer: Option<&'static str>,
 }
 
@@ -54,15 +54,15 @@ impl Metric {
         Self { baseline: Some(baseline), ..Self::plain(name, value, unit).target(target) }
     }
 
-    /// Creates a metric from the median of the samples and its interval. Without samples, the value is NaN, which meets
-    /// no target.
+    /// Creates a metric from the median of the samples and its interval. Without samples, the value is NaN, which fails
+    /// every target.
     pub fn of_samples(name: impl Into<String>, samples: &[f64], unit: &'static str) -> Self {
         let value = median(samples).unwrap_or(f64::NAN);
         Self { interval: Interval::from_samples(samples, median), ..Self::plain(name, value, unit) }
     }
 
-    /// Creates a metric from the medians of samples and of a baseline that was measured in the same rounds, with the
-    /// interval of their ratio.
+    /// Creates a metric from the medians of samples and of a baseline from the same rounds, with the interval of their
+    /// ratio.
     pub fn ratio_of_samples(
         name: impl Into<String>,
         samples: &[f64],
@@ -75,7 +75,7 @@ impl Metric {
         Self { interval, ..Self::ratio(name, value, unit, baseline, target) }
     }
 
-    /// Parses a metric from a row in a file of figures; `None` if the row is not a metric.
+    /// Parses a metric from a row of a results file. Returns `None` if the row is not a metric.
     fn of_json(row: &Value) -> Option<Self> {
         let number = |key: &str| row[key].as_f64();
         let target = row["target"].as_str()?;
@@ -119,8 +119,8 @@ impl Metric {
         self.baseline.map_or(self.value, |baseline| self.value / baseline)
     }
 
-    /// Returns true if the worse bound of the interval, or the value if the metric has no interval, meets the target;
-    /// `None` without a target.
+    /// Returns true if the worse bound of the interval meets the target, or the value if the metric has no interval.
+    /// Returns `None` without a target.
     pub fn met(&self) -> Option<bool> {
         let (low, high) = self.interval.map_or((self.judged(), self.judged()), |Interval { low, high }| (low, high));
         match self.target {
@@ -174,13 +174,13 @@ pub fn print(metrics: &[Metric]) {
     }
 }
 
-/// Formats a value. Small values get enough digits to tell them apart.
+/// Formats a value. Small values have enough digits to distinguish them.
 fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
-/// Returns the order of `count` participants in a round. The order rotates and changes direction, so that a participant
-/// does not always follow the same other participant.
+/// Returns the order of `count` participants in a round. The order rotates and changes direction, so that no
+/// participant always follows the same one.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.rotate_left(round % count.max(1));
@@ -190,7 +190,7 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// Returns the smallest value that a fraction of the measurements (for example 0.99) does not exceed.
+/// Returns the quantile for a fraction `part` of the measurements (for example 0.99).
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -198,7 +198,7 @@ pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     sorted.get(place.max(1) - 1).copied()
 }
 
-/// Returns the median; for an even number of values, the lower of the two middle values.
+/// Returns the median, or for an even number of values, the lower of the two middle values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -241,7 +241,7 @@ mod tests {
             |samples: &[f64]| Metric::ratio_of_samples("read", samples, "us", &baseline, Target::AtMost(1.1));
         let even = measured(&slower(1.05));
         assert_eq!((even.met(), even.interval.is_some()), (Some(true), true));
-        // A few rounds are deliberately slow: the median hides them, but the interval does not.
+        // A few rounds are deliberately slow, which the median hides, but the interval does not.
         let mut unsteady = slower(1.05);
         unsteady[1..4].iter_mut().for_each(|value| *value *= 1.3);
         let unsteady = measured(&unsteady);
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(metric.json()["met"], Value::Bool(false));
     }
 
-    /// Returns the committed files of figures, with the rows that benchmarks of this program produce.
+    /// Returns the committed results files, with the rows produced by benchmarks of this program.
     fn committed() -> Vec<(String, Vec<Metric>, Vec<Value>)> {
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
         let paths = fs::read_dir(results).unwrap().map(|entry| entry.unwrap().path());

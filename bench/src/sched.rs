@@ -2,11 +2,11 @@
 //! GPUvm's and Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
 //! GPUvm's `madd` is assumed to take 0.5 ms, and its `long-madd` five times as long. Without preemption, an engine is
-//! allocated in units of whole kernels. The share in a window of 100 ms can be off by one kernel at each end of the
-//! window, and 3 % of the window is 3 ms. Policies therefore cannot meet the target if the longest kernel is much
-//! longer than 2.5 ms; `sched.lengths` covers other lengths.
+//! allocated in units of whole kernels, so the share in a window of 100 ms can be off by one kernel at each end. As 3 %
+//! of the window is 3 ms, policies cannot meet the target if the longest kernel is much longer than 2.5 ms;
+//! `sched.lengths` covers other lengths.
 //!
-//! `sched_guests` does the same with stock guests, and [`idle`] measures the effect of idle VMs.
+//! `sched_guests` runs the same measurements with stock guests, and [`idle`] measures the effect of idle VMs.
 
 mod idle;
 
@@ -26,12 +26,12 @@ const SECOND: u64 = 1_000 * MS;
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 const MADD: u64 = 500 * US;
 const LONG_MADD: u64 = 5 * MADD;
-/// Time at the start of a run that all figures exclude.
+/// Time in ns at the start of a run that is excluded from all figures.
 const WARM_UP_NS: u64 = SECOND;
 /// Seeds of the runs. The report contains the worst result.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
-/// A policy that is measured.
+/// A policy under test.
 struct Contender {
     name: &'static str,
     config: Config,
@@ -79,7 +79,7 @@ fn equal(vms: usize) -> Vec<f64> {
     vec![1.0 / vms as f64; vms]
 }
 
-/// Returns the VMs' entitlements by their weights.
+/// Returns the VMs' entitlements according to their weights.
 fn due(guests: &[Guest]) -> Vec<f64> {
     let weight = |guest: &Guest| f64::from(guest.params.weight);
     let sum: f64 = guests.iter().map(weight).sum();
@@ -94,14 +94,14 @@ fn micros(name: String, ns: u64) -> Metric {
     Metric::plain(name, ns as f64 / 1e3, "us")
 }
 
-/// Returns the waits of all VMs.
+/// Returns the wait times of all VMs.
 fn all_waits(outcome: &Outcome) -> Histogram {
     let mut waits = Histogram::default();
     outcome.waits.iter().for_each(|of| waits.merge(of));
     waits
 }
 
-/// Returns Jain's index, the utilisation and the waits of a run, starting at `from` ns.
+/// Returns Jain's index, the utilisation and the wait times of a run from `from` ns on.
 fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric> {
     let shares = outcome.shares(Engine::Compute, from, u64::MAX);
     let waits = all_waits(outcome);
@@ -132,7 +132,7 @@ const PARTS: [Part; 13] = [
     ("scale", scale),
 ];
 
-/// Measures all parts, or only the parts whose names contain `only`.
+/// Measures all parts, or only those with names that contain `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (_, part) in PARTS.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))) {
@@ -141,7 +141,7 @@ pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the largest values over the seeds.
+/// Returns the maximum of each value over the seeds.
 fn worst(each: impl Fn(u64) -> Result<Vec<f64>>) -> Result<Vec<f64>> {
     let all = SEEDS.iter().map(|seed| each(*seed)).collect::<Result<Vec<_>>>()?;
     let most = |a: Vec<f64>, b: Vec<f64>| a.iter().zip(&b).map(|(a, b)| a.max(*b)).collect();
@@ -193,8 +193,8 @@ fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures BAND with other lengths of `madd`, to find windows that are too short, and kernels that are too short to
-/// wait for.
+/// Measures BAND with other durations of `madd`, to find windows that are too short, and kernels that are not worth
+/// waiting for.
 fn lengths() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for madd in [100 * US, 200 * US, MS, 2 * MS, 5 * MS] {
@@ -262,7 +262,7 @@ fn gdev_figure_15() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures Gdev's figure 15 with copies of unequal length, and with different shares for copies and compute.
+/// Measures Gdev's figure 15 with copies of unequal duration, and with different shares for copies and compute.
 fn unequal_copies() -> Result<Vec<Metric>> {
     let guest = |copy: u64, weight: u32| {
         let kernels = Stream { depth: 2, ..Stream::looping(Length::Fixed(MS), THINK) };
@@ -290,7 +290,7 @@ fn unequal_copies() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures four equal VMs with four instances each, which arrive at intervals of 30 s.
+/// Measures four equal VMs with four instances each, which start at intervals of 30 s.
 fn gdev_figure_16() -> Result<Vec<Metric>> {
     let guest = |vm: u64| {
         let stream =
@@ -336,7 +336,7 @@ fn weights() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures a VM that needs 2 ms about every 16 ms, next to a VM that always has work.
+/// Measures a VM that needs 2 ms about every 16 ms next to a VM that always has work.
 fn interactive() -> Result<Vec<Metric>> {
     let frames = |class| {
         let stream = Stream::looping(Length::Uniform(1500 * US, 2500 * US), Length::Uniform(13 * MS, 15 * MS));
@@ -360,7 +360,7 @@ fn interactive() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Compares one VM with a scheduler with the same VM without a scheduler.
+/// Compares a single VM with and without a scheduler.
 fn alone() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, length, depth) in [("sync", MADD, 1), ("short", 20 * US, 8), ("queued", MADD, 4)] {
@@ -399,7 +399,7 @@ fn sixteen() -> Result<Vec<Metric>> {
 }
 
 /// Measures three well-behaved VMs (two with `madd`, one with `long-madd`) next to a misbehaving VM. The figure is the
-/// lowest time of the three, relative to the VM's entitlement.
+/// lowest GPU time of the three relative to their entitlements.
 fn rogues() -> Result<Vec<Metric>> {
     let stream = |length, think, depth| Stream { depth, ..Stream::looping(length, think) };
     let now = Length::Fixed(0);
@@ -421,7 +421,7 @@ fn rogues() -> Result<Vec<Metric>> {
             let outcome = play(config, 20, guests, 1)?;
             let part = |vm| outcome.used(vm, Engine::Compute, WARM_UP_NS, 20 * SECOND) as f64 / (19 * SECOND) as f64;
             let least = (0..3).map(part).fold(1.0, f64::min);
-            // The target is one percent of the whole time, for a share of 25 %.
+            // The target corresponds to one percent of the total time, for a share of 25 %.
             let target = if name == "band" { Target::AtLeast(96.0) } else { Target::None };
             metrics.push(percent(format!("sched.rogue.{rogue}.{name}.neighbours"), least / 0.25).target(target));
         }
@@ -429,7 +429,7 @@ fn rogues() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the CPU time of this thread in seconds, which other programs on the machine do not affect.
+/// Returns the CPU time of this thread in seconds, which is unaffected by other programs on the machine.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

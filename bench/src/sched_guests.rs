@@ -1,14 +1,14 @@
 //! The scheduler with stock guests (Linux 6.1, nouveau), in the scenarios of the [simulation](super::sched):
-//! [`competing`] measures errors of shares by policy, number of VMs and length of kernels; [`figures`] measures the
-//! other figures of GPUvm and Gdev; [`sharing`] measures weights, bursts, and a VM alone; and [`rogues`] measures
+//! [`competing`] measures share errors by policy, number of VMs and kernel duration; [`figures`] measures the other
+//! figures of GPUvm and Gdev; [`sharing`] measures weights, bursts, and a single VM; and [`rogues`] measures
 //! misbehaving VMs.
 //!
 //! Shares are shares of completed work, as counted by the guests. Each guest reports the end of each of its kernels
-//! with the card's timestamp after the kernel, and the card's time model gives the length of the kernel. Fairness
-//! therefore does not depend on the mediator's accounts, and a window does not have to begin or end with a whole
-//! kernel. Times are real: windows are 500 and 100 ms long, and the scheduler has its default settings. As in the
-//! papers' systems, the card does not clear residue between VMs, because the software card needs more time for the
-//! clearing kernel than for most of the measured kernels; [`competing::cleared`] measures the default for comparison.
+//! with a card timestamp, and the card's time model determines the kernel's duration. Fairness therefore does not
+//! depend on the mediator's accounting, and windows need not begin or end at kernel boundaries. Times are real: windows
+//! are 500 and 100 ms long, and the scheduler has its default settings. As in the papers' systems, the card does not
+//! clear residue between VMs, because the software card needs more time for the clearing kernel than for most of the
+//! measured kernels; [`competing::cleared`] measures the default for comparison.
 
 mod competing;
 mod figures;
@@ -34,16 +34,15 @@ const SIDE: u32 = 28;
 const MADD: u32 = 1;
 /// Number of rounds of the long kernel.
 const LONG_MADD: u32 = 5;
-/// Length in ns of the longer windows for shares.
+/// Length of the longer share windows in ns.
 const HALF: u64 = 500 * MS;
-/// Length in ns of the shorter windows for shares.
+/// Length of the shorter share windows in ns.
 const TENTH: u64 = 100 * MS;
-/// Step in ns between the starts of the shorter windows.
+/// Offset between the starts of consecutive shorter windows in ns.
 const WINDOW_STEP_NS: u64 = 10 * MS;
-/// Number of kernels that a guest keeps in flight. This number is the same for short and long kernels, so that policies
-/// differ.
+/// Number of kernels that a guest keeps in flight: the same for short and long kernels, so that policies differ.
 const IN_FLIGHT: u32 = 16;
-/// Number of VMs to boot if only some of them compete.
+/// Number of VMs booted if only some of them compete.
 const VMS: usize = 16;
 const MEMORY_MIB: u32 = 320;
 /// Time before the measurement starts.
@@ -51,7 +50,7 @@ const WARM_UP: Duration = Duration::from_millis(700);
 /// Default measured time: twelve of the longer windows.
 const MEASURED_TIME: Duration = Duration::from_secs(6);
 
-/// A policy that is measured: its name in the report, and its settings.
+/// A policy under test: its name in the report, and its settings.
 type Policy = (&'static str, &'static [&'static str]);
 
 const FIFO: Policy = ("fifo", &["--policy", "fifo"]);
@@ -59,7 +58,7 @@ const CREDIT: Policy = ("credit", &["--policy", "credit"]);
 const BAND: Policy = ("band", &["--policy", "band"]);
 const DIRECT: Policy = ("direct", &["--policy", "direct"]);
 
-/// Guests that have booted, and the measured time of each run.
+/// The booted guests, and the measured time of each run.
 struct Stage {
     crowd: Crowd,
     measured: Duration,
@@ -68,7 +67,7 @@ struct Stage {
 /// A part of the benchmark.
 struct Part {
     name: &'static str,
-    /// Number of VMs that the part needs. Other parts may have booted more VMs, which are then idle.
+    /// Number of VMs needed by the part. Other parts may have booted more VMs, which are then idle.
     vms: usize,
     run: fn(&mut Stage, &mut Record) -> Result<Vec<Metric>>,
 }
@@ -86,7 +85,7 @@ const PARTS: [Part; 10] = [
     Part { name: "rogues", vms: 4, run: |stage, _| rogues::run(stage) },
 ];
 
-/// Runs the benchmark. Records each part when it ends, and skips parts that are recorded.
+/// Runs the benchmark. Records each part when it ends, and skips recorded parts.
 pub fn run(request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     let called = |part: &Part| format!("sched-guests.{}", part.name);
     let missing = PARTS.iter().filter(|part| request.wants(part.name) && !record.has_ended(&called(part)));
@@ -109,7 +108,7 @@ pub fn run(request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
 }
 
 impl Stage {
-    /// Makes guests compete under a policy.
+    /// Runs competing guests under a policy.
     fn play(&self, row: &str, policy: Policy, loads: Vec<Load>) -> Result<Outcome> {
         self.play_for(row, policy, self.measured, loads)
     }
@@ -125,12 +124,12 @@ impl Stage {
     }
 }
 
-/// Returns a guest that always has kernels of this length queued, and reports their ends.
+/// Returns a guest that always has kernels of this duration queued, and reports their ends.
 fn steady(vm: usize, rounds: u32) -> Load {
     Load::kernels_of(vm, SIDE, rounds, IN_FLIGHT).telling_ends()
 }
 
-/// Returns the time of a kernel, in ns.
+/// Returns the duration of a kernel in ns.
 fn length_ns(rounds: u32) -> u64 {
     u64::from(rounds) * round_ns(SIDE)
 }
@@ -143,7 +142,7 @@ fn percent(name: String, value: f64) -> Metric {
     Metric::plain(name, value * 100.0, "%")
 }
 
-/// Work that guests completed, with kernels of `rounds` rounds, as the guests count it.
+/// Work completed by guests with kernels of `rounds` rounds, as counted by the guests.
 struct Work {
     uses: Uses,
     length: u64,
@@ -155,7 +154,7 @@ impl Work {
         Self { uses: outcome.counted(&lengths, WINDOW_STEP_NS), length: outcome.length }
     }
 
-    /// Returns the fraction of the time for which the card executed this work.
+    /// Returns the fraction of the time in which the card executed this work.
     fn utilisation(&self, vms: usize) -> f64 {
         (0..vms).map(|vm| self.part(vm)).sum()
     }
@@ -165,7 +164,7 @@ impl Work {
         self.uses.used(vm, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
 
-    /// Returns the deviations of the shares from `wanted`: for each window, one deviation per VM.
+    /// Returns the deviations of the shares from `wanted`, for each window and VM.
     fn distances(&self, window: u64, wanted: &[f64]) -> Vec<Vec<f64>> {
         let windows = self.uses.windows(Engine::Compute, window, 0, self.length);
         windows
@@ -173,8 +172,8 @@ impl Work {
             .collect()
     }
 
-    /// Returns the errors of shares in windows of a given length: the mean over all windows of the largest error of a
-    /// VM, with its interval; and the largest error of any VM in any window.
+    /// Returns the share errors in windows of a given length: the mean of each window's largest error, with its
+    /// interval, and the overall largest error.
     fn errors(&self, row: &str, window: u64, wanted: &[f64], target: Target) -> [Metric; 2] {
         let distances = self.distances(window, wanted);
         let of = |windows: &[usize]| {
@@ -189,8 +188,8 @@ impl Work {
     }
 }
 
-/// Returns the utilisation by completed work and by the mediator's charges, Jain's index, and the waits, which are
-/// rounded up to the mediator's buckets.
+/// Returns the utilisation by completed work and by the mediator's charges, Jain's index, and the wait times, rounded
+/// up to the mediator's buckets.
 fn common(row: &str, outcome: &Outcome, work: &Work, wanted: &[f64]) -> Vec<Metric> {
     let all = 0..outcome.vms.len();
     let wait = |permille| outcome.wait_ns(all.clone(), permille) as f64 / 1e3;
@@ -204,7 +203,7 @@ fn common(row: &str, outcome: &Outcome, work: &Work, wanted: &[f64]) -> Vec<Metr
     ]
 }
 
-/// Returns the errors of shares in both windows, with the targets of a policy.
+/// Returns the share errors in both window lengths, with the targets of a policy.
 fn errors(row: &str, work: &Work, policy: Policy, wanted: &[f64]) -> Vec<Metric> {
     let (half, tenth) = match policy.0 {
         "band" => (Target::AtMost(1.0), Target::AtMost(3.0)),

@@ -1,8 +1,8 @@
-//! Measures shadow page tables without a VM. The results are the cost of a TLB flush by the size of the change, and the
-//! speed of scanning tables compared with a plain copy of the same bytes.
+//! Measures shadow page tables without a VM: the cost of a TLB flush by size of the change, and the speed of table
+//! scans compared with a plain copy of the same bytes.
 //!
-//! An address space maps 1 GiB with 4 KiB pages: eight tables of 256 KiB in guest VRAM. Guest memory is an array, so
-//! the measured time consists of this project's own work and the reads.
+//! An address space maps 1 GiB with 4 KiB pages, in eight 256 KiB tables in guest VRAM. Guest memory is an array, so
+//! the measured time consists of the mediator's own work and the reads.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -19,14 +19,14 @@ use crate::report::{Metric, Target, median};
 const PAGE: u64 = 4096;
 /// Number of mapped bytes.
 const MAPPED: u64 = 1 << 30;
-/// Address of the directory in guest VRAM. The tables follow the directory.
+/// Guest VRAM address of the directory, which is followed by the tables.
 const DIRECTORY: u64 = 0;
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const TABLES: u64 = DIRECTORY + DIRECTORY_BYTES;
 const TABLE_BYTES: u64 = 256 << 10;
 /// Size of all tables in bytes.
 const ALL: u64 = MAPPED / PAGE * ENTRY_BYTES;
-/// Address of the first mapped byte of VRAM. The tables are outside the mapped range.
+/// VRAM address of the first mapped byte. The tables are outside the mapped range.
 const DATA: u64 = 16 << 20;
 /// Number of measurements of each kind. The report contains the median.
 const ROUNDS: usize = 201;
@@ -119,7 +119,7 @@ impl World {
         done
     }
 
-    /// Changes the page of an entry, as the guest's CPU would.
+    /// Changes the page of an entry, like the guest's CPU would.
     fn change(&mut self, page: u64, round: u64) -> Result<()> {
         let at = TABLES + page * ENTRY_BYTES;
         put(&mut self.guest, at, entry(DATA + (page ^ (round & 1)) * PAGE)?);
@@ -137,7 +137,7 @@ fn entry(address: u64) -> Result<u64> {
     Ok(Pte::new().with_valid(true).with_frame(frame).with_aperture(PteAperture::Vram).into())
 }
 
-/// Returns the duration of `each` in microseconds, without the duration of the preceding `prepare`.
+/// Returns the duration of `each` in microseconds, excluding the preceding `prepare`.
 fn timed(mut prepare: impl FnMut(u64) -> Result<()>, mut each: impl FnMut()) -> Result<f64> {
     let mut times = Vec::new();
     for round in 0..ROUNDS as u64 {
@@ -159,7 +159,7 @@ pub fn run() -> Result<Vec<Metric>> {
         last.set(done);
     };
 
-    // The change of one entry requires reading and comparing at least one page of a table.
+    // A changed entry requires reading and comparing at least one page of a table.
     let mut page = vec![0u8; PAGE as usize];
     let read = timed(
         |_| Ok(()),
@@ -196,7 +196,7 @@ pub fn run() -> Result<Vec<Metric>> {
     )?;
     let scan = timed(
         |_| {
-            // Report the tables as written, although their contents are the same.
+            // Report the tables as written, although their contents are unchanged.
             world.borrow_mut().spaces.written(GuestVramAddr(DIRECTORY), TABLES + ALL);
             Ok(())
         },

@@ -1,10 +1,10 @@
-//! Overcommitted card memory: GPUswap's figures 4 to 9 and Gdev's figures 12 and 13 on this system, and quanta against
-//! thrashing. Guests run in this process ([`rig::in_process_vm`]), so no VM boots.
+//! Overcommitted card memory: GPUswap's figures 4 to 9 and Gdev's figures 12 and 13 on this system, and quanta as a
+//! remedy for thrashing. Guests run in this process ([`rig::in_process_vm`]), so no VM boots.
 //!
 //! The card's engines transfer card and host memory at fixed rates with a ratio of 25 to 1, as on GPUswap's card.
-//! Figures are ratios of modelled times, which do not depend on this machine's speed. The rates are so low that the
-//! software card can keep up. The times include this machine's work for a guest's driver and kernels, so ratios to
-//! modelled times are upper bounds.
+//! Figures are ratios of modelled times, which do not depend on this machine's speed. The rates are low enough for the
+//! software card to keep up. The times include this machine's work for guest drivers and kernels, so ratios to modelled
+//! times are upper bounds.
 
 mod bandwidth;
 mod delay;
@@ -37,7 +37,7 @@ const BUS_RATE: u64 = 32 * MIB;
 const LANES: f64 = 2.0;
 /// Default size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
-/// Maximum duration of all waits.
+/// Timeout of all waits.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the time model.
@@ -45,7 +45,7 @@ fn time() -> Option<TimeModel> {
     Some(timing(VRAM_RATE, BUS_RATE))
 }
 
-/// Returns an operator's default division of memory, without quanta.
+/// Returns the default memory division, without quanta.
 fn division() -> Division {
     let mut division = Division::default();
     division.quanta.mode = Mode::Off;
@@ -62,7 +62,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()>
     Ok(())
 }
 
-/// Returns the lowest value that `permille` of the values do not exceed.
+/// Returns the quantile for `permille` of the values.
 fn quantile(values: &[f64], permille: usize) -> Result<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -73,7 +73,7 @@ fn quantile(values: &[f64], permille: usize) -> Result<f64> {
 /// A part of the benchmark and its name.
 type Part<'a> = (&'static str, &'a dyn Fn() -> Result<Vec<Metric>>);
 
-/// Runs the benchmark. Writes the pictures of figures 4 and 5 next to the file of figures.
+/// Runs the benchmark. Writes charts of figures 4 and 5 next to the results file.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let picture = |of: &str| request.file.as_deref().map(|file| file.with_extension(format!("{of}.svg")));

@@ -1,4 +1,4 @@
-//! Cost of a trapped access, compared with an echo server on the same kind of socket in the same VM, and the number of
+//! Cost of a trapped access, compared with an echo server on the same type of socket in the same VM, and the number of
 //! messages for loading nouveau once.
 
 use anyhow::{Context, Result};
@@ -16,7 +16,7 @@ const ROUNDS: usize = 7;
 const READS: u32 = 3_000;
 const WRITES: u32 = 30_000;
 
-/// An echo server on its own thread, which ends on drop.
+/// An echo server on its own thread, which is stopped on drop.
 struct Echo {
     stop: StopHandle,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -67,7 +67,7 @@ pub fn run() -> Result<Vec<Metric>> {
     vm.wait_ready()?;
     let (echo, sync) = ("0000:00:10.0", "0000:00:11.0");
 
-    // Interleave measurements, so that a change of the host's speed affects all of them equally.
+    // Interleave the measurements, so that changes in the host's speed affect all of them equally.
     let mut reads = [Vec::new(), Vec::new()];
     let mut writes = [Vec::new(), Vec::new(), Vec::new()];
     for round in 0..ROUNDS {

@@ -1,9 +1,9 @@
 //! Counts the exits of a Xen domain (accesses that the daemon serves) and the buffered exits, while the driver loads
-//! and during each workload. The domain has a shared card, and its own pages under the apertures, as operators are
-//! advised. For comparison, the domain also gets the card in passthrough mode, where each access is an exit.
+//! and during each workload. The domain has a shared card with remapped apertures, as recommended to operators. For
+//! comparison, the domain also has the card in passthrough mode, where each access is an exit.
 //!
-//! Xen, domain 0 and the domain are all emulated on two processors, so times are valid only for this machine, while
-//! numbers of exits are valid in general.
+//! Xen, domain 0 and the domain are all emulated on two CPUs, so times are valid only for this machine, while exit
+//! counts are generally valid.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -16,7 +16,7 @@ const CARD_MIB: u32 = 128;
 const VM_MIB: u32 = 64;
 /// Memory of domain 0 in MiB.
 const DOM0_MIB: u32 = 1400;
-/// The workloads and their names. Each workload runs equally often in both modes.
+/// Names and commands of the workloads. Each workload runs equally often in both modes.
 const WORKLOADS: [(&str, &str); 4] = [
     ("copy", "copy --engine ce0 --from vram --to vram --size 65536 --count 20"),
     ("fences", "fences --count 50"),
@@ -24,7 +24,7 @@ const WORKLOADS: [(&str, &str); 4] = [
     ("mmul", "workload --name mmul --scale 1 --rounds 1"),
 ];
 
-/// Numbers of exits of a domain so far.
+/// Exit counts of a domain so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Exits {
     reads: u64,
@@ -49,7 +49,7 @@ impl Exits {
     }
 }
 
-/// Cost of a step: its number of exits, and its time in seconds, measured with this host's clock.
+/// Cost of a step: its number of exits, and its duration in seconds by this host's clock.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     exits: Exits,
@@ -63,7 +63,7 @@ fn measure(machine: &XenMachine, step: impl FnOnce() -> Result<()>) -> Result<Co
     Ok(Cost { exits: Exits::read(machine)?.since(before), seconds })
 }
 
-/// Runs the steps with a shared or a passed-through card: loads the driver first, and then runs the workloads.
+/// Runs the steps with a shared or a passed-through card: first loads the driver, and then runs the workloads.
 fn steps(machine: &XenMachine, domain: &Domain<'_>) -> Result<Vec<(&'static str, Cost)>> {
     let mut all = vec![("load", measure(machine, || domain.load_driver())?)];
     for (name, args) in WORKLOADS {

@@ -1,4 +1,4 @@
-//! Checks the figures in the documentation against the raw files that they come from.
+//! Checks the figures in the documentation against their raw files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Folder of the benchmarks' raw files.
 const RESULTS: &str = "bench/results";
 
-/// Files from before the rule that each file of figures must name its commit and host. Do not add files to this list;
+/// Files that predate the rule that each results file must name its commit and host. Do not add files to this list;
 /// repeat the measurement instead.
 const WITHOUT_CONDITIONS: [&str; 11] = [
     "cuda-handover-more.json",
@@ -25,19 +25,19 @@ const WITHOUT_CONDITIONS: [&str; 11] = [
     "isolation-fifo.json",
 ];
 
-/// Pictures from before the rule to keep raw files. Do not add pictures to this list.
+/// Pictures that predate the rule to keep raw files. Do not add pictures to this list.
 const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
 /// Pictures in README.md that `cargo xtask docs` generates from code; tests of `doc-pages` and `mediatorctl` compare
 /// them.
 const PICTURES_FROM_CODE: [&str; 2] = ["architecture.svg", "top.svg"];
 
-/// Returns a path in the project's root folder.
+/// Returns a path relative to the project's root folder.
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// Returns the names of a folder's files that end with `ending`.
+/// Returns the names of files in a folder that end with `ending`.
 fn files(folder: &str, ending: &str) -> BTreeSet<String> {
     let names = fs::read_dir(root(folder)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.ends_with(ending)).collect()
@@ -50,13 +50,13 @@ fn pages() -> String {
     folders.into_iter().flat_map(of).map(|path| fs::read_to_string(path).unwrap()).collect()
 }
 
-/// Returns the names of raw files that a text links to.
+/// Returns the names of raw files linked from a text.
 fn linked(text: &str) -> Vec<&str> {
     let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
     links.filter_map(|(target, _)| target.strip_prefix("../../bench/results/")).collect()
 }
 
-/// Returns the rows of a page's tables, as cells.
+/// Returns the table rows of a page, split into cells.
 fn rows(page: &str) -> Vec<Vec<String>> {
     let lines = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix('|'));
     lines.map(|line| line.split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
@@ -97,7 +97,7 @@ fn raw_files_state_their_origin_and_are_linked_from_a_page() {
     for file in files(RESULTS, ".json") {
         assert!(named.contains(&file.as_str()), "no page names {file}");
         let found: Value = serde_json::from_str(&fs::read_to_string(root(RESULTS).join(&file)).unwrap()).unwrap();
-        // For a rented card, the driver's report about the card replaces the host's conditions.
+        // For a rented card, the driver's card report replaces the host's conditions.
         let conditions = [("/run/commit", "/commit"), ("/run/started", "/started"), ("/run/processor", "/smi")];
         let told = conditions.iter().all(|(ours, cards)| found.pointer(ours).or(found.pointer(cards)).is_some());
         assert!(told || WITHOUT_CONDITIONS.contains(&file.as_str()), "{file}: commit, time and host");
@@ -121,7 +121,7 @@ fn every_picture_is_of_a_raw_file_and_on_a_page() {
     }
 }
 
-/// Returns the pages with their folders, from the root of the project.
+/// Returns the pages with their folders.
 fn pages_with_folders() -> Vec<(PathBuf, String)> {
     let folders = ["", "docs/guides", "docs/design", "docs/reference", "docs/decisions", "fleet/kubernetes"];
     let of = |folder: &'static str| files(folder, ".md").into_iter().map(move |page| (folder, page));

@@ -1,4 +1,4 @@
-//! Generates the tables of the symbols of the driver API and of NVML.
+//! Generates tables of the symbols in the driver API and in NVML.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -46,7 +46,7 @@ fn symbol_tables() -> String {
     text + &forms(&all.iter().enumerate().map(|(index, (name, ..))| (name.as_str(), index)).collect())
 }
 
-/// Generates the names without suffixes, sorted by bytes, each with its forms.
+/// Generates the names without suffixes, each with its forms. The names are sorted by their bytes.
 fn forms(index: &BTreeMap<&str, usize>) -> String {
     let mut sorted: Vec<&Family> = families().map(|(_, family)| family).collect();
     sorted.sort_by_key(|family| family.name);

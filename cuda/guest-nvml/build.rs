@@ -1,4 +1,4 @@
-//! Generates an exported function for each symbol of NVML that the crate does not implement.
+//! Generates an exported function for each NVML symbol that the crate does not implement.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

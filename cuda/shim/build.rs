@@ -1,4 +1,4 @@
-//! Generates one exported function for each symbol of the driver API and of NVML from the table.
+//! Generates an exported function for each driver API and NVML symbol in the table.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,7 +8,7 @@ use cuda_table::{NVML, symbols};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // The loader looks up a library by its file name, and linked programs refer to the library by this name.
+    // Linked programs refer to the library by its soname, which the loader looks up as a file name.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // A program may close the library while the library's thread still runs.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
@@ -16,7 +16,7 @@ fn main() {
     fs::write(Path::new(&out).join("stubs.rs"), stubs()).expect("the folder can be written");
 }
 
-/// Returns the source of the exported functions, and of the tables of the functions that they call.
+/// Returns the source code of the exported functions and of their dispatch tables.
 fn stubs() -> String {
     let all: Vec<_> = symbols().collect();
     let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).chain(NVML.iter().copied()).collect();
@@ -28,7 +28,7 @@ fn stubs() -> String {
         }
         let _ = writeln!(text, "];");
     }
-    let _ = writeln!(text, "/// Entries of this library alone, whatever other libraries export.");
+    let _ = writeln!(text, "/// This library's own entry points, even if another library exports the same symbols.");
     let _ = writeln!(text, "pub static ENTRIES: [unsafe extern \"C\" fn(); COUNT] = [");
     for index in 0..all.len() {
         let _ = writeln!(text, "    entry_{index},");
@@ -39,7 +39,7 @@ fn stubs() -> String {
     }
     let _ = writeln!(text, "];");
     for (index, name) in names.iter().enumerate() {
-        // In a child process, the page is empty.
+        // The page is zero in a child process.
         let code = format!(
             "cmp dword ptr [rip + {{page}}], 0\", \"je {{lazy}}\", \"jmp qword ptr [rip + {{slots}} + 8 * {index}]"
         );

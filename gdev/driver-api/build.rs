@@ -1,4 +1,4 @@
-//! Gives the library the name that programs for the CUDA driver API need.
+//! Sets the library's soname to the one that CUDA driver API programs link against.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

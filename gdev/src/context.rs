@@ -1,4 +1,4 @@
-//! A context: checks, copies in pieces, and waits.
+//! A context: checks arguments, splits copies into chunks, and waits.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -8,14 +8,14 @@ use crate::{
     Target, Tuning,
 };
 
-/// Pinned memory that larger copies use, with the fence of the last copy that uses it.
+/// A pinned bounce buffer for large copies, with the fence of the last copy that uses it.
 #[derive(Clone, Copy, Debug)]
 struct Bounce {
     memory: Memory,
     busy_until: Option<Fence>,
 }
 
-/// A context on a device: an address space with memory, modules and a queue of work, which is executed in order.
+/// A context on a device: an address space with memory and modules, and an in-order work queue.
 ///
 /// ```no_run
 /// # fn main() -> gdev::Result<()> {
@@ -99,7 +99,7 @@ impl Context {
 }
 
 impl<B: Backend> Context<B> {
-    /// Creates a context from a backend.
+    /// Creates a context on a backend.
     pub fn new(backend: B, tuning: Tuning) -> Self {
         Self { tuning, bounces: Vec::new(), next_bounce: 0, backend: Box::new(backend) }
     }
@@ -112,21 +112,22 @@ impl<B: Backend + ?Sized> Context<B> {
         &self.backend
     }
 
-    /// Returns the backend, for functions that only this kind of device has.
+    /// Returns the backend, for functions specific to this device type.
     pub fn backend_mut(&mut self) -> &mut B {
         &mut self.backend
     }
 
-    /// Returns the limits of copies.
+    /// Returns the copy settings.
     #[must_use]
     pub fn tuning(&self) -> Tuning {
         self.tuning
     }
 
-    /// Sets the limits of later copies.
+    /// Sets the copy settings of later copies.
     ///
     /// # Errors
-    /// Returns an error if a value is outside its limits; or if the driver fails, after which the old limits apply.
+    /// Returns an error if a value is outside its limits, or if the driver fails. The old settings then remain in
+    /// effect.
     pub fn tune(&mut self, tuning: Tuning) -> Result<()> {
         tuning.check()?;
         if tuning.piece_bytes != self.tuning.piece_bytes {
@@ -150,13 +151,13 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Frees memory once the submitted work no longer needs it.
     ///
     /// # Errors
-    /// Returns an error if the context does not have the memory, or on a driver error.
+    /// Returns an error if the memory does not belong to the context, or on a driver error.
     pub fn free(&mut self, memory: Memory) -> Result<()> {
         self.backend.free(memory)
     }
 
-    /// Copies from the CPU into memory, after all earlier work. On return, `bytes` have been read. The copy to card
-    /// memory may still be in progress, but later operations see its result.
+    /// Copies `bytes` into memory, after all earlier work. `bytes` may be reused on return. The copy to card memory may
+    /// still be in progress, but later operations see its result.
     ///
     /// # Errors
     /// Returns an error if the range is outside the memory, or on a driver error.
@@ -188,7 +189,7 @@ impl<B: Backend + ?Sized> Context<B> {
         Ok(())
     }
 
-    /// Copies from memory to the CPU, after all earlier work.
+    /// Copies memory to `bytes`, after all earlier work.
     ///
     /// # Errors
     /// Returns an error if the range is outside the memory, if earlier work was lost, or on a driver error.
@@ -206,7 +207,7 @@ impl<B: Backend + ?Sized> Context<B> {
                 result => return result,
             }
         }
-        // The piece that a copy engine has copied, or is copying, into a bounce buffer.
+        // The chunk that was last submitted for copying into a bounce buffer.
         let mut under_way: Option<(usize, &mut [u8])> = None;
         for (at, piece) in self.offsets(length).zip(bytes.chunks_mut(self.piece())) {
             let slot = self.take_bounce()?;
@@ -227,8 +228,8 @@ impl<B: Backend + ?Sized> Context<B> {
         }
     }
 
-    /// Submits a copy between two memories of this context, without waiting. If one of them is in RAM, this is an
-    /// asynchronous copy to or from the card.
+    /// Submits a copy between two allocations of this context, without waiting. If one of them is in RAM, the copy is
+    /// an asynchronous transfer to or from the card.
     ///
     /// # Errors
     /// Returns an error if a range is outside its memory, or on a driver error.
@@ -238,12 +239,12 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.copy(copy)
     }
 
-    /// Executes two copies at the same time on both copy engines, after all earlier work, and waits for both: usually
-    /// one to the card and one from it. A device with one copy engine executes the copies one after the other.
+    /// Executes two copies concurrently on both copy engines, after all earlier work, and waits for both. Usually one
+    /// copies to the card and the other from it. A device with a single copy engine executes the copies sequentially.
     ///
     /// # Errors
-    /// Returns an error if a range is outside its memory, if a range that is written overlaps another, if work was
-    /// lost, or on a driver error.
+    /// Returns an error if a range is outside its memory, if a written range overlaps another range, if work was lost,
+    /// or on a driver error.
     pub fn copy_both(&mut self, copies: [&Copy; 2]) -> Result<()> {
         let [one, other] = copies;
         for copy in copies {
@@ -259,19 +260,20 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.copy_both(copies)
     }
 
-    /// Makes kernels ready to launch.
+    /// Loads kernels.
     ///
     /// # Errors
-    /// Returns an error if the image is for another kind of device, if no memory is left, or on a driver error.
+    /// Returns an error if the image is for another device type, if no memory is left, or on a driver error.
     pub fn load(&mut self, image: Image<'_>) -> Result<Module> {
         self.backend.load(image)
     }
 
-    /// Submits a kernel, without waiting. `uses` is the memory that the kernel reads or writes; other memory is not
+    /// Submits a kernel, without waiting. `uses` lists the memory that the kernel accesses; other memory is not
     /// guaranteed to be resident.
     ///
     /// # Errors
-    /// Returns an error if the kernel is unknown, the grid or the parameters do not have its size, or the driver fails.
+    /// Returns an error if the kernel is unknown, if the grid is invalid, if the parameters have the wrong size, or if
+    /// the driver fails.
     pub fn launch(
         &mut self,
         module: Module,
@@ -289,10 +291,10 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.launch(module, name, grid, params, uses)
     }
 
-    /// Returns true if all work up to a fence has ended.
+    /// Returns true if all work up to a fence has completed.
     ///
     /// # Errors
-    /// Returns the driver's errors.
+    /// Returns an error if the driver fails.
     pub fn is_done(&mut self, fence: Fence) -> Result<bool> {
         self.backend.is_done(fence)
     }
@@ -313,8 +315,8 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.last().map_or(Ok(()), |fence| self.backend.wait(fence))
     }
 
-    /// Returns the address of RAM in this process. The address is valid until the memory is freed. The caller must use
-    /// fences to order its accesses and the card's.
+    /// Returns the address in this process of memory in RAM. The address is valid until the memory is freed. The caller
+    /// must use fences to order its accesses with the card's.
     ///
     /// # Errors
     /// Returns an error if the memory is on the card.
@@ -322,7 +324,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.host_address(memory)
     }
 
-    /// Shares memory with other contexts of this process: [`Self::reference`] maps it there (Gdev's `gref`).
+    /// Exports memory for other contexts of this process, which map it with [`Self::reference`] (Gdev's `gref`).
     ///
     /// # Errors
     /// Returns an error if the context did not allocate the memory, or on a driver error.
@@ -330,16 +332,17 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.share(memory)
     }
 
-    /// Maps another context's memory into this context. The memory lives until all references are freed; [`Self::free`]
-    /// frees this one. Work of the two contexts is not ordered: wait for one before the other uses the memory.
+    /// Maps another context's memory into this context. The memory exists until all references are freed;
+    /// [`Self::free`] frees this reference. The contexts' work is not ordered: wait for one context before the other
+    /// uses the memory.
     ///
     /// # Errors
-    /// Returns an error if the memory is of another kind of device, or on a driver error.
+    /// Returns an error if the memory belongs to another device type, or on a driver error.
     pub fn reference(&mut self, shared: &Shared) -> Result<Memory> {
         self.backend.reference(shared)
     }
 
-    /// Returns true if the device has segments.
+    /// Returns true if the device supports segments.
     pub fn has_segments(&mut self) -> bool {
         self.backend.has_segments()
     }
@@ -347,7 +350,8 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Finds or creates a segment (Gdev's `shmget`).
     ///
     /// # Errors
-    /// Returns an error if the key is not allowed, if no such segment exists, or if the device does not have segments.
+    /// Returns an error if the key is not allowed, if no such segment exists, or if the device does not support
+    /// segments.
     pub fn segment(&mut self, request: SegmentRequest) -> Result<Segment> {
         self.backend.segment(request)
     }
@@ -355,7 +359,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Maps a segment into this context (Gdev's `shmat`).
     ///
     /// # Errors
-    /// Returns an error if the segment does not exist, or does not grant the access.
+    /// Returns an error if the segment does not exist, or does not permit the access.
     pub fn attach(&mut self, segment: Segment, read_only: bool) -> Result<Memory> {
         self.backend.attach(segment, read_only)
     }
@@ -369,7 +373,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.detach(memory)
     }
 
-    /// Removes the key of a segment, whose memory is freed when no context has it attached (Gdev's `shmctl`).
+    /// Removes the key of a segment (Gdev's `shmctl`). The segment is freed when the last context detaches it.
     ///
     /// # Errors
     /// Returns an error if the segment does not exist, or belongs to another user.
@@ -395,12 +399,12 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.last().map_or(Ok(true), |fence| self.backend.is_done(fence))
     }
 
-    /// Returns the size of a piece. [`Tuning::check`] limits it to 64 MiB.
+    /// Returns the chunk size in bytes. [`Tuning::check`] limits it to 64 MiB.
     fn piece(&self) -> usize {
         self.tuning.piece_bytes as usize
     }
 
-    /// Returns the offsets of the pieces of a copy.
+    /// Returns the chunk offsets of a copy.
     fn offsets(&self, bytes: u64) -> impl Iterator<Item = u64> + use<B> {
         (0..bytes).step_by(self.piece())
     }
@@ -422,7 +426,7 @@ impl<B: Backend + ?Sized> Context<B> {
         Ok(slot)
     }
 
-    /// Waits for a copy into a bounce buffer, and reads it.
+    /// Waits for a copy into a bounce buffer, and reads the buffer.
     fn collect(&mut self, slot: usize, piece: &mut [u8]) -> Result<()> {
         let Bounce { memory, busy_until } = self.bounces[slot];
         if let Some(fence) = busy_until {
@@ -432,7 +436,7 @@ impl<B: Backend + ?Sized> Context<B> {
     }
 }
 
-/// A range of a copy: the memory, and the offsets of its bytes.
+/// One side of a copy: the memory, and the byte range in it.
 type Range = (Memory, std::ops::Range<u64>);
 
 fn source(copy: &Copy) -> Range {
@@ -447,7 +451,7 @@ fn overlap((one, range): &Range, (other, others): &Range) -> bool {
     one.index == other.index && range.start < others.end && others.start < range.end
 }
 
-/// Checks that a range is within memory.
+/// Checks that a range is within its memory.
 fn within(memory: Memory, offset: u64, bytes: u64) -> Result<()> {
     let inside = offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes);
     if inside { Ok(()) } else { Err(Error::Range { offset, bytes, size: memory.bytes }) }

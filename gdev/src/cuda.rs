@@ -1,10 +1,10 @@
-//! The backend for the CUDA driver API: NVIDIA's library, or a stand-in for tenants of the mediator.
+//! The backend for the CUDA driver API: NVIDIA's library, or the mediator's stand-in for tenants.
 //!
-//! A context is the device's primary context with one stream. Memory in RAM is pinned memory. The driver copies small
-//! ranges itself, without an aperture. Segments are not supported: CUDA has no keys for shared memory.
+//! A context is the device's primary context with one stream. Memory in RAM is pinned memory. The driver itself decides
+//! how to copy small ranges; no aperture is used. Segments are not supported, because CUDA's shared memory has no keys.
 //!
-//! UNSAFETY: passes addresses to the driver. Each address is of a local variable, memory of the caller for the duration
-//! of the call, or memory that this context allocated and still has; ranges are checked before.
+//! UNSAFETY: passes addresses to the driver. Each address refers to a local variable, to memory that the caller lends
+//! for the call, or to memory of this context; ranges are checked first.
 
 #![expect(unsafe_code, reason = "see UNSAFETY")]
 
@@ -21,7 +21,7 @@ use crate::{
 };
 use library::Library;
 
-/// Limits of copies. The driver decides how to execute small copies.
+/// Copy settings. The driver decides how to execute small copies.
 pub const TUNING: Tuning =
     Tuning { direct_write_bytes: 64 << 10, direct_read_bytes: 64 << 10, piece_bytes: 4 << 20, overlap: true };
 
@@ -37,13 +37,13 @@ const PINNED_PORTABLE: u32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: i32 = 600;
-/// Results of a context that has lost its work: memory and link errors, illegal address, time limit, assertion,
-/// hardware stack, illegal instruction, misaligned address, wrong address space, wrong program counter, failed launch.
+/// Result codes of a context that has lost its work: ECC and NVLink errors, illegal address, launch timeout, assertion,
+/// hardware stack error, illegal instruction, misaligned address, invalid address space, invalid PC, failed launch.
 const LOST: [i32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
-/// First bytes of a cubin.
+/// Magic number of a cubin.
 const ELF: &[u8] = b"\x7fELF";
-/// First bytes of a fat binary.
+/// Magic number of a fat binary.
 const FAT_BINARY: &[u8] = &[0x50, 0xed, 0x55, 0xba];
 
 /// Returns the number of devices.
@@ -88,17 +88,17 @@ pub struct Cuda {
     memory: HashMap<usize, Arc<Allocation>>,
     next_memory: usize,
     modules: Vec<u64>,
-    /// Events of operations that may not have ended: number of the operation, and the event.
+    /// Operations in flight: their numbers and events.
     in_flight: VecDeque<(u64, u64)>,
-    /// Events for later operations.
+    /// Unused events, for later operations.
     free_events: Vec<u64>,
     /// Number of the last operation.
     submitted: u64,
-    /// Number of the last operation that is known to have ended.
+    /// Number of the last operation known to have completed.
     ended: u64,
 }
 
-/// Memory in a device's primary context, which is freed with its last owner.
+/// Memory in a device's primary context. Freed on drop.
 #[derive(Debug)]
 struct Allocation {
     library: Arc<Library>,
@@ -111,8 +111,8 @@ struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // Errors that occur while memory is freed cannot be handled. SAFETY: the context is retained by this
-        // allocation, and nothing else refers to the address.
+        // Errors from freeing memory cannot be handled. SAFETY: this allocation retains the context, and this is the
+        // only reference to the address.
         unsafe {
             let _ = self.library.set_current(self.context);
             let _ = match self.place {
@@ -170,7 +170,7 @@ impl Cuda {
         known.ok_or(Error::Memory(memory.index))
     }
 
-    /// Returns the [`Place`] of memory, and the address of a range in it.
+    /// Returns the [`Place`] of memory, and the address of a range of it.
     fn range(&self, memory: Memory, offset: u64, bytes: usize) -> Result<(Place, u64)> {
         let held = self.held(memory)?;
         let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= held.bytes);
@@ -189,7 +189,7 @@ impl Cuda {
         memory
     }
 
-    /// Returns the streams for concurrent copies.
+    /// Returns the streams for concurrent copies. Creates them on first use.
     fn sides(&mut self) -> Result<[u64; 2]> {
         if let Some(sides) = self.sides {
             return Ok(sides);
@@ -207,7 +207,7 @@ impl Cuda {
         Ok(sides)
     }
 
-    /// Records the end of an operation that was just submitted.
+    /// Records an event after the operation that was just submitted.
     fn fence(&mut self) -> Result<Fence> {
         if self.in_flight.len() >= MAX_IN_FLIGHT
             && let Some((oldest, _)) = self.in_flight.front()
@@ -223,7 +223,7 @@ impl Cuda {
                 event
             }
         };
-        // SAFETY: the event and the stream are this context's.
+        // SAFETY: the event and the stream belong to this context.
         if let Err(error) = unsafe { self.library.record(event, self.stream) } {
             self.free_events.push(event);
             return Err(lost(error));
@@ -233,7 +233,7 @@ impl Cuda {
         Ok(Fence::new(self.submitted))
     }
 
-    /// Forgets the operations up to a number, which have ended.
+    /// Removes the operations up to `number`, which have completed, and recycles their events.
     fn retire(&mut self, number: u64) {
         while let Some((_, event)) = self.in_flight.pop_front_if(|(operation, _)| *operation <= number) {
             self.free_events.push(event);
@@ -241,8 +241,8 @@ impl Cuda {
         self.ended = self.ended.max(number);
     }
 
-    /// Returns the offsets of the parameters that the kernel declares, or of the given parameters if the driver does
-    /// not report them. Checks that the sizes are equal.
+    /// Returns the parameter offsets that the kernel declares, or those of `params` if the driver does not report them.
+    /// Checks that the total sizes match.
     fn offsets(&self, function: u64, kernel: &str, params: &Params) -> Result<Vec<usize>> {
         let (mut offsets, mut expected) = (Vec::new(), 0);
         loop {
@@ -267,7 +267,7 @@ impl Cuda {
     }
 }
 
-/// Converts an error that means lost work to [`Error::Lost`].
+/// Converts an error that indicates lost work to [`Error::Lost`].
 fn lost(error: Error) -> Error {
     match error {
         Error::Cuda { code, .. } if LOST.contains(&code) => Error::Lost(error.to_string()),
@@ -283,7 +283,7 @@ impl Backend for Cuda {
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<Memory> {
         self.enter()?;
         let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
-        // The allocation may outlive this context in references, so it retains the device's context itself.
+        // References to the allocation may outlive this context, so the allocation itself retains the device's context.
         let mut context = 0;
         // SAFETY: the pointer is a local variable.
         unsafe { self.library.retain(&raw mut context, self.device)? };
@@ -319,7 +319,7 @@ impl Backend for Cuda {
     }
 
     fn free(&mut self, memory: Memory) -> Result<()> {
-        // Pinned memory must not be freed while a copy uses it. For other memory, the driver itself waits.
+        // Pinned memory must not be freed while a copy uses it. For other memory, the driver waits.
         if self.held(memory)?.place == Place::Ram {
             self.wait(Fence::new(self.submitted))?;
         }
@@ -335,7 +335,7 @@ impl Backend for Cuda {
         let (place, address) = self.range(memory, offset, bytes.len())?;
         self.enter()?;
         let from = bytes.as_ptr().cast::<c_void>();
-        // SAFETY: the range is within the memory, and `bytes` has the length.
+        // SAFETY: the range is within the memory, and is as long as `bytes`.
         unsafe {
             match place {
                 Place::Vram => self.library.copy_to(address, from, bytes.len()).map_err(lost),
@@ -351,7 +351,7 @@ impl Backend for Cuda {
     fn read_by_cpu(&mut self, memory: Memory, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let (place, address) = self.range(memory, offset, bytes.len())?;
         self.enter()?;
-        // SAFETY: the range is within the memory, and `bytes` has the length.
+        // SAFETY: the range is within the memory, and is as long as `bytes`.
         unsafe {
             match place {
                 Place::Vram => {
@@ -372,7 +372,7 @@ impl Backend for Cuda {
         let (_, from) = self.range(copy.from, copy.from_offset, bytes)?;
         let (_, to) = self.range(copy.to, copy.to_offset, bytes)?;
         self.enter()?;
-        // SAFETY: both ranges are this context's memory, which is freed only after the copy.
+        // SAFETY: both ranges are in memory of this context, which is freed only after the copy.
         unsafe { self.library.copy(to, from, bytes, self.stream).map_err(lost)? };
         self.fence()
     }
@@ -389,11 +389,11 @@ impl Backend for Cuda {
         let sides = self.sides()?;
         let mut result = Ok(());
         for ((to, from, bytes), side) in ranges.into_iter().zip(sides) {
-            // SAFETY: both ranges are this context's memory, which lives until the wait below has ended.
+            // SAFETY: both ranges are in memory of this context, which is not freed before the wait below ends.
             result = result.and(unsafe { self.library.copy(to, from, bytes, side) });
         }
         for side in sides {
-            // SAFETY: the stream is this context's.
+            // SAFETY: the stream belongs to this context.
             result = result.and(unsafe { self.library.synchronize_stream(side) });
         }
         result.map_err(lost)
@@ -403,7 +403,7 @@ impl Backend for Cuda {
         let Image::Cuda(bytes) = image else {
             return Err(Error::Image("CUDA loads PTX, cubins and fat binaries, and no programs for sm_20".into()));
         };
-        // The driver reads the size of a binary from its header, and PTX up to a zero.
+        // The driver reads the size of a binary from its header, and PTX up to the NUL.
         let printable = |letter: char| !letter.is_control() || letter.is_ascii_whitespace() || letter == '\0';
         let text = std::str::from_utf8(bytes).is_ok_and(|text| text.chars().all(printable));
         let known = text && !bytes.is_empty() || bytes.starts_with(ELF) || bytes.starts_with(FAT_BINARY);
@@ -415,7 +415,7 @@ impl Backend for Cuda {
         let mut bytes = bytes.to_vec();
         bytes.push(0);
         let mut module = 0;
-        // SAFETY: the image is a local copy that is followed by a zero.
+        // SAFETY: the image is a NUL-terminated local copy.
         let result = unsafe { self.library.load_module(&raw mut module, bytes.as_ptr().cast()) };
         result.map_err(|error| Error::Image(error.to_string()))?;
         self.modules.push(module);
@@ -432,7 +432,7 @@ impl Backend for Cuda {
         // SAFETY: the pointers are local variables.
         unsafe { self.library.function(&raw mut function, module, text.as_ptr()).map_err(|_| unknown())? };
         let offsets = self.offsets(function, name, params)?;
-        // The driver reads each parameter at its alignment.
+        // The driver requires natural alignment of each parameter.
         let mut words = vec![0u64; params.bytes().len().div_ceil(8)];
         for (word, bytes) in words.iter_mut().zip(params.bytes().chunks(8)) {
             let mut all = [0; 8];
@@ -463,7 +463,7 @@ impl Backend for Cuda {
             if fence.number() <= self.ended {
                 break;
             }
-            // SAFETY: the event is this context's.
+            // SAFETY: the event belongs to this context.
             match unsafe { self.library.query(event) } {
                 Ok(()) => self.retire(number),
                 Err(Error::Cuda { code: NOT_READY, .. }) => return Ok(false),
@@ -478,7 +478,7 @@ impl Backend for Cuda {
             return Ok(());
         };
         self.enter()?;
-        // SAFETY: the event is this context's.
+        // SAFETY: the event belongs to this context.
         unsafe { self.library.synchronize(event).map_err(lost)? };
         self.retire(number);
         Ok(())
@@ -527,9 +527,9 @@ impl Backend for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Errors that occur while a context is destroyed cannot be handled.
+        // Errors from destroying a context cannot be handled.
         let _ = self.enter();
-        // SAFETY: everything is this context's, and the stream has no work after the wait.
+        // SAFETY: all objects belong to this context, and the stream has no work after the wait.
         unsafe {
             for stream in self.sides.into_iter().flatten().chain(Some(self.stream).filter(|stream| *stream != 0)) {
                 let _ = self.library.synchronize_stream(stream);

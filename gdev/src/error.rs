@@ -4,10 +4,10 @@ use std::io;
 
 use crate::Place;
 
-/// Result of a call of this library.
+/// Result type of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error. After every error except [`Error::Lost`], the context can be used as before the call.
+/// An error. The context remains usable after every error except [`Error::Lost`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,19 +17,19 @@ pub enum Error {
     /// A device cannot be opened.
     #[error("{device}: {why}; {remedy}")]
     Open {
-        /// The device or library.
+        /// Name of the device or library.
         device: String,
-        /// The system's or the driver's reason.
+        /// Reason reported by the system or the driver.
         why: String,
         /// Advice to the user.
         remedy: &'static str,
     },
-    /// A request to the kernel's driver failed.
+    /// A request to the kernel driver failed.
     #[error("{what}: {source}")]
     Driver {
-        /// The purpose of the request.
+        /// Purpose of the request.
         what: String,
-        /// The system's reason.
+        /// Error reported by the system.
         source: io::Error,
     },
     /// A function of the CUDA driver API failed.
@@ -37,19 +37,19 @@ pub enum Error {
     Cuda {
         /// Name of the function.
         function: &'static str,
-        /// Name of the result.
+        /// Name of the result code.
         name: String,
-        /// Number of the result.
+        /// Value of the result code.
         code: i32,
     },
     /// Memory cannot be allocated.
     #[error("{bytes} bytes of {place} cannot be allocated: {why}")]
     Allocation {
-        /// The requested memory.
+        /// Requested location.
         place: Place,
-        /// The requested size in bytes.
+        /// Requested size in bytes.
         bytes: u64,
-        /// The driver's reason.
+        /// Reason reported by the driver.
         why: String,
     },
     /// A range is not within its memory.
@@ -62,22 +62,22 @@ pub enum Error {
         /// Size of the memory in bytes.
         size: u64,
     },
-    /// Two concurrent copies have a range in common, and one of them writes it.
+    /// Two concurrent copies overlap in a range that one of them writes.
     #[error("two copies at the same time overlap in memory {0}")]
     Overlap(usize),
-    /// The context does not have this memory: the memory was freed or detached, or belongs to another context.
+    /// The memory does not belong to the context: it was freed or detached, or belongs to another context.
     #[error("memory {0} does not belong to this context, or was freed")]
     Memory(usize),
-    /// The context does not have this module.
+    /// The module does not belong to the context.
     #[error("module {0} does not belong to this context, or was unloaded")]
     Module(usize),
-    /// The context does not have this segment attached.
+    /// The segment is not attached to the context.
     #[error("segment {0} is not attached to this context")]
     Segment(u32),
     /// A module has no kernel with this name.
     #[error("the module has no kernel {0:?}")]
     Kernel(String),
-    /// Parameters do not have the kernel's size.
+    /// The parameters do not have the size that the kernel declares.
     #[error("kernel {kernel:?} has {expected} bytes of parameters, not {given}")]
     Parameters {
         /// Name of the kernel.
@@ -87,35 +87,35 @@ pub enum Error {
         /// Size of the given parameters, in bytes.
         given: u64,
     },
-    /// A grid has no threads, or more than the card supports.
+    /// A grid is empty, or exceeds the card's limits.
     #[error("a grid of {blocks:?} blocks of {threads:?} threads is outside the card's limits")]
     Grid {
-        /// Number of blocks in x, y and z.
+        /// Grid dimensions in blocks.
         blocks: [u32; 3],
-        /// Number of threads of a block in x, y and z.
+        /// Block dimensions in threads.
         threads: [u32; 3],
     },
-    /// An image is not one that this device can load.
+    /// The device cannot load an image.
     #[error("the image cannot be loaded: {0}")]
     Image(String),
-    /// A value of [`crate::Tuning`] is outside its limits.
+    /// A [`crate::Tuning`] value is outside its limits.
     #[error("{what} of {value} bytes is outside its limits, {least} to {most} bytes")]
     Tuning {
-        /// The value's name.
+        /// Name of the value.
         what: &'static str,
-        /// The given value in bytes.
+        /// Given value in bytes.
         value: u64,
-        /// The minimum in bytes.
+        /// Minimum in bytes.
         least: u64,
-        /// The maximum in bytes.
+        /// Maximum in bytes.
         most: u64,
     },
-    /// The device does not have this function.
+    /// The device does not support this function.
     #[error("{device} does not support {what}")]
     Unsupported {
-        /// Name of the device's kind.
+        /// Name of the device type.
         device: &'static str,
-        /// The function.
+        /// Description of the function.
         what: &'static str,
     },
     /// The device stopped executing the context's work: a kernel faulted or ran too long. Create a new context.

@@ -1,14 +1,14 @@
-//! Gdev's programming interface (USENIX ATC 2012): one small library for every program that computes on a GPU.
+//! Gdev's programming interface (USENIX ATC 2012): a small library for programs that compute on a GPU.
 //!
-//! - [`open`] creates a [`Context`] on a [`Target`]: nouveau's render node (in a virtual machine or on a host), a vGPU
-//!   whose driver is this process, or a CUDA device.
-//! - A context has memory ([`Place::Vram`], or pinned RAM), copies with [`Fence`]s, kernels ([`Image`], [`Grid`],
+//! - [`open`] creates a [`Context`] on a [`Target`]: a nouveau render node (in a virtual machine or on a host), a vGPU
+//!   that this process drives itself, or a CUDA device.
+//! - A context provides memory ([`Place::Vram`], or pinned RAM), copies with [`Fence`]s, kernels ([`Image`], [`Grid`],
 //!   [`Params`]), and shared [`Segment`]s.
-//! - Small copies go through the aperture; larger ones are divided into pieces, so that the CPU and a copy engine work
-//!   at the same time ([`Tuning`]).
-//! - [`Backend`] is the interface to a kind of device: [`nouveau`], [`vgpu`] and [`cuda`].
+//! - Small copies go through the aperture. Larger copies are split into chunks, so that the CPU and a copy engine work
+//!   concurrently ([`Tuning`]).
+//! - [`Backend`] is the interface to a device type: [`nouveau`], [`vgpu`] or [`cuda`].
 //!
-//! The crate does not include a kernel compiler or graphics, and does not order the work of two contexts.
+//! The crate does not include a kernel compiler or graphics support, and does not order the work of different contexts.
 //!
 //! The C interface with Gdev's names is the library `libgdev.so` of the crate `gdev-c`. `docs/guides/gdev.md` describes
 //! both.

@@ -1,7 +1,7 @@
-//! Mapped memory: buffers of the DRM device and regions of the PCI function.
+//! Memory mappings: buffers of the DRM device, and regions of the PCI function.
 //!
-//! UNSAFETY: maps files and accesses device memory. All accesses are checked against the mapping's length; each access
-//! is one machine instruction of the requested width, so that a trapping VMM sees that width.
+//! UNSAFETY: maps files and accesses device memory. All accesses are checked against the mapping's length. Each access
+//! is a single machine instruction of the requested width, so that a trapping VMM sees that width.
 
 #![expect(unsafe_code, reason = "mmap and device memory accesses of an exact width")]
 
@@ -11,18 +11,18 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-/// A shared mapping of a part of a file.
+/// A shared mapping of part of a file.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, and any thread of the process may access it.
+// SAFETY: this value is the only owner of the mapping, which any thread of the process may access.
 unsafe impl Send for Mapping {}
 
-// SAFETY: each access is one machine instruction on memory that Rust does not use, so concurrent accesses are no data
-// races of this program.
+// SAFETY: each access is one machine instruction on memory that Rust does not use, so concurrent accesses are not data
+// races.
 unsafe impl Sync for Mapping {}
 
 /// Width of an access.
@@ -96,12 +96,12 @@ impl Mapping {
     /// Performs one load of the given width; `offset` may be unaligned.
     ///
     /// # Panics
-    /// Panics if `offset` is beyond the mapping, which is a bug: offsets come from this program itself.
+    /// Panics if the access exceeds the mapping, which is a bug: offsets come from this program itself.
     pub fn load(&self, offset: usize, width: Width) -> u64 {
         let address = self.checked(offset, width.bytes());
         let value: u64;
-        // SAFETY: `checked` has shown that all bytes are in the mapping, which lives as long as `self`. A load has no
-        // other effect on this program's memory, and x86 loads require no alignment.
+        // SAFETY: `checked` has verified that all bytes are in the mapping, which exists as long as `self`. A load does
+        // not change this program's memory, and x86 loads require no alignment.
         unsafe {
             match width {
                 Width::Byte => asm!("movzx {1:e}, byte ptr [{0}]", in(reg) address, out(reg) value, options(nostack)),
@@ -116,11 +116,11 @@ impl Mapping {
     /// Performs one store of the given width; `offset` may be unaligned.
     ///
     /// # Panics
-    /// Panics if `offset` is beyond the mapping, which is a bug: offsets come from this program itself.
+    /// Panics if the access exceeds the mapping, which is a bug: offsets come from this program itself.
     pub fn store(&self, offset: usize, width: Width, value: u64) {
         let address = self.checked(offset, width.bytes());
-        // SAFETY: `checked` has shown that all bytes are in the mapping, which lives as long as `self` and is not Rust
-        // memory that anything borrows. x86 stores require no alignment.
+        // SAFETY: `checked` has verified that all bytes are in the mapping, which exists as long as `self` and is not
+        // borrowed Rust memory. x86 stores require no alignment.
         unsafe {
             match width {
                 Width::Byte => {
@@ -164,12 +164,12 @@ impl Mapping {
     fn checked(&self, offset: usize, bytes: usize) -> *mut u8 {
         let end = offset.checked_add(bytes);
         assert!(end.is_some_and(|end| end <= self.length), "{bytes} bytes at {offset:#x} of {:#x}", self.length);
-        // SAFETY: the assertion has shown that the offset is within the mapping.
+        // SAFETY: the assertion above ensures that the offset is within the mapping.
         unsafe { self.base.as_ptr().add(offset) }
     }
 }
 
-/// Returns the widest aligned access at `at` of at most `left` bytes.
+/// Returns the widest naturally aligned access at `at` that does not exceed `left` bytes.
 fn widest(at: usize, left: usize) -> Width {
     let fits = |width: &Width| at.is_multiple_of(width.bytes()) && width.bytes() <= left;
     Width::ALL.into_iter().rev().find(fits).unwrap_or(Width::Byte)
@@ -177,7 +177,7 @@ fn widest(at: usize, left: usize) -> Width {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: base and length describe a mapping that only `self` owned.
+        // SAFETY: `base` and `length` describe a mapping that only `self` owns.
         unsafe {
             libc::munmap(self.base.as_ptr().cast(), self.length);
         }

@@ -1,14 +1,13 @@
-//! The backend for nouveau's render node: a channel with M2MF and compute, buffers, programs, launches.
+//! The backend for a nouveau render node: a channel with M2MF and compute objects, buffers, programs, and launches.
 //!
-//! Copies use M2MF, the copy engine of PGRAPH, so that one channel executes all work in order. Buffers in RAM are
-//! mapped; buffers in VRAM are mapped through BAR1. Time stamps before and after each launch give its time on the GPU.
-//! Each submission ends with a stamp of its number: if a stamp is missing after the kernel has reported the end, the
-//! work was cut short.
+//! Copies use M2MF, the copy engine of PGRAPH, so that one channel executes all work in order. The CPU maps buffers in
+//! VRAM through BAR1. Timestamps before and after each launch measure its GPU time. Each submission ends with a stamp
+//! that contains its number. If the stamp is missing after the kernel has reported completion, the work was aborted.
 //!
-//! Launches without a wait run ahead by as many submissions as the channel has pushbuffers.
+//! Launches are asynchronous until all of the channel's pushbuffers are in flight.
 //!
-//! [`device`], [`push`] and [`uapi`] are the driver below: device files, buffers, channels, pushbuffers. These modules
-//! support the stock drivers of Debian's 6.1 and 6.12 on a Fermi card, without relocations, tiled buffers and
+//! [`device`], [`push`] and [`uapi`] are the lower layer: device files, buffers, channels, and pushbuffers. These
+//! modules support the stock drivers of Debian's 6.1 and 6.12 on a Fermi card, without relocations, tiled buffers and
 //! `VM_BIND`.
 
 mod both;
@@ -35,32 +34,32 @@ use methods::{Area, Code, STAMP_BYTES};
 use push::{Engine, Object, Push, linear};
 use uapi::param;
 
-/// Limits of copies in a guest with the software card.
+/// Copy settings for a guest with the software card.
 pub const TUNING: Tuning =
     Tuning { direct_write_bytes: 4 << 10, direct_read_bytes: 1 << 10, piece_bytes: 2 << 20, overlap: true };
 
-/// Number of launches whose stamps are kept.
+/// Number of launches with stamps in the buffer.
 const STAMPED: u64 = 128;
 /// Maximum number of submissions in flight. Each submission needs its own stamps.
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
-/// Offset of the stamp at the end of each submission in the buffer of stamps; pairs of launches come before it.
+/// Offset of the submissions' stamp in the stamp buffer, after the launches' pairs of stamps.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
-/// Offset and size in the buffer of stamps of the area through which small programs are loaded.
+/// Offset and size of the staging area in the stamp buffer, through which small programs are loaded.
 const STAGING_AT: u64 = (LAST_STAMP + STAMP_BYTES).next_multiple_of(0x1000);
 const STAGING_BYTES: u64 = 16 << 10;
 
-/// Work that a [`Nouveau`] has done.
+/// Statistics of a [`Nouveau`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Number of copies launched.
+    /// Number of launched copies.
     pub copies: u64,
-    /// Number of grids launched.
+    /// Number of launched grids.
     pub launches: u64,
-    /// Number of bytes that the CPU copied to and from memory that the card accesses.
+    /// Number of bytes that the CPU copied to and from buffers.
     pub cpu_bytes: u64,
     /// Number of bytes that the card copied between its own memory and RAM.
     pub link_bytes: u64,
-    /// Time that the GPU spent on grids, by its own clock.
+    /// GPU time spent on grids, measured by the GPU's clock.
     pub gpu_time: Duration,
 }
 
@@ -70,14 +69,14 @@ struct Loaded {
     program: sm20::Program,
 }
 
-/// Memory that kernels can use.
+/// Memory that kernels can access.
 #[derive(Debug)]
 enum Held {
-    /// A buffer of the guest's kernel; every submission that uses the buffer must list it.
+    /// A buffer of the guest kernel. Every submission that uses the buffer must list it.
     Own(Buffer),
-    /// A segment of the mediator that is attached to the channel.
+    /// A segment that is attached to the channel.
     Segment { address: u64, id: u32 },
-    /// Other memory, at a virtual address that the guest's kernel did not allocate.
+    /// Other memory, at a virtual address that the guest kernel did not allocate.
     Foreign { address: u64 },
 }
 
@@ -90,14 +89,14 @@ impl Held {
     }
 }
 
-/// A buffer that is shared with other contexts.
+/// A buffer exported to other contexts.
 #[derive(Debug)]
 struct Exported {
     descriptor: OwnedFd,
     domain: Domain,
 }
 
-/// An offset in memory that kernels can use.
+/// A location in memory that kernels can access.
 #[derive(Debug, Clone, Copy)]
 struct Spot<'a> {
     address: u64,
@@ -110,18 +109,18 @@ impl<'a> From<&'a Buffer> for Spot<'a> {
     }
 }
 
-/// A channel that copies and computes.
+/// A channel for copies and compute work.
 #[derive(Debug)]
 pub struct Nouveau {
     device: Arc<Device>,
     channel: Channel,
-    /// Memory by its index, with its size in bytes.
+    /// Memory and its size in bytes, keyed by index.
     memory: HashMap<usize, (Held, u64)>,
     next_memory: usize,
     modules: Vec<Loaded>,
     bank: Buffer,
     stamps: Buffer,
-    /// The last submission that reads the staging area.
+    /// Number of the last submission that reads the staging area.
     staged: u64,
     local: Option<Buffer>,
     mediator: Option<Arc<Mediator>>,
@@ -130,12 +129,12 @@ pub struct Nouveau {
     multiprocessors: u32,
     /// Maximum number of submissions in flight.
     in_flight: u64,
-    /// The last submission for whose end the context has waited.
+    /// Number of the last submission that the context has waited for.
     awaited: u64,
-    /// Number of the first launches whose stamps were read.
+    /// Number of launches whose stamps have been read.
     collected: u64,
     done: Done,
-    /// End times of launches, in ns of the card's clock, if they are recorded.
+    /// Recorded end times of launches, in ns of the card's clock; `None` while not recording.
     ends: Option<Vec<u64>>,
 }
 
@@ -143,16 +142,16 @@ impl Nouveau {
     /// Creates a channel.
     ///
     /// # Errors
-    /// Returns an error if no channel or no memory is free.
+    /// Returns an error if no channel or memory is available.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
         Self::running_ahead(device, RING as u64)
     }
 
-    /// Creates a channel in which a launch waits for the oldest submission if `in_flight` submissions are in flight.
-    /// `in_flight` is from 1 to [`MOST_IN_FLIGHT`].
+    /// Creates a channel with at most `in_flight` submissions in flight, between 1 and [`MOST_IN_FLIGHT`]. Further
+    /// launches wait for the oldest submission.
     ///
     /// # Errors
-    /// Returns an error if no channel or no memory is free.
+    /// Returns an error if no channel or memory is available.
     pub fn running_ahead(device: &Arc<Device>, in_flight: u64) -> Result<Self> {
         let in_flight = in_flight.clamp(1, MOST_IN_FLIGHT);
         let channel = Channel::with_ring(device, in_flight as usize)?;
@@ -192,7 +191,7 @@ impl Nouveau {
         Ok(context)
     }
 
-    /// Returns the channel's number in the guest.
+    /// Returns the guest's channel number.
     #[must_use]
     pub fn number(&self) -> i32 {
         self.channel.number()
@@ -204,7 +203,7 @@ impl Nouveau {
         &self.device
     }
 
-    /// From now on, records the end time of each launch.
+    /// Starts recording the end time of each launch.
     pub fn keep_ends(&mut self) {
         self.ends = Some(Vec::new());
     }
@@ -214,24 +213,24 @@ impl Nouveau {
         self.ends.take()
     }
 
-    /// Returns the work done so far, without the times of launches for which the context has not waited.
+    /// Returns the statistics so far. They exclude the GPU time of launches that the context has not waited for.
     #[must_use]
     pub fn done(&self) -> Done {
         self.done
     }
 
-    /// Returns the current first word of memory in RAM, without waiting.
+    /// Reads the first 32-bit word of memory in RAM, without waiting.
     ///
     /// # Errors
-    /// Returns an error if the context does not have the memory.
+    /// Returns an error if the memory does not belong to the context.
     pub fn peek(&mut self, memory: Memory) -> Result<u32> {
         let mut word = [0; 4];
         self.read_by_cpu(memory, 0, &mut word)?;
         Ok(u32::from_le_bytes(word))
     }
 
-    /// Registers memory that the kernel did not allocate, at `address` in the channel's address space. The caller must
-    /// free the registration before that memory.
+    /// Registers memory at `address` in the channel's address space that the kernel did not allocate. The caller must
+    /// free the registration before the memory.
     pub fn adopt(&mut self, address: u64, bytes: u64) -> Memory {
         self.insert(Held::Foreign { address }, bytes)
     }
@@ -249,7 +248,7 @@ impl Nouveau {
         known.map(|(held, _)| held).ok_or(Error::Memory(memory.index))
     }
 
-    /// Returns the buffer of the guest's kernel, if the memory is such a buffer.
+    /// Returns the memory's buffer, or `None` if the guest kernel did not allocate the memory.
     fn buffer(&self, memory: Memory) -> Result<Option<&Buffer>> {
         Ok(match self.held(memory)? {
             Held::Own(buffer) => Some(buffer),
@@ -261,7 +260,7 @@ impl Nouveau {
         Ok(Spot { address: memory.address + offset, buffer: self.buffer(memory)? })
     }
 
-    /// Returns the range of a buffer that the CPU accesses.
+    /// Checks a CPU access. Returns the buffer and the offset.
     fn by_cpu(&self, memory: Memory, offset: u64, bytes: usize) -> Result<(&Buffer, usize)> {
         let what = "access of the CPU to segments: copy them";
         let buffer = self.buffer(memory)?.ok_or(Error::Unsupported { device: self.name(), what })?;
@@ -270,7 +269,7 @@ impl Nouveau {
         if inside { Ok((buffer, offset as usize)) } else { Err(Error::Range { offset, bytes: bytes as u64, size }) }
     }
 
-    /// Submits a pushbuffer that ends with the stamp of its number.
+    /// Appends the stamp with the submission's number to a pushbuffer, and submits the pushbuffer.
     fn submit(&self, mut push: Push, uses: &[Use<'_>]) -> Result<Fence> {
         let number = self.channel.submitted() + 1;
         methods::wait_for_idle(&mut push);
@@ -280,13 +279,12 @@ impl Nouveau {
         self.channel.submit(&push, &list).map(Fence::new).map_err(lost)
     }
 
-    /// Submits a copy through M2MF, after all grids. Returns the copy's fence, and the number of engine copies into
-    /// which it was split.
+    /// Submits a copy through M2MF, after all grids. Returns the copy's fence, and the number of M2MF copies.
     fn submit_copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<(Fence, u64)> {
         let rects = linear(from.address, to.address, bytes, Engine::M2mf.most_lines());
         let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
         let mut push = Push::default();
-        // M2MF does not wait for grids by itself.
+        // M2MF does not implicitly wait for grids.
         methods::wait_for_idle(&mut push);
         for rect in &rects {
             if !push.has_room() {
@@ -301,7 +299,7 @@ impl Nouveau {
         format!("channel {} takes no work any more: the kernel's log says why", self.channel.number())
     }
 
-    /// Makes local memory large enough for `bytes` bytes per thread.
+    /// Ensures that local memory has at least `bytes` bytes per thread.
     fn provide_local(&mut self, bytes: u32) -> Result<()> {
         let wanted = methods::local_area(u64::from(self.multiprocessors), bytes);
         if self.local.as_ref().is_some_and(|local| local.size() >= wanted) {
@@ -312,12 +310,12 @@ impl Nouveau {
         methods::wait_for_idle(&mut push);
         methods::set_local(&mut push, Area { address: local.address(), bytes: local.size() });
         self.submit(push, &[Use::write(&local)])?;
-        // The guest's kernel keeps the old local memory mapped until its users end.
+        // The guest kernel keeps the old local memory mapped while work uses it.
         self.local = Some(local);
         Ok(())
     }
 
-    /// Reads a stamp: its payload, and the GPU's time in nanoseconds.
+    /// Reads a stamp. Returns its payload, and the GPU time in nanoseconds.
     fn read_stamp(&self, at: u64) -> Result<(u32, u64)> {
         let mut bytes = [0; STAMP_BYTES as usize];
         self.stamps.map()?.read(at as usize, &mut bytes);
@@ -326,7 +324,7 @@ impl Nouveau {
         Ok((low as u32, high))
     }
 
-    /// Adds the times of the ended launches up to number `until`.
+    /// Adds the GPU times of the completed launches before number `until`.
     fn collect_times(&mut self, until: u64) -> Result<()> {
         for number in self.collected..until {
             let at = stamps_at(number);
@@ -356,13 +354,12 @@ impl Nouveau {
     }
 }
 
-/// Returns the offset of the two stamps of a launch.
+/// Returns the offset of a launch's two stamps.
 fn stamps_at(number: u64) -> u64 {
     number % STAMPED * 2 * STAMP_BYTES
 }
 
-/// Returns the payload of the stamps of a launch, which differs from the payload of earlier launches with the same
-/// stamps.
+/// Returns the payload of a launch's stamps. It differs from the payloads of earlier launches at the same offset.
 fn mark(number: u64) -> u32 {
     (number as u32).wrapping_add(1)
 }
@@ -432,7 +429,7 @@ impl Backend for Nouveau {
         let local = program.kernels.iter().map(|kernel| kernel.local_bytes).max().unwrap_or(0);
         self.provide_local(local)?;
         let bytes = program.bytes();
-        // The card reads code ahead of the program counter.
+        // The card prefetches code beyond the program counter.
         const FETCH_AHEAD_BYTES: u64 = 0x100;
         let code = Buffer::new(&self.device, Domain::Vram, bytes.len() as u64 + FETCH_AHEAD_BYTES)?;
         if !bytes.is_empty() {
@@ -443,7 +440,7 @@ impl Backend for Nouveau {
                 let staging = Spot { address: self.stamps.address() + STAGING_AT, buffer: Some(&self.stamps) };
                 self.submit_copy(staging, Spot::from(&code), length)?
             } else {
-                // The kernel keeps the staging memory until the copy has ended.
+                // The kernel keeps the staging buffer until the copy has completed.
                 let staging = Buffer::new(&self.device, Domain::Gart, length)?;
                 staging.map()?.write(0, &bytes);
                 self.submit_copy(Spot::from(&staging), Spot::from(&code), length)?
@@ -460,7 +457,8 @@ impl Backend for Nouveau {
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Memory]) -> Result<Fence> {
         let number = self.done.launches;
         if number - self.collected == STAMPED {
-            // The previous submission waited for its pushbuffer, so all launches except the last have ended.
+            // The previous submission waited for its pushbuffer, so all launches before `number - in_flight` have
+            // completed.
             self.collect_times(number - self.in_flight)?;
         }
         let loaded = self.modules.get(module.index).ok_or(Error::Module(module.index))?;
@@ -497,7 +495,7 @@ impl Backend for Nouveau {
         }
         self.channel.wait(number)?;
         let (stamped, _) = self.read_stamp(LAST_STAMP)?;
-        // The numbers of at most `in_flight` later submissions may have replaced this number.
+        // Up to `in_flight` later submissions may have overwritten this number.
         if u64::from(stamped.wrapping_sub(number as u32)) > self.in_flight {
             return Err(Error::Lost(self.verdict()));
         }

@@ -1,4 +1,4 @@
-//! Memory that several contexts use: segments with keys, and references within a process.
+//! Memory shared by several contexts: keyed segments, and references within a process.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// A shared segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Segment {
-    /// Number of the segment, valid in all contexts of the machine.
+    /// ID of the segment, valid in all contexts of the machine.
     pub id: u32,
     /// Size in bytes.
     pub bytes: u64,
@@ -15,17 +15,17 @@ pub struct Segment {
 /// A request for a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentRequest {
-    /// Key of the segment; 0 for a segment without a key.
+    /// Key of the segment, or 0 for a segment without a key.
     pub key: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// True to create the segment if the key is unused.
+    /// Set to create the segment if the key is unused.
     pub create: bool,
-    /// True to share the segment with the other machines of the group.
+    /// Set to share the segment with the group's other machines.
     pub group: bool,
-    /// Permissions in this machine, like those of a file: 0o600 for the owner, 0o006 for others.
+    /// File-style permissions in this machine: 0o600 for the owner, 0o006 for others.
     pub mode: u32,
-    /// True to let the other machines of the group write the segment; otherwise they only read it.
+    /// Set to give the group's other machines write access; otherwise they have read-only access.
     pub group_writes: bool,
 }
 
@@ -43,12 +43,12 @@ impl SegmentRequest {
     }
 }
 
-/// Memory of a context for [`crate::Context::reference`]. This value keeps the memory alive.
+/// Memory exported for [`crate::Context::reference`]. This value keeps the memory alive.
 #[derive(Clone, Debug)]
 pub struct Shared {
     /// Size in bytes.
     pub(crate) bytes: u64,
-    /// The backend's reference, which only the same kind of backend understands.
+    /// The backend's reference, opaque to other backend types.
     source: Arc<dyn Any + Send + Sync>,
 }
 
@@ -58,7 +58,7 @@ impl Shared {
         Self { bytes, source: Arc::new(source) }
     }
 
-    /// Returns the reference, if it is of this type.
+    /// Returns the reference if it has type `T`.
     #[must_use]
     pub fn source<T: Any>(&self) -> Option<&T> {
         self.source.downcast_ref()

@@ -1,26 +1,26 @@
-//! The name of a device.
+//! Names of devices.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::Error;
 
-/// The first render node.
+/// Path of the first render node.
 const FIRST_NODE: &str = "/dev/dri/renderD128";
 
 /// A device to open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A render node of nouveau, in a guest or on a host.
+    /// Path of a nouveau render node, in a guest or on a host.
     Nouveau(PathBuf),
-    /// A vGPU of the mediator, by the socket that the operator assigned; this process is its driver.
+    /// Socket of a vGPU that the operator assigned to this process, which drives the vGPU itself.
     Vgpu(PathBuf),
-    /// A device of the CUDA driver API, by its number.
+    /// Number of a CUDA driver API device.
     Cuda(i32),
 }
 
 impl Target {
-    /// Returns the first device of the machine: the first CUDA device if `libcuda.so.1` has one, otherwise the first
+    /// Returns the machine's first device: the first CUDA device if `libcuda.so.1` reports one, otherwise the first
     /// render node.
     #[must_use]
     pub fn first() -> Self {

@@ -1,23 +1,23 @@
-//! Limits that decide how a context copies.
+//! Settings that determine how a context copies.
 
 use crate::{Error, Result};
 
-/// Limits of copies between the CPU's memory and the card's (Gdev, section 4.1), in bytes. `bench gdev` measures them.
+/// Settings of copies between CPU memory and card memory (Gdev, section 4.1). `bench gdev` measures good values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Maximum size of a write that the CPU does itself, through the aperture; 0 if the CPU never does.
+    /// Maximum size in bytes of a write that the CPU performs through the aperture; 0 disables such writes.
     pub direct_write_bytes: u64,
-    /// Maximum size of a read that the CPU does itself, through the aperture; 0 if the CPU never does.
+    /// Maximum size in bytes of a read that the CPU performs through the aperture; 0 disables such reads.
     pub direct_read_bytes: u64,
-    /// Size of the pieces of larger copies. While a copy engine copies one piece, the CPU copies the next.
+    /// Chunk size of larger copies in bytes. While a copy engine copies one chunk, the CPU copies the next.
     pub piece_bytes: u64,
-    /// True to let the CPU and the copy engine work on larger copies at the same time. If false, both copies of a piece
-    /// are complete before the next piece begins.
+    /// Set if the CPU and the copy engine work on larger copies concurrently. If false, both copies of a chunk complete
+    /// before the next chunk begins.
     pub overlap: bool,
 }
 
 impl Tuning {
-    /// Maximum of the direct sizes in bytes.
+    /// Maximum of [`Self::direct_write_bytes`] and [`Self::direct_read_bytes`].
     pub const DIRECT_BYTES_MAX: u64 = 1 << 20;
     /// Minimum of [`Self::piece_bytes`].
     pub const PIECE_BYTES_MIN: u64 = 4 << 10;

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// The memory in which an allocation lies.
+/// Location of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The card's memory.
+    /// Card memory.
     Vram,
-    /// The machine's RAM, pinned: the card accesses it by DMA, and the CPU directly.
+    /// Pinned system memory, which the card accesses by DMA.
     Ram,
 }
 
@@ -20,31 +20,31 @@ impl fmt::Display for Place {
     }
 }
 
-/// Memory of a context. A copy of this value refers to the same memory.
+/// A handle to memory of a context. Copies of the handle refer to the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// The context's index of the memory. The context never reuses an index.
+    /// Index of the memory in its context, which never reuses indices.
     pub index: usize,
-    /// The virtual address for the GPU, which may be 2^32 or more.
+    /// GPU virtual address, which may exceed 32 bits.
     pub address: u64,
     /// Size in bytes.
     pub bytes: u64,
 }
 
-/// A module: kernels that are ready to launch.
+/// A module: a set of loaded kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Module {
-    /// The context's index of the module.
+    /// Index of the module in its context.
     pub index: usize,
 }
 
-/// A point in the work of a context. Work is executed in order, so the fence of an operation also covers all earlier
-/// operations of the context.
+/// A point in a context's work. Work is executed in order, so an operation's fence also covers all earlier operations
+/// of the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fence(pub(crate) u64);
 
 impl Fence {
-    /// Returns the fence with this number. Backends number the operations of a context from 1 on.
+    /// Creates the fence with this number. Backends number a context's operations from 1.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         Self(number)
@@ -57,50 +57,50 @@ impl Fence {
     }
 }
 
-/// A copy between two memories of a context.
+/// A copy between two allocations of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// Memory to read.
+    /// Source memory.
     pub from: Memory,
-    /// Offset of the first byte to read, in bytes.
+    /// Offset in the source, in bytes.
     pub from_offset: u64,
-    /// Memory to write.
+    /// Target memory.
     pub to: Memory,
-    /// Offset of the first byte to write, in bytes.
+    /// Offset in the target, in bytes.
     pub to_offset: u64,
     /// Number of bytes. The ranges must not overlap.
     pub bytes: u64,
 }
 
-/// Number of blocks, and of threads of a block, in x, y and z.
+/// Grid and block dimensions in x, y and z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Number of blocks.
+    /// Grid dimensions in blocks.
     pub blocks: [u32; 3],
-    /// Number of threads of a block.
+    /// Block dimensions in threads.
     pub threads: [u32; 3],
 }
 
 impl Grid {
-    /// Returns a grid of one dimension, with at least `count` threads.
+    /// Returns a one-dimensional grid of at least `count` threads.
     #[must_use]
     pub fn line(count: u32, threads: u32) -> Self {
         Self { blocks: [count.div_ceil(threads), 1, 1], threads: [threads, 1, 1] }
     }
 
-    /// Returns a grid of two dimensions.
+    /// Returns a two-dimensional grid.
     #[must_use]
     pub fn plane(blocks: [u32; 2], threads: [u32; 2]) -> Self {
         Self { blocks: [blocks[0], blocks[1], 1], threads: [threads[0], threads[1], 1] }
     }
 }
 
-/// A kernel's parameters: consecutive bytes, with each value aligned to its size. A kernel of a Fermi card reads the
-/// parameters from `c[0x0][0x20]` on.
+/// Kernel parameters: a byte buffer in which each value is aligned to its size. On a Fermi card, kernels read the
+/// parameters from `c[0x0][0x20]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Params {
     bytes: Vec<u8>,
-    /// Offset of each value.
+    /// Offset of each value in bytes.
     offsets: Vec<usize>,
 }
 
@@ -111,39 +111,39 @@ impl Params {
         Self::default()
     }
 
-    /// Creates parameters from all bytes, laid out as the kernel declares them.
+    /// Creates parameters from bytes in the kernel's layout.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self { bytes: bytes.to_vec(), offsets: Vec::new() }
     }
 
-    /// Appends a word.
+    /// Appends a 32-bit word.
     #[must_use]
     pub fn word(mut self, value: u32) -> Self {
         self.push(&value.to_le_bytes());
         self
     }
 
-    /// Appends a float.
+    /// Appends a 32-bit float.
     #[must_use]
     pub fn float(self, value: f32) -> Self {
         self.word(value.to_bits())
     }
 
-    /// Appends the address of memory: 64 bits at a multiple of eight bytes.
+    /// Appends a memory's 64-bit GPU virtual address, aligned to eight bytes.
     #[must_use]
     pub fn buffer(self, memory: Memory) -> Self {
         self.address(memory.address)
     }
 
-    /// Appends an address, or another number of 64 bits, at a multiple of eight bytes.
+    /// Appends an address or another 64-bit value, aligned to eight bytes.
     #[must_use]
     pub fn address(mut self, address: u64) -> Self {
         self.push(&address.to_le_bytes());
         self
     }
 
-    /// Appends a value of any size, aligned to `align` bytes, a power of two.
+    /// Appends a value of any size, aligned to `align` bytes. `align` must be a power of two.
     #[must_use]
     pub fn value(mut self, bytes: &[u8], align: usize) -> Self {
         self.pad(align);
@@ -158,7 +158,7 @@ impl Params {
         &self.bytes
     }
 
-    /// Returns the offset of each appended value in [`Self::bytes`].
+    /// Returns the offset of each appended value in [`Self::bytes`], in bytes.
     #[must_use]
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
@@ -178,9 +178,9 @@ impl Params {
 /// Kernels to load.
 #[derive(Clone, Copy, Debug)]
 pub enum Image<'a> {
-    /// A program for Fermi cards, from the crate `sm20`'s assembler or from a description of raw code.
+    /// A program for Fermi cards, created by the crate `sm20` from assembly, a cubin or raw code.
     Sm20(&'a sm20::Program),
-    /// PTX text, a cubin or a fat binary for the CUDA driver.
+    /// PTX, a cubin or a fat binary for the CUDA driver.
     Cuda(&'a [u8]),
 }
 

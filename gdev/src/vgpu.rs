@@ -1,16 +1,16 @@
 //! The backend for a vGPU without a virtual machine: a host process that is a tenant of the daemon.
 //!
-//! The process connects to the socket that the operator assigned to it, as a VMM does. The process is the driver of the
-//! vGPU: it initializes the device, writes page tables, and creates one channel for each context. Contexts of one
-//! process share the device. Pinned memory is the process's own memory, which the device accesses without messages;
-//! only doorbells, page tables, small copies and interrupts are messages.
+//! The process connects to its assigned socket like a VMM. It drives the vGPU itself: it initializes the device, writes
+//! page tables, and creates one channel per context. The contexts of a process share the device. Pinned memory belongs
+//! to the process, and the device accesses it without messages. Only doorbells, page table updates, small copies and
+//! interrupts need messages.
 //!
-//! All work of a context is executed in order by one channel with M2MF and compute. Each submission ends with a stamp
+//! One channel with M2MF and compute objects executes all work of a context in order. Each submission ends with a stamp
 //! in pinned memory. Parts: `bus` (registers and VRAM over vfio-user), `device` (the vGPU), `space` (page tables),
 //! `channel` (submissions and waits), `paravirtual` (segments), `ram` (pinned memory), `ranges` (an allocator).
 //!
-//! Segments need the paravirtual interface, which the operator offers in the VM's configuration. All contexts of the
-//! process count as one user of the machine.
+//! Segments need the paravirtual interface, which the operator enables in the VM's configuration. All contexts of the
+//! process act as the same user of the machine.
 
 mod bus;
 mod channel;
@@ -41,14 +41,14 @@ use crate::{
     Tuning,
 };
 
-/// Limits of copies of a host process. Each 4 KiB that the CPU writes into VRAM is a message.
+/// Copy settings for a host process. The CPU writes VRAM in messages of up to 4 KiB.
 pub const TUNING: Tuning =
     Tuning { direct_write_bytes: 4 << 10, direct_read_bytes: 1 << 10, piece_bytes: 2 << 20, overlap: true };
 
-/// The card reads code ahead of the program counter.
+/// The card prefetches code beyond the program counter.
 const FETCH_AHEAD_BYTES: u64 = 0x100;
 
-/// VRAM of a device, which several contexts may map.
+/// VRAM that several contexts may map.
 #[derive(Debug)]
 struct Vram {
     device: Arc<Device>,
@@ -69,7 +69,7 @@ impl Drop for Vram {
     }
 }
 
-/// Pinned memory of a device, which several contexts may map.
+/// Pinned memory that several contexts may map.
 #[derive(Debug)]
 struct Ram {
     device: Arc<Device>,
@@ -82,7 +82,7 @@ impl Drop for Ram {
     }
 }
 
-/// Memory behind an allocation.
+/// Memory that backs an allocation.
 #[derive(Clone, Debug)]
 enum Backing {
     Vram(Arc<Vram>),
@@ -98,7 +98,7 @@ impl Backing {
     }
 }
 
-/// Memory that is mapped into a context.
+/// Memory mapped into a context.
 #[derive(Debug)]
 struct Mapped {
     backing: Backing,
@@ -106,7 +106,7 @@ struct Mapped {
     bytes: u64,
 }
 
-/// Memory that kernels can use.
+/// Memory that kernels can access.
 #[derive(Debug)]
 enum Held {
     Own(Mapped),
@@ -119,7 +119,7 @@ enum Held {
 }
 
 impl Held {
-    /// Returns the address and the size in bytes.
+    /// Returns the GPU virtual address, and the size in bytes.
     fn range(&self) -> (u64, u64) {
         match self {
             Self::Own(mapped) => (mapped.address, mapped.bytes),
@@ -143,7 +143,7 @@ pub struct Vgpu {
     modules: Vec<Loaded>,
     bank: Mapped,
     local: Option<Mapped>,
-    /// Freed memory that submissions up to a number may still use.
+    /// Freed memory, each with the number of the last submission that may use it.
     freed: Vec<(u64, Mapped)>,
 }
 
@@ -151,16 +151,16 @@ impl Vgpu {
     /// Opens the vGPU at a socket, and creates a context on it.
     ///
     /// # Errors
-    /// Returns an error if the socket cannot be opened, the daemon refuses the process, or channels or memory are
-    /// missing.
+    /// Returns an error if the socket cannot be opened, the daemon rejects the connection, or no channel or memory is
+    /// available.
     pub fn open(socket: &Path) -> Result<Self> {
         Self::on_device(&Device::open(socket)?, &format!("vgpu:{}", socket.display()))
     }
 
-    /// Drives a vGPU through `bus`, and creates a context on it. `msi` is the event of the device's interrupt.
+    /// Initializes the vGPU behind `bus`, and creates a context on it. `msi` is the eventfd of the device's interrupt.
     ///
     /// # Errors
-    /// Returns an error if the device does not respond like a GF100, or if channels or memory are missing.
+    /// Returns an error if the device does not behave like a GF100, or if no channel or memory is available.
     pub fn on(bus: Box<dyn Bus>, msi: OwnedFd) -> Result<Self> {
         Self::on_device(&Device::start(bus, msi)?, "the vGPU")
     }
@@ -183,7 +183,7 @@ impl Vgpu {
         };
         let first = context.submit(push)?;
         match context.wait(first) {
-            // The mediator reports a refused channel as a fault of its first work.
+            // The mediator reports a rejected channel as a fault of its first work.
             Err(Error::Lost(why)) => Err(Error::Open {
                 device: format!("a channel of {name}"),
                 why,
@@ -194,7 +194,7 @@ impl Vgpu {
         }
     }
 
-    /// Submits a pushbuffer, and the stamp of its end.
+    /// Submits a pushbuffer, followed by its stamp.
     fn submit(&mut self, mut push: Push) -> Result<Fence> {
         methods::wait_for_idle(&mut push);
         methods::stamp(&mut push, self.channel.fence_address(), (self.channel.submitted() + 1) as u32);
@@ -204,7 +204,7 @@ impl Vgpu {
 
     fn submit_copy(&mut self, from: u64, to: u64, bytes: u64) -> Result<Fence> {
         let mut push = Push::default();
-        // M2MF does not wait for grids by itself.
+        // M2MF does not implicitly wait for grids.
         methods::wait_for_idle(&mut push);
         for rect in &linear(from, to, bytes, Engine::M2mf.most_lines()) {
             if !push.has_room() {
@@ -215,10 +215,10 @@ impl Vgpu {
         self.submit(push)
     }
 
-    /// Returns the address of a byte of card memory in the vGPU's VRAM, for programs that observe the device.
+    /// Returns the VRAM address of a byte of card memory, for programs that observe the device.
     ///
     /// # Errors
-    /// Returns an error if the context does not have the memory, or if the memory is a segment or in RAM.
+    /// Returns an error if the memory does not belong to the context, is a segment, or is in RAM.
     pub fn vram_address(&self, memory: Memory, offset: u64) -> Result<u64> {
         match &self.mapped(memory)?.backing {
             Backing::Vram(vram) => Ok(vram.at + offset),
@@ -226,7 +226,7 @@ impl Vgpu {
         }
     }
 
-    /// Returns the maximum number of bytes of the vGPU's VRAM that were in use at the same time.
+    /// Returns the peak VRAM usage of the vGPU in bytes.
     #[must_use]
     pub fn peak_vram_bytes(&self) -> u64 {
         self.channel.device().peak_vram_bytes()
@@ -255,25 +255,25 @@ impl Vgpu {
         }
     }
 
-    /// Returns memory whose range the CPU accesses.
+    /// Checks the range of a CPU access. Returns the memory.
     fn by_cpu(&self, memory: Memory, offset: u64, bytes: usize) -> Result<&Mapped> {
         let (mapped, bytes) = (self.mapped(memory)?, bytes as u64);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= mapped.bytes);
         if inside { Ok(mapped) } else { Err(Error::Range { offset, bytes, size: mapped.bytes }) }
     }
 
-    /// Executes an operation on segments. Returns the value of its answer. `label` describes the operation.
+    /// Executes an operation on segments. Returns the value in its reply. `label` describes the operation in errors.
     fn call(&self, ops: &Ops, label: &str) -> Result<u64> {
         self.channel.device().lock().call(ops, label)
     }
 
-    /// Unmaps memory when the submissions so far have ended.
+    /// Unmaps memory once all earlier submissions have completed.
     fn release(&mut self, mapped: Mapped) -> Result<()> {
         self.freed.push((self.channel.submitted(), mapped));
         self.reclaim()
     }
 
-    /// Unmaps freed memory that no submission still uses.
+    /// Unmaps freed memory that is no longer in use.
     fn reclaim(&mut self) -> Result<()> {
         while let Some((number, _)) = self.freed.first()
             && self.channel.is_done(*number)
@@ -285,7 +285,7 @@ impl Vgpu {
         Ok(())
     }
 
-    /// Makes local memory large enough for `bytes` bytes per thread.
+    /// Ensures that local memory has at least `bytes` bytes per thread.
     fn provide_local(&mut self, bytes: u32) -> Result<()> {
         let multiprocessors = u64::from(self.channel.device().multiprocessors());
         let wanted = methods::local_area(multiprocessors, bytes);
@@ -304,7 +304,7 @@ impl Vgpu {
     }
 }
 
-/// Returns the size of the VRAM of the vGPU at a socket, in bytes.
+/// Returns the VRAM size in bytes of the vGPU at a socket.
 ///
 /// # Errors
 /// Returns an error if the socket cannot be opened, or if the daemon rejects the connection.
@@ -461,7 +461,7 @@ impl Backend for Vgpu {
     }
 
     fn segment(&mut self, request: SegmentRequest) -> Result<Segment> {
-        // The permissions within the machine do not apply: the process is its only user.
+        // Permissions within the machine do not apply, because the process is the only user.
         let SegmentRequest { key, bytes, create, group, mode: _, group_writes } = request;
         let flags = if create { share::CREATE } else { 0 } | if group { share::ABROAD } else { 0 };
         let mode = match (group, group_writes) {
@@ -489,7 +489,7 @@ impl Backend for Vgpu {
 
     fn detach(&mut self, memory: Memory) -> Result<()> {
         let Held::Segment { id, .. } = *self.held(memory)? else { return Err(Error::Memory(memory.index)) };
-        // A second attachment of the same context has the same mapping.
+        // A second attachment in the same context shares the mapping.
         let others = self.memory.iter().filter(|(index, _)| **index != memory.index);
         if !others.into_iter().any(|(_, held)| matches!(held, Held::Segment { id: other, .. } if *other == id)) {
             let ops = Ops::new().detach(id, self.channel.id().into());

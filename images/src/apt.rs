@@ -18,10 +18,10 @@ use crate::recipe::{Package, Suite};
 /// The package that contains apt-get and apt-cache.
 const APT: &str = "apt";
 
-/// The required programs, each with its package.
+/// The required programs, and the package of each.
 const PROGRAMS: [(&str, &str); 3] = [("apt-get", APT), ("apt-cache", APT), ("dpkg-deb", "dpkg")];
 
-/// A problem of the host that does not depend on the suite.
+/// A problem with the host that does not depend on the suite.
 #[derive(Debug)]
 pub struct HostProblem(String);
 
@@ -39,7 +39,7 @@ impl HostProblem {
     }
 }
 
-/// Settings that are adopted from the host: network access, and the strictness of date checks.
+/// Settings adopted from the host: network access and the strictness of date checks.
 const KEPT: [&str; 7] = [
     "Acquire::http",
     "Acquire::https",
@@ -50,13 +50,13 @@ const KEPT: [&str; 7] = [
     "Acquire::Max-",
 ];
 
-/// A private apt for one suite, with its lists up to date.
+/// A private apt for one suite, with up-to-date package lists.
 pub struct Apt {
     root: PathBuf,
     suite: Suite,
 }
 
-/// A package file on disk, verified by apt against the signed lists.
+/// A package file on disk that apt has verified against the signed lists.
 pub struct Fetched {
     /// The package.
     pub package: Package,
@@ -90,7 +90,7 @@ impl Apt {
                 mirror.main
             )));
         }
-        // Sid has no security suite, and a small mirror may lack it. In both cases, use the older package in the main
+        // Sid has no security suite, and small mirrors may lack it. In both cases, use the older package in the main
         // archive.
         apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
         apt.update(&mut step).with_context(|| format!("{} does not have {}", mirror.main, suite.target()))?;
@@ -98,7 +98,7 @@ impl Apt {
         Ok(apt)
     }
 
-    /// Fetches `packages` and everything that they depend on.
+    /// Fetches `packages` and all their dependencies.
     pub fn fetch_closure(&self, packages: &[String], progress: &Progress) -> Result<Vec<Fetched>> {
         let resolve = |extra: &str| {
             let mut command = self.command("apt-get");
@@ -106,8 +106,8 @@ impl Apt {
             command
         };
         let mut step = progress.step(format!("resolving {}", packages.join(", ")));
-        // apt does not list files that an interrupted run has already fetched. With an empty folder, apt lists all
-        // files.
+        // apt does not list files that an interrupted run has already fetched. With an empty archive folder, apt lists
+        // all files.
         let empty = self.root.join("empty");
         fs::create_dir_all(empty.join("partial")).with_context(|| format!("cannot create {}", empty.display()))?;
         let mut list = resolve("--print-uris");
@@ -168,7 +168,7 @@ impl Apt {
         fetched(&folder.join(&listed.file))
     }
 
-    /// Returns the names of the packages that `package` of the target suite depends on.
+    /// Returns the names of the direct dependencies of `package` in the target suite.
     pub fn depends(&self, package: &str, progress: &Progress) -> Result<Vec<String>> {
         let mut step = progress.step(format!("looking up {package}"));
         let mut command = self.command("apt-cache");
@@ -216,7 +216,7 @@ impl Apt {
         set("Dir::State::status", &inside("state/status"));
         set("Dir::Cache", &inside("cache"));
         set("Dir::Etc::sourcelist", &inside("apt.sources"));
-        // The host's hooks must not run, and its pins and keys must have no effect.
+        // The host's hooks must not run, and the host's pins and keys must have no effect.
         for name in ["main", "parts", "sourceparts", "preferences", "preferencesparts", "trusted", "trustedparts"] {
             set(&format!("Dir::Etc::{name}"), "/dev/null");
         }
@@ -243,8 +243,8 @@ impl Apt {
     }
 }
 
-/// Returns the result of `make` for the first suite for which `make` succeeds. A problem of this host stops the search,
-/// because it would affect all suites.
+/// Calls `make` for each suite until a call succeeds, and returns its result. Stops at a problem with the host, because
+/// it would affect all suites.
 pub fn first_of<T>(suites: &[Suite], mut make: impl FnMut(&Suite) -> Result<T>) -> Result<T> {
     let mut errors = Vec::new();
     for suite in suites {
@@ -272,7 +272,7 @@ fn require_programs() -> Result<()> {
     Ok(())
 }
 
-/// Returns true if an update failed because the mirror lacks one of the suites.
+/// Returns true if the error indicates that the mirror lacks one of the suites.
 fn lacks_a_suite(error: &Error) -> bool {
     let text = format!("{error:#}");
     ["404", "does not have a Release file", "no longer has a Release file"].iter().any(|sign| text.contains(sign))
@@ -320,7 +320,7 @@ fn parse_uris(text: &str) -> Vec<Listed> {
     listed
 }
 
-/// Derives the description of a fetched file from its name: `NAME_VERSION_ARCH.deb`, with `:` escaped.
+/// Parses the name of a fetched file: `NAME_VERSION_ARCH.deb`, with `:` escaped.
 fn fetched(path: &Path) -> Result<Fetched> {
     let file = path.file_name().unwrap_or_default().to_string_lossy().replace("%3a", ":");
     let mut parts = file.split('_');

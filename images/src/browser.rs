@@ -1,5 +1,4 @@
-//! Debian's headless Chromium, in a folder that a test mounts as root, because the browser
-//! looks for its files next to its program.
+//! Debian's headless Chromium. A test mounts its folder as the root file system, because the browser uses fixed paths.
 
 /// Path of the browser in its folder.
 pub const PROGRAM: &str = "/usr/lib/chromium/chromium-headless-shell";

@@ -1,4 +1,4 @@
-//! The cache folder, which has one lock and whose items are created atomically.
+//! The cache folder. One lock protects the folder, and items are created atomically.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -12,13 +12,13 @@ use sha2::{Digest, Sha256};
 use crate::progress::Progress;
 use crate::recipe::Record;
 
-/// Minimum age at which an unused item is removed.
+/// Minimum age of an unused item before it is removed.
 const OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// The cache folder, locked during the lifetime of this value.
 pub struct Cache {
     root: PathBuf,
-    // This field is never read. Closing the file releases the lock.
+    // Never read. Closing the file releases the lock.
     _lock: File,
 }
 
@@ -37,7 +37,7 @@ pub fn folder() -> PathBuf {
 }
 
 impl Cache {
-    /// Opens the cache folder, waiting while another process works in it.
+    /// Opens and locks the cache folder. Waits while another process holds the lock.
     pub fn open(progress: &Progress) -> Result<Self> {
         let root = folder();
         fs::create_dir_all(&root).with_context(|| {
@@ -64,14 +64,14 @@ impl Cache {
         path.is_dir().then_some(path)
     }
 
-    /// Creates the item `kind`/`key`: `fill` gets an empty folder, which is renamed to the item's name only after
-    /// `fill` has succeeded.
+    /// Creates the item `kind`/`key`. `fill` receives an empty folder. If `fill` succeeds, the folder is renamed to the
+    /// item's name.
     pub fn make(&self, kind: &str, key: &str, fill: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let parent = self.path(kind);
         let target = parent.join(key);
         let scratch = parent.join(format!(".{key}.{}", process::id()));
         fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
-        // This process holds the lock, so an incomplete item was left by a process that ended early.
+        // This process holds the lock, so any incomplete item belongs to a process that exited early.
         for entry in fs::read_dir(&parent)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with('.') {
                 remove(&entry.path())?;
@@ -79,7 +79,7 @@ impl Cache {
         }
         fs::create_dir(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
         if let Err(error) = fill(&scratch) {
-            // Report the first error, and not the error of a failed removal.
+            // Report the original error rather than an error from the removal.
             let _ = remove(&scratch);
             return Err(error);
         }
@@ -88,13 +88,13 @@ impl Cache {
         Ok(target)
     }
 
-    /// Loads the resolutions of earlier runs. Returns an empty record if no resolutions exist or the file cannot be
+    /// Loads the package versions resolved by earlier runs. Returns an empty record if the file is missing or cannot be
     /// read.
     pub fn load_record(&self) -> Record {
         fs::read_to_string(self.path("manifest.toml")).ok().and_then(|t| toml::from_str(&t).ok()).unwrap_or_default()
     }
 
-    /// Writes the resolutions for readers and for the next run.
+    /// Writes the resolved package versions for users and for the next run.
     pub fn store_record(&self, record: &Record) -> Result<()> {
         let path = self.path("manifest.toml");
         let text = format!(

@@ -1,5 +1,4 @@
-//! Writer for the `newc` cpio format, which the kernel unpacks as its initramfs, and a reader that unpacks it
-//! elsewhere.
+//! Writes archives in the `newc` cpio format, which the kernel unpacks as its initramfs, and unpacks them into folders.
 
 use std::fs;
 use std::io::{self, Read};
@@ -23,7 +22,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Adds a folder that all users may read; `name` has no leading slash.
+    /// Adds a folder that all users can read. `name` has no leading slash.
     pub fn folder(&mut self, name: &str) {
         self.folder_with(name, 0o755);
     }
@@ -67,7 +66,7 @@ impl Archive {
 /// nodes.
 ///
 /// # Errors
-/// Returns an error if an entry is malformed, has an unsupported type, or would be outside the folder.
+/// Returns an error if an entry is malformed, has an unsupported type, or is outside the folder.
 pub fn unpack(archive: &[u8], folder: &Path) -> Result<()> {
     let folder = folder.canonicalize().with_context(|| format!("the folder {}", folder.display()))?;
     let mut left = archive;
@@ -105,7 +104,7 @@ impl Entry<'_> {
         let name = Path::new(self.name);
         ensure!(name.components().all(|part| matches!(part, Component::Normal(_))), "it is not below the folder");
         let path = folder.join(name);
-        // A link from an earlier entry may point to a place outside the folder.
+        // A link from an earlier entry may point outside the folder.
         let parent = path.parent().context("it has no name")?.canonicalize()?;
         ensure!(parent.starts_with(folder), "it is not below the folder");
         match self.mode & 0o170_000 {

@@ -1,4 +1,4 @@
-//! A guest with the stock driver of virtio-gpu: an initramfs with our init, and with programs that use CUDA in a VM.
+//! A guest with the stock virtio-gpu driver. Its initramfs contains our init and programs that use CUDA in a VM.
 
 use std::fs;
 use std::path::Path;
@@ -22,10 +22,10 @@ impl CudaGuest {
         Self { kernel, programs }
     }
 
-    /// Writes the guest's initramfs with `more` added to `initrd`.
+    /// Writes the guest's initramfs, extended by `more`, to the file `initrd`.
     ///
     /// # Errors
-    /// Returns an error if a part cannot be read, or the file cannot be written.
+    /// Returns an error if an input cannot be read or the file cannot be written.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         // The kernel accepts concatenated archives.
         let mut all = initramfs::pack(&self.kernel, &self.programs)?;

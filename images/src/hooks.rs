@@ -1,4 +1,4 @@
-//! Adds hooks to the driver, with semantic patches that Coccinelle applies, and checks that each patch has matched.
+//! Adds hooks to the driver by applying semantic patches with Coccinelle, and checks that each patch matches.
 //!
 //! The header of a patch names its file, the hook that the file must contain afterwards, and the kernel, unless the
 //! patch applies to every kernel:
@@ -38,7 +38,7 @@ impl Coccinelle {
 
     /// Applies every patch in `patches` for `kernel` (such as `6.1`) to the driver's sources in `tree`.
     ///
-    /// Fails with the hook's name if its patch does not match.
+    /// Returns an error with the hook's name if its patch does not match.
     pub fn apply(&self, patches: &Path, kernel: &str, tree: &Path, step: &mut Step<'_>) -> Result<()> {
         let entries = fs::read_dir(patches).with_context(|| format!("cannot read {}", patches.display()))?;
         let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -67,7 +67,7 @@ impl Coccinelle {
         Ok(())
     }
 
-    /// Runs the program with the dynamic loader from the same packages, because nothing is installed.
+    /// Runs the program with the dynamic loader from the unpacked packages, because nothing is installed.
     fn command(&self) -> Result<Command> {
         let libraries = library_folders(&self.root);
         let mut command = Command::new(loader(&libraries)?);

@@ -1,4 +1,4 @@
-//! The initramfs: our init as `/init`, our test programs in `/bin`, and the kernel's modules.
+//! The initramfs, which contains our init as `/init`, our test programs in `/bin`, and the kernel's modules.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::kernel::Unpacked;
 use crate::progress::Progress;
 use crate::recipe::RECIPE_VERSION;
 
-/// Target of the guests' programs; statically linked, so that the initramfs needs no libraries.
+/// Target of the guest programs, which are statically linked so that the initramfs needs no libraries.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const RUSTFLAGS: &str = "-C target-feature=+crt-static -C strip=symbols";
 
@@ -29,7 +29,7 @@ pub struct Program {
     pub path: PathBuf,
 }
 
-/// Builds guests' programs from this workspace: the package of the init, and packages of other programs.
+/// Builds guest programs from packages of this workspace: `init` contains the init, and `others` the other programs.
 pub fn build_programs(init: &str, others: &[String], progress: &Progress) -> Result<Vec<Program>> {
     let root = workspace();
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from).join("guest");
@@ -49,7 +49,7 @@ pub fn build_programs(init: &str, others: &[String], progress: &Progress) -> Res
     Ok(programs)
 }
 
-/// Returns the name of the initramfs of `kernel` in the cache, which changes with its contents.
+/// Returns the cache key of the initramfs of `kernel`. The key is derived from the contents.
 pub fn key_of(kernel: &Unpacked, programs: &[Program]) -> Result<String> {
     let hashes = programs.iter().map(|p| hash_file(&p.path)).collect::<Result<Vec<_>>>()?;
     let mut inputs = vec![RECIPE_VERSION, &kernel.key];
@@ -89,7 +89,7 @@ pub fn pack(kernel: &Unpacked, programs: &[Program]) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// Adds the modules of a kernel, and the list from which our init and the agent load them. The folder `etc` must exist.
+/// Adds a kernel's modules and the list that our init and the agent use to load them. The folder `etc` must exist.
 pub(crate) fn add_modules(archive: &mut Archive, kernel: &Unpacked) -> Result<()> {
     archive.folder("modules");
     let mut list = String::new();

@@ -1,5 +1,4 @@
-//! Builds kernel modules out of tree, with a kernel's headers and build tools from its packages, and the host's
-//! compiler.
+//! Builds out-of-tree kernel modules with the host's compiler and the headers and build tools from a kernel's packages.
 
 use std::fs;
 use std::io::Read;
@@ -13,21 +12,21 @@ use crate::exec;
 use crate::hooks::{library_folders, loader};
 use crate::progress::Step;
 
-/// The required programs of the host, each with its package.
+/// The programs required on the host, and the package of each.
 const PROGRAMS: [(&str, &str); 5] =
     [("make", "make"), ("gcc", "gcc"), ("ld", "binutils"), ("strip", "binutils"), ("tar", "tar")];
 /// Folder of the wrapped programs, next to their wrappers.
 const WRAPPED: &str = ".elf";
-/// Compiler options that a kernel's configuration may require but an older compiler does not have, each with the make
-/// variable that disables it. The kernel then uses its own fallback.
+/// Compiler options that a kernel's configuration may require but older compilers lack, each with the make variable
+/// that disables it. If an option is disabled, the kernel uses a fallback.
 const OPTIONS: [(&str, &str); 1] = [("-fmin-function-alignment=16", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=")];
 
-/// Headers and build tools of one kernel, unpacked.
+/// The unpacked headers and build tools of one kernel.
 pub struct Kbuild {
     headers: PathBuf,
 }
 
-/// Checks that the host has the required build programs. The error names the package to install.
+/// Checks that the host has the required build programs. An error names the package to install.
 pub fn require_programs() -> Result<()> {
     for (program, package) in PROGRAMS {
         if exec::probe(Command::new(program).arg("--version")).is_none() {
@@ -64,13 +63,13 @@ impl Kbuild {
         Ok(Self { headers })
     }
 
-    /// Builds the modules of the Kbuild file in `sources`, without debugging information.
+    /// Builds the modules listed in the Kbuild file of `sources`, without debugging information.
     pub fn build(&self, sources: &Path, step: &mut Step<'_>) -> Result<()> {
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let mut command = Command::new("make");
         command.arg("-C").arg(&self.headers).arg(format!("-j{jobs}")).arg(format!("M={}", sources.display()));
-        // Debian's makefiles name the compiler that built the kernel, but another version works as well. 6.1's nouveau
-        // searches its own headers below NOUVEAU_PATH.
+        // Debian's makefiles specify the compiler that built the kernel, but another version also works. In Linux 6.1,
+        // nouveau searches for its own headers below NOUVEAU_PATH.
         command.args(["CC=gcc", "NOUVEAU_PATH=", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
         for (option, variable) in OPTIONS {
             if exec::probe(Command::new("gcc").args([option, "-E", "-x", "c", "/dev/null"])).is_none() {
@@ -101,7 +100,7 @@ fn wrap(folder: &Path, prefix: &str) -> Result<()> {
         let moved = folder.join(WRAPPED).join(entry.file_name());
         fs::create_dir_all(folder.join(WRAPPED)).context("cannot create a folder for wrapped programs")?;
         fs::rename(&path, &moved).with_context(|| format!("cannot move {}", path.display()))?;
-        // Some programs run other programs in the same folder, which they find through their own name.
+        // Some programs run other programs in the same folder, which they locate using argv[0].
         let (name, real) = (path.display(), moved.display());
         fs::write(&path, format!("#!/bin/sh\n{prefix} --argv0 {name} {real} \"$@\"\n"))
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
@@ -110,7 +109,7 @@ fn wrap(folder: &Path, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if `path` is executable, and not a script.
+/// Returns true if `path` is an executable other than a script.
 fn is_program(path: &Path) -> Result<bool> {
     let cannot = || format!("cannot read {}", path.display());
     let mut file = fs::File::open(path).with_context(cannot)?;

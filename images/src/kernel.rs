@@ -20,9 +20,9 @@ pub struct Unpacked {
     pub release: String,
     /// The kernel image.
     pub vmlinuz: PathBuf,
-    /// The modules, uncompressed, in load order; the last requested module is last.
+    /// The uncompressed modules in load order. The last requested module is last.
     pub modules: Vec<PathBuf>,
-    /// Name of the kernel's folder in the cache, which changes with its contents.
+    /// Name of the kernel's folder in the cache, derived from its contents.
     pub key: String,
 }
 
@@ -34,12 +34,12 @@ impl Unpacked {
     }
 }
 
-/// Parts of a kernel's package that are kept.
+/// The parts of a kernel package to keep.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     /// Name of the kernel in the record of created items.
     pub entry: &'a str,
-    /// The modules that are packed together with all their dependencies.
+    /// The modules to pack, together with all their dependencies.
     pub modules: &'a [&'a str],
 }
 

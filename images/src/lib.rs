@@ -1,4 +1,4 @@
-//! Recipes for the images that the guest tests boot: a QEMU with `vfio-user-pci`, stock Debian kernels, an initramfs.
+//! Creates the images that guest tests boot: a QEMU with `vfio-user-pci`, stock Debian kernels, and an initramfs.
 //!
 //! The parts:
 //! - [`recipe`]: the requested images (`manifest.toml` next to this crate), and the record of their resolution;
@@ -19,10 +19,11 @@
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, and messages for the user.
 //!
-//! Everything is in one cache folder (`.cache` in the workspace, or `GPU_MEDIATOR_CACHE`), each item in a folder named
-//! by a hash of its inputs. An existing item is not created again; if all items exist, no network is used.
+//! All items are stored in one cache folder (`.cache` in the workspace, or `GPU_MEDIATOR_CACHE`). Each item has a
+//! folder named after a hash of the item's inputs. Existing items are not recreated. If all items exist, the crate does
+//! not use the network.
 //!
-//! The crate installs nothing, needs no root, and supports only x86-64.
+//! The crate does not install packages or need root privileges. It supports only x86-64.
 //!
 //! Environment: `GPU_MEDIATOR_CACHE` (cache folder), `GPU_MEDIATOR_DEBIAN_MIRROR` and
 //! `GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR` (archive URIs), `GPU_MEDIATOR_QEMU` (a QEMU binary to use unchanged).
@@ -111,13 +112,13 @@ impl Images {
 
 /// Creates the missing images, and returns the paths of all images.
 ///
-/// Several processes may call this concurrently: one of them creates the images, and the others wait. An error names
+/// Several processes can call this function concurrently: one creates the images, and the others wait. An error names
 /// the missing package or setting.
 pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
 
-/// Same as [`ensure`]. If `refresh` is true, the package versions are resolved again, even if older versions are in the
+/// Same as [`ensure`], but resolves the package versions again if `refresh` is true, even if older versions are in the
 /// cache.
 pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
@@ -138,7 +139,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // Keep the paravirtual kernel if it exists. Otherwise, every run with the stock kernel would remove it.
+        // Keep an existing paravirtual kernel, because otherwise every run with the stock kernel would remove it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }
@@ -161,8 +162,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(Images { qemu, kernels })
 }
 
-/// Same as [`ensure_with`], but also creates all other files that tests boot or start, except the images of suites that
-/// run only on request: these suites create their own images.
+/// Same as [`ensure_with`], but also creates all other files that tests boot or start. Excludes the images of suites
+/// that run only on request, because these suites create their own images.
 pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     let images = ensure_with(progress, refresh)?;
     for kernel in &images.kernels {
@@ -240,7 +241,7 @@ pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     Ok(files)
 }
 
-/// Creates the root folder in which [`browser::PROGRAM`] runs, if the folder is missing.
+/// Creates the root folder for [`browser::PROGRAM`] if it is missing.
 pub fn ensure_browser(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -253,8 +254,7 @@ pub fn ensure_browser(progress: &Progress) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Creates the folder with the tools that check packages, manifests and scripts, if it is missing: the root in which
-/// the tools run.
+/// Creates the root folder for the tools that check packages, manifests and scripts, if it is missing.
 pub fn ensure_checkers(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -267,7 +267,7 @@ pub fn ensure_checkers(progress: &Progress) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Creates the machine that has a card behind an IOMMU, and its own VMs. Creates the kernel if it is missing.
+/// Creates the machine that has a card behind an IOMMU and runs its own VMs. Creates the kernel if it is missing.
 pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -284,7 +284,7 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     Nest::new(recipe, kernel, guest_programs(&manifest, progress)?, &qemu)
 }
 
-/// Creates the guest with the kernel called `name` and the driver of virtio-gpu. Creates the kernel if it is missing.
+/// Creates the guest with the kernel called `name` and the virtio-gpu driver. Creates the kernel if it is missing.
 pub fn ensure_cuda_guest(name: &str, progress: &Progress) -> Result<CudaGuest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -301,7 +301,7 @@ pub fn ensure_cuda_guest(name: &str, progress: &Progress) -> Result<CudaGuest> {
     Ok(CudaGuest::new(kernel, initramfs::build_programs(&recipe.init, &recipe.programs, progress)?))
 }
 
-/// Creates the QEMU for machines that run VMs, with a thread per processor; `None` if it cannot be created from the
+/// Creates the QEMU for machines that run VMs, with one thread per CPU. Returns `None` if it cannot be created from the
 /// QEMU in use.
 pub fn ensure_svm(progress: &Progress) -> Result<Option<Qemu>> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
@@ -341,7 +341,7 @@ fn kernel_of(
     kernel::ensure(recipe, wanted, cache, record, progress)
 }
 
-/// Builds the programs of the guests that have a vGPU.
+/// Builds the programs for guests with a vGPU.
 fn guest_programs(manifest: &Manifest, progress: &Progress) -> Result<Vec<Program>> {
     initramfs::build_programs(&manifest.initramfs.init, &manifest.initramfs.programs, progress)
 }

@@ -1,4 +1,4 @@
-//! Queries the dynamic loader for the libraries of a program.
+//! Lists the libraries of a program with the dynamic loader.
 //!
 //! Sources: `ld.so(8)`, in particular `LD_TRACE_LOADED_OBJECTS`.
 
@@ -12,11 +12,11 @@ use crate::exec;
 /// A file that is loaded with a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
-    /// The name that the program requests: a path for the dynamic loader, a file name for all other files.
+    /// The name requested by the program: a path for the dynamic loader, and a file name otherwise.
     pub name: String,
     /// The file.
     pub path: PathBuf,
-    /// True for the dynamic loader.
+    /// Set for the dynamic loader.
     pub is_loader: bool,
 }
 
@@ -27,8 +27,7 @@ impl Library {
     }
 }
 
-/// Lists the files that are loaded with `command`'s program, including its dynamic loader. The program itself does not
-/// run.
+/// Lists the files loaded with the program of `command`, including its dynamic loader. Does not run the program.
 pub fn list(command: &mut Command) -> Result<Vec<Library>> {
     let program = command.get_program().to_string_lossy().into_owned();
     let text = exec::probe(command.env("LD_TRACE_LOADED_OBJECTS", "1"));
@@ -41,7 +40,7 @@ fn parse(text: &str) -> Result<Vec<Library>> {
     for line in text.lines().map(str::trim) {
         let (name, rest) = line.split_once(" => ").unwrap_or((line, line));
         let path = rest.rsplit_once(" (0x").map_or(rest, |(path, _)| path);
-        // A line that contains neither a path nor an arrow is a file that the kernel itself maps.
+        // A line without a path or an arrow describes an object that the kernel maps, such as the vDSO.
         if Path::new(path).is_absolute() {
             let name = name.rsplit_once(" (0x").map_or(name, |(name, _)| name).to_owned();
             libraries.push(Library { is_loader: name.starts_with('/'), name, path: path.into() });

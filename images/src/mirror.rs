@@ -1,6 +1,6 @@
-//! The host's source of Debian packages: its own apt configuration, or the environment.
+//! The host's source of Debian packages, found in the environment or in the host's apt configuration.
 //!
-//! This file intentionally contains no host name.
+//! This file intentionally does not contain any host names.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -12,12 +12,11 @@ pub const MIRROR_VARIABLE: &str = "GPU_MEDIATOR_DEBIAN_MIRROR";
 /// The environment variable that overrides the URI of the security archive.
 pub const SECURITY_VARIABLE: &str = "GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR";
 
-/// Paths of the archive's keyring, as installed by the package `debian-archive-keyring`; the first existing file is
-/// used.
+/// Possible paths of the archive keyring from the package `debian-archive-keyring`. The first existing file is used.
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
 
-/// The distribution templates that come with apt's Python bindings, which Ubuntu also has.
+/// The distribution templates from apt's Python bindings, which also exist on Ubuntu.
 const TEMPLATE: &str = "/usr/share/python-apt/templates/Debian.info";
 
 /// The archive from which packages are fetched.
@@ -38,7 +37,7 @@ struct Source {
     signed_by: String,
 }
 
-/// Finds the mirror: from the environment first, then from the host's package sources. An error names the missing
+/// Finds the mirror in the environment or in the host's package sources, in this order. An error names the missing
 /// setting.
 pub fn find() -> Result<Mirror> {
     if let Some(main) = variable(MIRROR_VARIABLE) {
@@ -85,7 +84,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().map(|v| v.trim_end_matches('/').to_owned()).filter(|v| !v.is_empty())
 }
 
-/// Returns the security archive, which mirrors by convention have next to the main archive.
+/// Returns the URI of the security archive. By convention, mirrors have it next to the main archive.
 fn security_beside(main: &str) -> String {
     format!("{main}-security")
 }
@@ -120,7 +119,7 @@ fn parse_one_line(text: &str) -> Vec<Source> {
     sources
 }
 
-/// Parses the deb822 format: stanzas of `Field: words`, continued by indented lines.
+/// Parses the deb822 format: stanzas of `Field: words` lines and their indented continuation lines.
 fn parse_deb822(text: &str) -> Vec<Source> {
     let mut sources = Vec::new();
     let mut fields: Vec<(String, String)> = Vec::new();
@@ -158,7 +157,7 @@ fn stanza(fields: &[(String, String)]) -> Vec<Source> {
     words("uris").into_iter().map(source).collect()
 }
 
-/// Chooses the archive and the security archive among the host's sources.
+/// Selects the archive and the security archive from the host's sources.
 fn choose(sources: &[Source]) -> Option<Mirror> {
     let is_security = |s: &Source| s.suites.iter().any(|n| n.ends_with("-security") || n.ends_with("/updates"));
     let releases =
@@ -168,7 +167,7 @@ fn choose(sources: &[Source]) -> Option<Mirror> {
             |n: &String| releases.iter().any(|r| n == r || n.strip_prefix(r).is_some_and(|x| x.starts_with('-')));
         s.components.iter().any(|c| c == "main") && s.suites.iter().any(named)
     };
-    // Third parties may name their suites after Debian's releases, too.
+    // Third-party suites may also have the names of Debian releases.
     let score = |s: &Source| {
         let last = s.uri.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let (keyring, name) = (s.signed_by.contains("debian-archive"), last.starts_with("debian"));

@@ -1,6 +1,6 @@
-//! Kernel modules: reads their `.modinfo`, and orders modules after their dependencies.
+//! Reads the `.modinfo` sections of kernel modules, and orders modules after their dependencies.
 //!
-//! The packages have no `modules.dep`, so dependencies come from the modules themselves. A dependency without a file is
+//! The packages do not contain `modules.dep`, so dependencies are read from the modules. A dependency without a file is
 //! built into the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use object::{Object, ObjectSection};
 /// Maximum size of an uncompressed module.
 const MAX_MODULE_BYTES: u64 = 256 << 20;
 
-/// A module of a closure.
+/// A module in a dependency closure.
 pub struct Module {
     /// Name of the module, with underscores.
     pub name: String,
@@ -81,7 +81,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns a module's name with underscores, because the kernel treats `-` and `_` alike.
+/// Returns a module's name with underscores, because the kernel does not distinguish `-` and `_`.
 pub fn normal(name: &str) -> String {
     name.replace('-', "_")
 }

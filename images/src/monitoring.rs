@@ -1,5 +1,5 @@
-//! Prometheus, and the proxy through which it reaches a daemon, unpacked from Debian packages and run with the dynamic
-//! loader from the same packages.
+//! Prometheus and the proxy between it and a daemon. Both are unpacked from Debian packages and run with the dynamic
+//! loader from these packages.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::hooks::{library_folders, loader};
 use crate::progress::Progress;
 use crate::recipe::{Made, MonitoringRecipe, Record, Suite};
 
-/// Version of the recipe; increased when its result changes.
+/// Version of the recipe. Must be incremented when the result changes.
 const VERSION: &str = "1";
 
 /// The programs of a monitoring host.
@@ -31,7 +31,7 @@ impl Monitoring {
         self.command("usr/bin/prometheus")
     }
 
-    /// Returns the command that checks the server's configuration and the metrics that it will read.
+    /// Returns the command that checks the server's configuration and metrics.
     ///
     /// # Errors
     /// See [`Self::prometheus`].
@@ -96,8 +96,8 @@ fn make(recipe: &MonitoringRecipe, suite: &Suite, cache: &Cache, progress: &Prog
         });
         unpacked.collect()
     };
-    // The packages are known only after the download. The key therefore depends only on the recipe, and a new package
-    // version is used only when a refresh is requested.
+    // The package versions are known only after the download, so the key depends only on the recipe. New package
+    // versions are used only if a refresh is requested.
     let inputs = [VERSION, suite.target()].into_iter().chain(recipe.packages.iter().map(String::as_str));
     let key = key(&inputs.collect::<Vec<_>>());
     let mut packages = Vec::new();

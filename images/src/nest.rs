@@ -1,10 +1,10 @@
-//! A machine that has a card behind an IOMMU, and its own VMs: our init in an initramfs, on a kernel with VFIO and KVM,
-//! and QEMU with all the files that it reads.
+//! A machine that has a card behind an IOMMU and runs its own VMs. It boots a kernel with VFIO and KVM. Its initramfs
+//! contains our init, and QEMU with all files that QEMU reads.
 //!
-//! The machine contains the same QEMU that runs it, so that both support the same devices. QEMU is in its own folder
-//! with its dynamic loader and its libraries, which may come from a different system than the host's programs.
+//! The machine contains the same QEMU as the host, so that both support the same devices. QEMU has a folder of its own
+//! for its dynamic loader and libraries, because they may come from a different system than the host's programs.
 //!
-//! The machine contains no shell, no programs to run in it, and no images of its VMs. The tests add these.
+//! The machine does not contain a shell, test programs, or images of its VMs. Tests add these.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::libraries;
 use crate::qemu::{self, Qemu};
 use crate::recipe::NestRecipe;
 
-/// Name of the kernel with these modules in the record of created items.
+/// Name, in the record of created items, of the kernel with these modules.
 pub const ENTRY: &str = "nest";
 /// QEMU's folder in the machine, without a leading slash.
 const FOLDER: &str = "qemu";
@@ -36,7 +36,7 @@ pub struct Nest {
 }
 
 impl Nest {
-    /// Collects the parts of the machine; `qemu` is the host's QEMU.
+    /// Collects the parts of the machine. `qemu` is the host's QEMU.
     pub(crate) fn new(recipe: &NestRecipe, kernel: Unpacked, programs: Vec<Program>, qemu: &Qemu) -> Result<Self> {
         let (files, qemu) = portable(recipe, qemu).context("QEMU for the VMs of a machine")?;
         Ok(Self { kernel, programs, files, qemu })
@@ -47,7 +47,7 @@ impl Nest {
         &self.qemu
     }
 
-    /// Writes the machine's initramfs with `more` added to `initrd`; includes QEMU if the machine will have VMs.
+    /// Writes the machine's initramfs, extended by `more`, to the file `initrd`. Includes QEMU if `with_qemu` is true.
     pub fn bootable(&self, more: Archive, with_qemu: bool, initrd: &Path) -> Result<Kernel> {
         // The kernel accepts concatenated archives.
         let mut all = initramfs::pack(&self.kernel, &self.programs)?;

@@ -1,5 +1,5 @@
-//! Messages for the user while images are created. On a terminal, each running step has a spinner with its progress.
-//! Otherwise, a line is printed when a step starts, and another line every few seconds while the step runs.
+//! Progress messages during the creation of images. On a terminal, each running step has a spinner. Otherwise, a line
+//! is printed when a step starts and every few seconds while it runs.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ const TICK_INTERVAL: Duration = Duration::from_millis(100);
 /// Template of the spinner of a step.
 const SPINNER: &str = "{spinner} images: {prefix}, {elapsed} {msg}";
 
-/// Receiver of progress.
+/// Receiver of progress messages.
 pub struct Progress(Sink);
 
 enum Sink {
@@ -23,8 +23,8 @@ enum Sink {
 }
 
 impl Progress {
-    /// Creates a receiver that writes to standard error, so that standard output stays parseable: spinners if standard
-    /// error is a terminal, and lines otherwise.
+    /// Creates a receiver that shows spinners on standard error if it is a terminal, and otherwise writes lines to it.
+    /// Standard output remains parseable.
     pub fn stderr() -> Self {
         match io::stderr().is_terminal() {
             true => Self::drawn(ProgressDrawTarget::stderr()),
@@ -91,7 +91,7 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Prints a line when one is due. On a terminal, shows the progress immediately. Must be called often. `detail`
+    /// Updates the spinner on a terminal. Otherwise, prints a line if one is due. Must be called often. `detail`
     /// returns the progress of the step.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
         if let Some(bar) = &self.bar {
@@ -128,7 +128,7 @@ mod tests {
     use indicatif::TermLike;
     use std::sync::{Arc, Mutex};
 
-    /// A terminal that only collects text.
+    /// A terminal that collects its output.
     #[derive(Clone, Debug, Default)]
     struct Collector(Arc<Mutex<String>>);
 

@@ -1,7 +1,8 @@
-//! The paravirtual driver: our kernel module, and the kernel's own nouveau with hooks that call it, built out of tree.
+//! Builds the paravirtual driver out of tree: our kernel module, and the kernel's nouveau with hooks that call this
+//! module.
 //!
-//! This repository contains no part of the driver: its sources come from the Debian package from which the kernel was
-//! built, in the same version, and [`crate::hooks`] changes them. Only the two modules stay in the cache.
+//! The repository does not contain nouveau. Its sources come from the Debian source package of the kernel, in the same
+//! version, and [`crate::hooks`] patches them. Only the two modules are stored in the cache.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,7 +20,7 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step, mib};
 use crate::recipe::{KernelRecipe, Made, Package, ParavirtualRecipe, Record, Suite};
 
-/// Version of the recipe; increased when its result changes.
+/// Version of the recipe. Must be incremented when the result changes.
 const VERSION: &str = "1";
 /// File name of our module.
 const MODULE: &str = "gpu_mediator_pv.ko";
@@ -28,12 +29,12 @@ const DRIVER: &str = "nouveau.ko";
 /// The driver's folder in the kernel's sources.
 const DRIVER_FOLDER: &str = "drivers/gpu/drm/nouveau";
 
-/// Returns the folder of our sources: the sources of the module and, in the subfolder `nouveau`, the hooks.
+/// Returns the folder of our sources. It contains the sources of the module and, in the subfolder `nouveau`, the hooks.
 fn sources() -> PathBuf {
     crate::cache::workspace().join("guest/pv-module")
 }
 
-/// Returns the kernel with the paravirtual modules, if these are in the cache.
+/// Returns the kernel with the paravirtual modules if they are in the cache.
 pub fn find(kernel: &Unpacked, cache: &Cache) -> Result<Option<Unpacked>> {
     let key = item_key(kernel)?;
     cache.find("pv", &key).map(|folder| with_modules(kernel, &folder, &key)).transpose()
@@ -99,7 +100,7 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// Builds both modules in the folder. Returns the packages from which they were built.
+    /// Builds both modules in the folder. Returns the packages used for the build.
     fn run(&self, suite: &Suite, recipe: &ParavirtualRecipe) -> Result<Vec<Package>> {
         kbuild::require_programs()?;
         let (headers, build, tools) =
@@ -166,7 +167,7 @@ impl Build<'_> {
         let fetched = self.fetch_same(apt, &format!("linux-source-{}", self.kernel.name))?;
         let all = self.folder.join("source");
         packages.push(self.unpack(&fetched, &all)?);
-        // This package may be as large as all other packages together.
+        // This package may be as large as all other packages combined.
         remove(&fetched.path)?;
         let archives: Vec<_> = files_below(&all.join("usr/src"))?;
         let archive = archives.iter().find(|path| path.to_string_lossy().ends_with(".tar.xz"));

@@ -1,5 +1,5 @@
-//! QEMU: the host's QEMU if it is new enough; otherwise, a QEMU that is unpacked from Debian packages and run with its
-//! own loader.
+//! Provides QEMU: the host's QEMU if it is new enough, or otherwise a QEMU that is unpacked from Debian packages and
+//! run with its own loader.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub const QEMU_VARIABLE: &str = "GPU_MEDIATOR_QEMU";
 /// Command that starts QEMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Qemu {
-    /// The program to run: QEMU itself, or the dynamic loader that runs it.
+    /// The program to run: QEMU, or the dynamic loader that starts QEMU.
     pub program: PathBuf,
     /// Arguments that precede all others.
     pub args: Vec<String>,
@@ -33,7 +33,7 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// Returns a command that starts QEMU; the caller adds the machine.
+    /// Returns a command that starts QEMU. The caller must add the arguments that describe the machine.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args).envs(self.env.iter().map(|(k, v)| (k, v)));
@@ -105,7 +105,7 @@ fn make(recipe: &QemuRecipe, suite: &Suite, cache: &Cache, progress: &Progress) 
     Ok((qemu, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// Returns the command for a QEMU that was unpacked into `root`. QEMU runs with the loader, libraries and firmware from
+/// Returns the command for a QEMU that was unpacked into `root`. QEMU uses the loader, libraries and firmware from
 /// `root`.
 fn unpacked(root: &Path) -> Result<Qemu> {
     let text = |path: &Path| -> Result<String> {
@@ -162,7 +162,7 @@ fn at_least(version: &str, minimum: &str) -> bool {
     numbers(version) >= numbers(minimum)
 }
 
-/// Finds the file with QEMU's code, even if QEMU starts through a loader.
+/// Finds QEMU's executable file, even if QEMU is started by a loader.
 pub(crate) fn binary(qemu: &Qemu) -> Result<PathBuf> {
     let is_it = |path: &Path| path.file_name().is_some_and(|name| name == PROGRAM);
     if let Some(path) = qemu.args.iter().map(Path::new).find(|path| is_it(path)) {

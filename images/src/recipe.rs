@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// Version of the recipes; increased when the result of a recipe changes, so that older items are created again.
+/// Version of the recipes. Must be incremented when the result of a recipe changes, so that older items are recreated.
 pub const RECIPE_VERSION: &str = "1";
 
 /// The manifest of requested images.
@@ -31,9 +31,9 @@ pub struct Manifest {
     pub browser: TreeRecipe,
     /// Tools that check packages, manifests and scripts.
     pub checkers: TreeRecipe,
-    /// The machine that has a card behind an IOMMU, and its own VMs.
+    /// The machine that has a card behind an IOMMU and runs its own VMs.
     pub nest: NestRecipe,
-    /// The guest whose programs use CUDA.
+    /// The guest with CUDA programs.
     pub cuda_guest: CudaGuestRecipe,
     /// The Xen host.
     pub xen: XenRecipe,
@@ -45,7 +45,7 @@ pub struct Manifest {
 pub struct Suite {
     /// The Debian release.
     pub base: String,
-    /// An add-on suite of that release, such as its backports; empty for the release itself.
+    /// An add-on suite of the release, such as backports, or `None` for the release itself.
     pub suite: Option<String>,
 }
 
@@ -74,7 +74,7 @@ pub struct QemuRecipe {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelRecipe {
-    /// The name that tests use; the version must start with it.
+    /// The name used by tests. The kernel version must start with this name.
     pub name: String,
     /// The metapackage that depends on the newest image.
     pub package: String,
@@ -108,7 +108,7 @@ pub struct ParavirtualRecipe {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MonitoringRecipe {
-    /// The packages to unpack, including packages of the libraries that they need.
+    /// The packages to unpack, including packages of required libraries.
     pub packages: Vec<String>,
     /// Suites to try, in order.
     pub from: Vec<Suite>,
@@ -142,7 +142,7 @@ pub struct TreeRecipe {
     pub from: Vec<Suite>,
 }
 
-/// Parts of the machine that has a card behind an IOMMU, and its own VMs.
+/// Parts of the machine that has a card behind an IOMMU and runs its own VMs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NestRecipe {
@@ -154,11 +154,11 @@ pub struct NestRecipe {
     pub firmware: Vec<String>,
 }
 
-/// The parts of a guest whose programs use CUDA.
+/// The parts of a guest with CUDA programs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CudaGuestRecipe {
-    /// The modules to pack, together with all their dependencies, by the kernel's name.
+    /// The modules to pack, together with all their dependencies, keyed by kernel name.
     pub modules: BTreeMap<String, Vec<String>>,
     /// The package of the guest's init.
     pub init: String,
@@ -178,9 +178,9 @@ pub struct XenRecipe {
     pub hypervisor: String,
     /// The packages, with their dependencies.
     pub packages: Vec<String>,
-    /// Programs of the packages to include in domain 0, with the libraries that they are linked against.
+    /// Programs to include in domain 0, together with the libraries that they are linked against.
     pub programs: Vec<String>,
-    /// Other files of the packages to include in domain 0.
+    /// Other files to include in domain 0.
     pub files: Vec<String>,
     /// Suites to try, in order.
     pub from: Vec<Suite>,
@@ -193,7 +193,7 @@ impl Manifest {
     }
 }
 
-/// A package file as it was fetched.
+/// A fetched package file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Package {
     /// Package name.
@@ -207,7 +207,7 @@ pub struct Package {
 /// Sources of a created item, and the item's key in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
-    /// The version of the recipe that created the item.
+    /// Version of the recipe that created the item.
     pub recipe: String,
     /// The name of the item's folder.
     pub key: String,
@@ -224,10 +224,10 @@ pub struct Record {
     /// QEMU, unless the host's QEMU is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qemu: Option<Made>,
-    /// The kernels by name, and the kernel with VFIO.
+    /// The kernels, including the kernel with VFIO, keyed by name.
     #[serde(default, rename = "kernel")]
     pub kernels: BTreeMap<String, Made>,
-    /// The paravirtual modules by the kernel's name.
+    /// The paravirtual modules, keyed by kernel name.
     #[serde(default)]
     pub paravirtual: BTreeMap<String, Made>,
     /// Prometheus and its proxy.

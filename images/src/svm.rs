@@ -1,11 +1,11 @@
-//! Creates a QEMU in which virtual machines may run concurrently on processors that are threads. Its emulation of AMD's
-//! SVM is patched.
+//! Creates a QEMU with a patched emulation of AMD SVM. In this QEMU, virtual machines can run concurrently if each CPU
+//! is a thread.
 //!
-//! VMRUN can inject an interrupt into a guest. QEMU (version 11.1.3, and all versions since the emulation was written)
-//! records the vector as a pending exception, delivers it, and keeps the record. If the processor's thread leaves its
-//! loop before the guest's next exit or exception, for a reason other than an interrupt, QEMU mistakes the record for a
-//! new exception. The guest then gets the interrupt again, at an arbitrary point. Between `swapgs` and `iretq`, this
-//! causes a triple fault. With one processor in one thread, this hardly ever happens.
+//! VMRUN can inject an interrupt into a guest. QEMU (up to at least version 11.1.3) records the vector as a pending
+//! exception and delivers it, but does not clear the record. If the CPU's thread leaves its loop before the guest's
+//! next exit or exception, for a reason other than an interrupt, QEMU mistakes the record for a new exception. QEMU
+//! then delivers the interrupt a second time, at an arbitrary point. Between `swapgs` and `iretq`, this causes a triple
+//! fault. With a single CPU and thread, this is very rare.
 //!
 //! This module creates a copy of QEMU without the instruction that records the vector. The module finds the instruction
 //! by its effect, not by its address: the instruction is the only store of the value that becomes the second argument
@@ -23,27 +23,27 @@ use crate::qemu::{self, Qemu};
 
 /// Kind of the item in the cache.
 const KIND: &str = "svm";
-/// Version of the recipe; increased when the copy is changed in a different way.
+/// Version of the recipe. Must be incremented when the patch changes.
 const VERSION: &str = "1";
-/// The function that emulates VMRUN. The next constant is the function that it calls to deliver an interrupt.
+/// The function that emulates VMRUN, and the function that it calls to deliver an interrupt.
 const RUN: &str = "helper_vmrun";
 const DELIVER: &str = "do_interrupt_x86_hardirq";
-/// Number of bytes before the call that are searched for the store.
+/// Number of bytes before the call to search for the store.
 const SEARCHED_BYTES: usize = 96;
-/// A store of ESI, which holds a function's second argument, with a displacement of 32 bits: opcode, ModRM without its
-/// base, length in bytes.
+/// A store of ESI (a function's second argument) with a 32-bit displacement: opcode, ModRM without base register, and
+/// length in bytes.
 const STORE: u8 = 0x89;
 const FROM_ESI: u8 = 0b10_110_000;
 const BASE: u8 = 0b111;
 const BASE_IN_SIB: u8 = 0b100;
 const STORE_BYTES: usize = 6;
-/// An instruction of the same length without effect.
+/// A no-op instruction of the same length.
 const NOP: [u8; STORE_BYTES] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// Opcode of a relative call. The next constant is the length of the call.
+/// Opcode of a relative call, and length of the call instruction.
 const CALL: u8 = 0xe8;
 const CALL_BYTES: usize = 5;
 
-/// Finds or creates the copy; `None` for a QEMU in which the instruction cannot be found.
+/// Finds or creates the patched copy. Returns `None` if the instruction cannot be found in QEMU.
 pub(crate) fn ensure(qemu: &Qemu, cache: &Cache, progress: &Progress) -> Result<Option<Qemu>> {
     let original = qemu::binary(qemu)?;
     let key = key(&[VERSION, &hash_file(&original)?]);
@@ -66,8 +66,8 @@ pub(crate) fn ensure(qemu: &Qemu, cache: &Cache, progress: &Progress) -> Result<
     Ok(Some(instead(qemu, &original, &folder.join(qemu::PROGRAM))))
 }
 
-/// Returns the same QEMU with `copy` instead of `original`. QEMU finds its firmware relative to its own path, unless an
-/// option names another path.
+/// Returns `qemu` with `original` replaced by `copy`. By default, QEMU finds its firmware relative to its own path, so
+/// options specify the original firmware folders.
 fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
     let mut mended = qemu.clone();
     let copied = copy.display().to_string();
@@ -82,7 +82,7 @@ fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
     mended
 }
 
-/// Removes the instruction from a program if it is found.
+/// Replaces the instruction with a no-op. Returns `None` if the instruction is not found.
 fn mended(mut image: Vec<u8>) -> Option<Vec<u8>> {
     let at = place(&image)?;
     image.get_mut(at..at + STORE_BYTES)?.copy_from_slice(&NOP);
@@ -101,7 +101,8 @@ fn place(image: &[u8]) -> Option<usize> {
     Some(usize::try_from(offset).ok()? + store(code, run.address(), deliver.address())?)
 }
 
-/// Returns the offset in `code`, which is at `address`, of the only store of ESI before its only call of `deliver`.
+/// Returns the offset in `code` of the only store of ESI before the only call of `deliver`. `address` is the address of
+/// `code`.
 fn store(code: &[u8], address: u64, deliver: u64) -> Option<usize> {
     let calls = code.windows(CALL_BYTES).enumerate().filter(|(at, window)| {
         let [CALL, far @ ..] = window else { return false };
@@ -131,7 +132,7 @@ mod tests {
     const STORES: [u8; STORE_BYTES] = [0x89, 0xb3, 0x50, 0xc2, 0xff, 0xff];
     const CALLS: [u8; CALL_BYTES] = [0xe8, 0x00, 0x01, 0x00, 0x00];
 
-    /// Returns the code of these parts at address 0x1000, and the target of its last call.
+    /// Returns the concatenated parts as code at address 0x1000, and the target of the last call.
     fn code(parts: &[&[u8]]) -> (Vec<u8>, u64) {
         let code = parts.concat();
         let called = 0x1000 + code.len() as u64 + 0x100;
@@ -150,7 +151,7 @@ mod tests {
         let none = code(&[&[0x90; 200], &CALLS]);
         let far = code(&[&STORES, &[0x90; SEARCHED_BYTES], &CALLS]);
         let two = code(&[&STORES, &[0x90; 10], &STORES, &CALLS]);
-        // A store of EDI, and a store to an address with an index.
+        // A store of EDI, and a store to an indexed address.
         let other = code(&[&[0x89, 0xbb, 0x50, 0xc2, 0xff, 0xff], &[0x89, 0xb4, 0x03, 0, 0, 0, 0], &CALLS]);
         for (code, called) in [none, far, two, other] {
             assert_eq!(store(&code, 0x1000, called), None);

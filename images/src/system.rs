@@ -1,6 +1,6 @@
-//! A Debian system with systemd, on which the Debian package is installed, as on an operator's host.
+//! A Debian system with systemd. As on an operator's host, the Debian package is installed on it.
 //!
-//! The system stays in its initramfs. The packages are unpacked, not configured. This module replaces the necessary
+//! The root file system is the initramfs. The packages are unpacked, not configured. This module replaces the necessary
 //! parts of their maintainer scripts: it creates users and groups, the merged `/usr`, and dpkg's database. The database
 //! lists all packages as installed, so that dpkg checks the dependencies of packages that are installed later.
 //!
@@ -29,16 +29,16 @@ use crate::recipe::{Made, Suite, TreeRecipe};
 const VERSION: &str = "2";
 /// The archive's name in its folder.
 const ARCHIVE: &str = "system.cpio";
-/// Folders that are links to folders in `/usr`, even if a package contains them as folders.
+/// Folders that become links to folders in `/usr`, even if a package contains them as folders.
 const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 /// Path of the agent in the system.
 const AGENT: &str = "usr/sbin/tests-agent";
-/// Unit that starts the agent when the system is up, so that the agent's first message shows that the system is up.
+/// Unit that starts the agent after booting, so that the agent's first message indicates that the system is up.
 const AGENT_UNIT: &str = "[Unit]\nDescription=Commands of the host's tests\n\n[Service]\nExecStart=/usr/sbin/tests-agent\nStandardOutput=journal+console\n";
 /// The folder of the administrator's units.
 const UNITS: &str = "etc/systemd/system";
 
-/// A system, and the kernel that boots it.
+/// A system and its kernel.
 #[derive(Clone, Debug)]
 pub struct System {
     kernel: Unpacked,
@@ -47,15 +47,14 @@ pub struct System {
 }
 
 impl System {
-    /// Creates a system with its files in `archive`, booted by `kernel`. The program `agent` in it communicates with
-    /// the host.
+    /// Creates a system that consists of `kernel` and the files in `archive`. The program `agent` communicates with the
+    /// host.
     #[must_use]
     pub fn new(kernel: Unpacked, archive: PathBuf, agent: PathBuf) -> Self {
         Self { kernel, archive, agent }
     }
 
-    /// Writes the initramfs of the system with `more` added to `initrd`. If both contain a file, the version in `more`
-    /// takes precedence.
+    /// Writes the initramfs of the system, extended by `more`, to the file `initrd`. Files in `more` take precedence.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         let mut agent = Archive::default();
         agent.file(AGENT, 0o755, &read(&self.agent)?);
@@ -88,10 +87,10 @@ pub fn ensure(
     Ok(folder.join(ARCHIVE))
 }
 
-/// Version of the C library: programs linked against it run with this and later versions.
+/// Version of the C library. Programs linked against it run with this version and later versions.
 type Libc = (u32, u32);
 
-/// Returns the version of this host's C library, against which the package's programs are linked.
+/// Returns the version of the host's C library. The programs in the package are linked against this library.
 fn host_libc() -> Result<Libc> {
     let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().context("getconf")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -99,14 +98,13 @@ fn host_libc() -> Result<Libc> {
     version.with_context(|| format!("`getconf GNU_LIBC_VERSION` says {text:?}, which is no version of glibc"))
 }
 
-/// Returns the numbers at the start of a version: `2.36` of `2.36-9+deb12u13`.
+/// Returns the leading two numbers of a version: `2.36` of `2.36-9+deb12u13`.
 fn libc_version(text: &str) -> Option<Libc> {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Returns the version of the files. The version changes when the manifest, this recipe or this host requires a
-/// different result.
+/// Returns the version of the files, which depends on the manifest, this recipe and this host.
 fn version(recipe: &TreeRecipe, libc: Libc) -> String {
     let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
     let libc = format!("{}.{}", libc.0, libc.1);
@@ -148,8 +146,7 @@ fn make(
     Ok((folder, Made { recipe: version.to_owned(), key, suite: suite.target().to_owned(), packages }))
 }
 
-/// Returns the system as an archive. The folder `scratch` is used for the files of the packages, and is removed
-/// afterwards.
+/// Returns the system as an archive. The packages are unpacked into `scratch`, which is removed afterwards.
 fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     fs::create_dir(scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     packages.iter().try_for_each(|package| apt::unpack(package, scratch, step))?;
@@ -179,7 +176,8 @@ fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut St
     Ok(archive.finish())
 }
 
-/// Returns all files below `root` by their names in a system with a merged `/usr`, folders before their contents.
+/// Returns all files below `root`, keyed by their names in a system with a merged `/usr`. Folders precede their
+/// contents.
 fn merged(root: &Path, without: &[String]) -> Result<BTreeMap<String, PathBuf>> {
     let mut names = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -217,8 +215,8 @@ fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Adds Debian's standard users and groups, none of which can log in, and a PAM configuration that does not prompt when
-/// root changes users.
+/// Adds Debian's standard users and groups, which cannot log in, and a PAM configuration that does not prompt when root
+/// switches to another user.
 fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     let master = |name: &str| read(&root.join(format!("usr/share/base-passwd/{name}.master")));
     let (users, groups) = (master("passwd")?, master("group")?);
@@ -261,8 +259,8 @@ fn books(archive: &mut Archive, packages: &[Fetched], step: &mut Step<'_>) -> Re
     Ok(())
 }
 
-/// Returns the line of dpkg's database for a line of `dpkg-deb --contents`, which resembles a line of `ls -l` with a
-/// path that begins with `./`.
+/// Converts a line of `dpkg-deb --contents` (similar to `ls -l`, with a path that begins with `./`) to a line of dpkg's
+/// database.
 fn listed(line: &str) -> Option<String> {
     let (_, path) = line.split_once(" ./")?;
     let path = path.split(" -> ").next()?.split(" link to ").next()?.trim_end_matches('/');

@@ -1,5 +1,5 @@
-//! A folder with the files of Debian packages, which a test mounts as the root of programs that find their files by
-//! fixed paths: a browser, or the tools that check packages.
+//! A folder with unpacked Debian packages. A test mounts it as the root file system of programs that use fixed paths,
+//! such as a browser or the tools that check packages.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use crate::cache::{Cache, key, remove};
 use crate::progress::Progress;
 use crate::recipe::{Made, Suite, TreeRecipe};
 
-/// Version of the recipe; increased when its result changes.
+/// Version of the recipe. Must be incremented when the result changes.
 const VERSION: &str = "1";
 /// Folders that are links into `/usr`.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
-/// Folders on which a test mounts the kernel's file systems and its own files.
+/// Mount points for the kernel's file systems and for a test's files.
 const MOUNTED: [&str; 4] = ["proc", "dev", "tmp", "mnt"];
 
 /// Finds or creates the folder called `name`.
@@ -65,7 +65,7 @@ fn make(
     Ok((root, Made { recipe: version.to_owned(), key, suite: suite.target().to_owned(), packages }))
 }
 
-/// Adds the folders on which a test mounts other folders, and the links of a merged `/usr`.
+/// Adds the mount points and the links of a merged `/usr`.
 fn complete(root: &Path) -> Result<()> {
     for name in MOUNTED {
         std::fs::create_dir_all(root.join(name)).with_context(|| format!("cannot create the folder {name}"))?;
@@ -73,7 +73,7 @@ fn complete(root: &Path) -> Result<()> {
     for name in MERGED.into_iter().filter(|name| !root.join(name).exists()) {
         symlink(format!("usr/{name}"), root.join(name)).with_context(|| format!("cannot link {name}"))?;
     }
-    // The maintainer scripts of base-files would create this link, which Debian's programs read.
+    // Debian's programs read this link. Normally, the maintainer scripts of base-files create it.
     let origins = root.join("etc/dpkg/origins");
     if origins.join("debian").exists() {
         symlink("debian", origins.join("default")).context("cannot link the default origin")?;

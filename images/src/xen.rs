@@ -1,13 +1,13 @@
 //! A Xen host: the hypervisor, and domain 0 in an initramfs with the toolstack and the device model of domains.
 //!
 //! The packages are unpacked, not installed. Only the programs and files that the manifest names are used, with the
-//! libraries that the programs are linked against. Domain 0's init is ours; [`START`] is a script that turns the
-//! machine into a Xen host.
+//! libraries that the programs are linked against. Domain 0 uses our init. The script [`START`] sets up the machine as
+//! a Xen host.
 //!
-//! The host has no network, disks or Python, and no part of the toolstack that needs them.
+//! The host does not have a network, disks, Python, or the parts of the toolstack that need them.
 //!
-//! The libraries of domain 0 are Debian's. Programs of this host in domain 0 use this host's C library, which must not
-//! be older than Debian's.
+//! Domain 0 uses Debian's libraries. Programs built on this host use its C library, which must not be older than
+//! Debian's.
 //!
 //! Sources: `xl(1)`, `xenstored(8)`, Debian's `/etc/init.d/xen`, the multiboot notes of `docs/misc/` in Xen.
 
@@ -29,17 +29,17 @@ use crate::libraries;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Record, Suite, XenRecipe};
 
-/// Version of the recipe; increased when its result changes.
+/// Version of the recipe. Must be incremented when the result changes.
 const VERSION: &str = "2";
 /// Name of the host's kernel in the record of created items.
 pub const ENTRY: &str = "xen";
-/// Mask of a domain's accesses to control registers that Xen intercepts in addition to those that the domain's paging
-/// mode requires: all reads (the lower half) and all writes except those of CR2 and CR8.
+/// Mask of the control register accesses that Xen intercepts in addition to those required by the domain's paging mode:
+/// all reads (lower half), and all writes except to CR2 and CR8.
 ///
 /// Since version 9.1, QEMU's emulation treats a read of any control register as a read of CR0. Xen intercepts these
 /// reads and emulates the instruction with its own copy of CR2. This copy is not valid, because Xen lets domains read
-/// CR2 directly. As a result, every domain's kernel crashes at its first page fault. Reads of CR0 need not be
-/// intercepted: a domain sees the processor's TS bit.
+/// CR2 directly. As a result, every domain's kernel crashes at its first page fault. Reads of CR0 do not need to be
+/// intercepted: a domain sees the CPU's TS bit.
 const INTERCEPTED: u32 = 0xfefb_fefb;
 /// The bit for reads of CR0 in the mask.
 const CR0_READ: u32 = 1;
@@ -48,7 +48,7 @@ const ARCHIVE: &str = "tools.cpio";
 const HYPERVISOR: &str = "xen";
 /// The folder for libraries in domain 0.
 const LIBRARIES: &str = "lib";
-/// The script that starts xenstored and sets up domain 0. Domains can be created after the script has ended.
+/// The script that starts xenstored and sets up domain 0. Domains can be created once it has completed.
 pub const START: &str = "etc/xen-start";
 
 const SCRIPT: &str = "#!/bin/busybox sh
@@ -71,17 +71,17 @@ pub struct XenHost {
     pub(crate) kernel: Unpacked,
     pub(crate) programs: Vec<Program>,
     folder: PathBuf,
-    /// Version of the package of the hypervisor.
+    /// Version of the hypervisor package.
     pub version: String,
 }
 
 impl XenHost {
-    /// Returns the hypervisor in the form that QEMU boots.
+    /// Returns the path of the hypervisor image that QEMU boots.
     pub fn hypervisor(&self) -> PathBuf {
         self.folder.join(HYPERVISOR)
     }
 
-    /// Writes domain 0's initramfs with `more` added to `initrd`.
+    /// Writes domain 0's initramfs, extended by `more`, to the file `initrd`.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         let archive = self.folder.join(ARCHIVE);
         let tools = fs::read(&archive).with_context(|| format!("cannot read {}", archive.display()))?;
@@ -93,7 +93,7 @@ impl XenHost {
     }
 }
 
-/// Finds or creates the host, whose domain 0 runs `kernel` with `programs`.
+/// Finds or creates the host. Its domain 0 runs `kernel` and `programs`.
 pub fn ensure(
     recipe: &XenRecipe,
     kernel: Unpacked,
@@ -115,7 +115,7 @@ pub fn ensure(
     Ok(XenHost { kernel, programs, folder, version })
 }
 
-/// Returns the version, which changes when the manifest or this recipe requires a different result.
+/// Returns the version of the item, which depends on the manifest and this recipe.
 fn version(recipe: &XenRecipe) -> String {
     let inputs = [&recipe.packages[..], &recipe.programs, &recipe.files].concat();
     let inputs: Vec<_> = inputs.iter().map(String::as_str).chain([SCRIPT]).collect();
@@ -199,7 +199,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for folder in ["proc/xen", "var", "var/lib", "var/log"] {
         archive.folder(folder);
     }
-    // Link the program to each of its names.
+    // Link each name to the program.
     for name in ["xenstore-list", "xenstore-read", "xenstore-ls", "xenstore-write"] {
         archive.link(&format!("bin/{name}"), "/usr/bin/xenstore");
     }

@@ -1,4 +1,4 @@
-//! Detects whether KVM works by starting a guest, because opening the device file is not enough.
+//! Detects whether KVM works by starting a guest, because opening the device file proves nothing.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,27 +13,27 @@ use images::Images;
 use crate::children;
 use crate::wait::{self, Scratch};
 
-/// Time within which the kernel of the test guest must print something. Otherwise, KVM counts as not working.
+/// Time within which the test guest's kernel must print output; otherwise, KVM counts as broken.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Accelerator of the guests' CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
-    /// KVM, with the host's virtualization hardware.
+    /// KVM.
     Kvm,
-    /// QEMU's translator (TCG).
+    /// QEMU's binary translator (TCG).
     Tcg,
-    /// QEMU's translator with AMD's virtualization extension, so that the guest can use KVM itself.
+    /// TCG with AMD's virtualization extension, so that the guest can use KVM.
     TcgWithSvm {
-        /// One thread per CPU. This requires [a QEMU that delivers each interrupt once](images::ensure_svm); other
-        /// versions silently reset the guest's VMs.
+        /// Set to use one thread per CPU. Requires [a QEMU that delivers each interrupt only once](images::ensure_svm);
+        /// other versions silently reset the guest's VMs.
         threads: bool,
     },
 }
 
 impl Accel {
-    /// Returns the accelerator that `GPU_MEDIATOR_ACCEL` names, if it is set. Otherwise returns KVM if a guest kernel
-    /// starts under KVM, and TCG if not. The probe runs once per boot of the host.
+    /// Returns the accelerator named in `GPU_MEDIATOR_ACCEL`, if set. Otherwise, returns KVM if a guest kernel starts
+    /// under KVM, and TCG if not. The probe runs once per host boot.
     pub fn detect(images: &Images) -> Result<Self> {
         match env::var("GPU_MEDIATOR_ACCEL").ok().as_deref() {
             Some("kvm") => return Ok(Self::Kvm),
@@ -41,7 +41,7 @@ impl Accel {
             Some(other) => bail!("GPU_MEDIATOR_ACCEL is {other:?}; kvm or tcg was expected"),
             None => {}
         }
-        // Guests that start at the same time wait for a single probe.
+        // Concurrently starting guests share a single probe.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if File::options().read(true).write(true).open("/dev/kvm").is_err() {
@@ -85,7 +85,7 @@ fn try_kvm(images: &Images) -> Result<bool> {
         let ended = child.try_wait()?.is_some();
         Ok((spoke || ended).then_some(spoke))
     });
-    // The process may have exited already. Kill and reap the process in either case.
+    // Kill and reap the process, which may have already exited.
     let _ = child.kill();
     thread::spawn(move || child.wait());
     Ok(result.unwrap_or(false))

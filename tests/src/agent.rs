@@ -1,6 +1,6 @@
-//! The host's end of the agent protocol: sends commands to a guest's init, over the guest's second serial port.
+//! The host's end of the agent protocol: sends commands to a guest's init over the guest's second serial port.
 //!
-//! The guest sends `READY <release>`; the host sends `<id> <command>`; the guest answers with any number of lines `<id>
+//! The guest sends `READY <release>`. The host sends `<id> <command>`; the guest replies with any number of lines `<id>
 //! | <line>`, followed by `<id> = <code>`. Other lines are ignored as line noise.
 
 use std::collections::BTreeMap;
@@ -20,13 +20,13 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// Interval between health checks while waiting.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Checks whether the VM can still answer. If it cannot, returns the reason as an error.
+/// Checks whether the VM can still respond. If not, returns the reason as an error.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// Output and exit code of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
-    /// The printed lines.
+    /// Lines of output.
     pub lines: Vec<String>,
     /// Exit code of the command; 0 means success.
     pub code: i32,
@@ -38,7 +38,7 @@ impl Output {
         self.lines.join("\n")
     }
 
-    /// Returns this output if the command succeeded, and otherwise an error that shows its lines.
+    /// Returns this output if the command succeeded, and otherwise an error that contains its lines.
     pub fn success(self) -> Result<Self> {
         if self.code != 0 {
             bail!("the command ended with code {}:\n{}", self.code, self.text());
@@ -83,7 +83,7 @@ pub struct Agent {
     health: Health,
 }
 
-/// A running command. Other commands may run at the same time.
+/// A running command. Commands may run concurrently.
 pub struct Pending<'a> {
     agent: &'a Agent,
     id: u64,
@@ -100,17 +100,17 @@ impl Agent {
         Ok(Self { shared, writer: Mutex::new(stream), health })
     }
 
-    /// Returns the number of times that the guest has reported `READY`.
+    /// Returns how many times the guest has reported `READY`.
     pub fn boots(&self) -> u32 {
         self.shared.lock().boots
     }
 
-    /// Waits until the guest has reported `READY` `boots` times, and returns its kernel's release.
+    /// Waits until the guest has reported `READY` `boots` times. Returns the release of its kernel.
     pub fn wait_boots(&self, boots: u32, limit: Duration) -> Result<String> {
         self.wait(limit, "the guest to be ready", |state| (state.boots >= boots).then(|| Ok(state.release.clone())))
     }
 
-    /// Runs one command until it ends. Does not check the exit code; see [`Output::success`].
+    /// Runs one command until it exits. Does not check the exit code; see [`Output::success`].
     pub fn run(&self, command: &str) -> Result<Output> {
         self.run_within(command, COMMAND_LIMIT)
     }
@@ -125,7 +125,7 @@ impl Agent {
         self.send(&format!("& {command}"))
     }
 
-    /// Sends a command and returns immediately. Without `&`, the guest runs the command after all earlier commands.
+    /// Sends a command without waiting for it. Without `&`, the guest runs it after all earlier commands.
     pub fn send(&self, command: &str) -> Result<Pending<'_>> {
         if command.contains('\n') {
             bail!("a command for the guest is one line: {command:?}");
@@ -177,7 +177,7 @@ impl Agent {
 }
 
 impl Pending<'_> {
-    /// Waits until the command ends.
+    /// Waits until the command exits.
     pub fn wait(self) -> Result<Output> {
         self.wait_within(COMMAND_LIMIT)
     }
@@ -223,7 +223,7 @@ impl Pending<'_> {
         self.agent.run(&format!("kill {} 9", self.id))?.success().map(drop)
     }
 
-    /// Returns true if the command has ended.
+    /// Returns true if the command has exited.
     pub fn ended(&self) -> bool {
         self.agent.shared.lock().jobs.get(&self.id).is_none_or(|j| j.code.is_some() || j.lost.is_some())
     }
@@ -283,7 +283,7 @@ fn lose(state: &mut State, why: &'static str) {
 mod tests {
     use super::*;
 
-    /// Creates a guest that a thread simulates: `answer` maps each line from the host to the guest's reply.
+    /// Creates a guest that is simulated by a thread. `answer` maps each line from the host to the guest's reply.
     fn guest(answer: impl Fn(&str) -> String + Send + 'static) -> Agent {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {
@@ -296,7 +296,7 @@ mod tests {
             }
         });
         let agent = Agent::new(ours, Arc::new(|| Ok(()))).unwrap();
-        // A command that is sent before the guest has started would be lost.
+        // Commands sent before the guest has started would be lost.
         agent.wait_boots(1, WAIT_TIMEOUT).unwrap();
         agent
     }

@@ -1,5 +1,5 @@
-//! Child processes that end together with this process, even if it is killed. A daemon or QEMU that outlived a killed
-//! test or benchmark would distort later measurements.
+//! Child processes that end together with this process, even if it is killed. Otherwise, a daemon or QEMU that outlives
+//! a killed test or benchmark would distort later measurements.
 
 #![expect(unsafe_code, reason = "a call between fork and exec")]
 
@@ -12,10 +12,11 @@ use std::thread;
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-/// A command to start, and the channel for its result.
+/// A command to spawn, and the channel for the result.
 type Order = (Command, SyncSender<io::Result<Child>>);
 
-/// Starts a program that is killed when this process ends. Replaces `command` with an empty command.
+/// Starts a program that is killed when this process exits. Takes the contents of `command`, and leaves an empty
+/// command.
 ///
 /// # Errors
 /// Returns an error if the program cannot be started.
@@ -24,10 +25,10 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     let parent = getpid();
     let with_parent = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have ended before this code runs.
+        // The parent may have already exited.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
-    // SAFETY: between fork and exec, the code only makes two system calls, and does not allocate memory.
+    // SAFETY: between fork and exec, the code only makes two system calls, and does not allocate.
     unsafe { command.pre_exec(with_parent) };
     let (answer, started) = sync_channel(1);
     let ended = || io::Error::other("the thread that starts programs has ended");
@@ -35,8 +36,8 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     started.recv().map_err(|_| ended())?
 }
 
-/// Returns the thread that starts programs. The kernel kills a program together with the thread that started it, and
-/// most callers are short-lived threads that boot several VMs in parallel.
+/// Returns the thread that spawns programs. The kernel kills a program when the thread that spawned it exits, and most
+/// callers are short-lived threads that boot several VMs in parallel.
 fn starter() -> &'static Mutex<Sender<Order>> {
     static STARTER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
     STARTER.get_or_init(|| {
@@ -51,7 +52,7 @@ fn starter() -> &'static Mutex<Sender<Order>> {
     })
 }
 
-/// Makes the kernel kill this program when its parent ends.
+/// Makes the kernel kill this process when its parent exits.
 ///
 /// # Errors
 /// Returns an error if the kernel rejects the request.
@@ -68,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    /// Environment variable in the process that the test starts from its own executable.
+    /// Environment variable of the process that the test spawns from its own executable.
     const VARIABLE: &str = "GPU_MEDIATOR_TEST_CHILDREN";
 
     #[test]
@@ -86,7 +87,7 @@ mod tests {
         assert_eq!(spawn(&mut Command::new("/no/such/program")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// Runs in the program that the next test starts.
+    /// Runs in the process that the next test spawns.
     #[test]
     fn parent() {
         if std::env::var_os(VARIABLE).is_none() {

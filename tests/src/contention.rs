@@ -1,5 +1,4 @@
-//! Makes guests compete for a card's time, and measures the share that each guest receives according to the mediator's
-//! accounts.
+//! Runs guests that compete for a card's time, and measures each guest's share according to the mediator's accounting.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -12,16 +11,16 @@ use crate::Pending;
 use crate::guest::{self, Smoke};
 use crate::many_vms::{Account, Crowd, History, SIDE};
 
-/// Word that precedes the end times of kernels in a load's output.
+/// Prefix of the kernels' end times in a load's output.
 const ENDS: &str = "ENDS ";
-/// Line that a load prints after it has started.
+/// Line that a load prints once it has started.
 const BEGUN: &str = "LOOPING";
 /// Time limit for a load to start.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
-/// Time in seconds after which a load ends by itself. Tests end it earlier.
+/// Maximum duration of a load in seconds. Tests end loads earlier.
 const LASTS_S: u64 = 600;
 
-/// The load of one guest.
+/// A guest's load.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// Index of the VM.
@@ -37,9 +36,9 @@ impl Load {
         Self { vm, words, after: Duration::ZERO }
     }
 
-    /// Creates a load of successive kernels with `rounds` [rounds](crate::many_vms::ROUND_NS) each, of which up to
-    /// `in_flight` are in flight. With more kernels in flight, the guest may submit later without causing idle time,
-    /// for example on a host with more guests than CPUs.
+    /// Creates a load of successive kernels with `rounds` [rounds](crate::many_vms::ROUND_NS) each, and up to
+    /// `in_flight` kernels in flight. More kernels in flight tolerate longer submission delays without idle time, for
+    /// example on a host with more guests than CPUs.
     pub fn kernels(vm: usize, rounds: u32, in_flight: u32) -> Self {
         Self::kernels_of(vm, SIDE, rounds, in_flight)
     }
@@ -51,20 +50,20 @@ impl Load {
         Self::new(vm, format!("{kernel} --in-flight {in_flight}"))
     }
 
-    /// Makes the guest report the end time of each kernel.
+    /// Makes the load report the end time of each kernel.
     #[must_use]
     pub fn telling_ends(mut self) -> Self {
         self.words += " --ends";
         self
     }
 
-    /// Creates a load that runs a kernel and pauses, repeatedly.
+    /// Creates a load that alternates between a kernel and a pause.
     pub fn bursts(vm: usize, side: u32, rounds: u32, pause_ms: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
         Self::new(vm, format!("{kernel} --pause-ms {pause_ms}"))
     }
 
-    /// Creates a load that copies `bytes` bytes to VRAM with the first copy engine, repeatedly.
+    /// Creates a load that repeatedly copies `bytes` bytes to VRAM with the first copy engine.
     pub fn copies(vm: usize, bytes: u64) -> Self {
         Self::new(vm, format!("stream --engine ce0 --size {bytes}"))
     }
@@ -84,11 +83,11 @@ impl Load {
 /// A measurement of competing guests.
 #[derive(Clone, Debug)]
 pub struct Contest {
-    /// Loads by guest.
+    /// Loads, one per guest.
     pub loads: Vec<Load>,
     /// Time before the measurement starts.
     pub warm: Duration,
-    /// Length of the measurement.
+    /// Duration of the measurement.
     pub measured: Duration,
 }
 
@@ -105,9 +104,9 @@ pub struct Outcome {
     pub from: u64,
     /// Measured time, in ns of the card's clock.
     pub length: u64,
-    /// Accounts of PGRAPH at the start of the measurement.
+    /// PGRAPH accounts at the start of the measurement.
     pub before: Vec<Account>,
-    /// Accounts at the end of the measurement.
+    /// PGRAPH accounts at the end of the measurement.
     pub after: Vec<Account>,
     /// Final reports of the loads.
     pub reports: Vec<Smoke>,
@@ -200,14 +199,14 @@ fn report(pending: Pending<'_>) -> Result<(Smoke, Vec<u64>)> {
     let output = pending.wait_within(guest::SMOKE_LIMIT)?;
     let smoke = guest::parse_smoke(&output)?;
     ensure!(smoke.ok, "{}", output.text());
-    // The workload prints its result on its own line, before the line of the command.
+    // The workload prints its result before the command's own last line.
     let line = output.lines.iter().find(|line| line.starts_with("RESULT ")).cloned();
     let ends =
         output.lines.iter().filter_map(|line| line.strip_prefix(ENDS)).map(ends_in).collect::<Result<Vec<_>>>()?;
     Ok((Smoke { line: line.unwrap_or_default(), ..smoke }, ends.concat()))
 }
 
-/// Parses a line with the end times of kernels, in ns.
+/// Parses a line with the end times of kernels. Returns them in ns.
 fn ends_in(line: &str) -> Result<Vec<u64>> {
     let (first, rest) =
         line.strip_prefix("at_us=").and_then(|line| line.split_once(" after_us=")).context("no times")?;
@@ -228,7 +227,7 @@ impl Outcome {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
 
-    /// Returns the deviation of the shares from `wanted`, in windows of `window_ns`.
+    /// Returns the deviation of the shares from `wanted`, in windows of `window_ns` ns.
     pub fn share_error(&self, window_ns: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
     }
@@ -239,13 +238,13 @@ impl Outcome {
         used as f64 / self.length.max(1) as f64
     }
 
-    /// Returns the time for which a load was charged on PGRAPH, as a fraction of the measured time.
+    /// Returns the PGRAPH time charged to a load, as a fraction of the measured time.
     pub fn received(&self, place: usize) -> f64 {
         self.uses.used(place, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
 
-    /// Computes the work of the loads from the guests' reports, in intervals of `step` ns of the measured time. Counts
-    /// the kernels that have ended; `lengths` are the kernel lengths of each load in ns.
+    /// Computes the work of the loads from the guests' reports, in intervals of `step` ns. Counts completed kernels;
+    /// `lengths` contains each load's kernel duration in ns.
     pub fn counted(&self, lengths: &[u64], step: u64) -> Uses {
         let mut uses = Uses::new(self.vms.len(), step, self.length);
         for ((place, ends), length) in self.ends.iter().enumerate().zip(lengths) {
@@ -262,8 +261,8 @@ impl Outcome {
         self.after[place].completed - self.before[place].completed
     }
 
-    /// Returns the waiting time in ns that `permille` of the submissions of some loads did not exceed, rounded up to
-    /// the bounds of the mediator's buckets.
+    /// Returns the `permille` quantile in ns of the wait times of some loads' submissions, rounded up to the mediator's
+    /// bucket bounds.
     pub fn wait_ns(&self, places: impl Iterator<Item = usize> + Clone, permille: u64) -> u64 {
         let sum = |of: &dyn Fn(&Account) -> u64| -> u64 {
             places.clone().map(|place| of(&self.after[place]) - of(&self.before[place])).sum()
@@ -275,7 +274,7 @@ impl Outcome {
         ends.into_iter().find(|end| within(*end) >= wanted).unwrap_or(u64::MAX)
     }
 
-    /// Returns a number that a load reported.
+    /// Returns a number reported by a load.
     pub fn reported(&self, place: usize, key: &str) -> Result<f64> {
         let line = &self.reports.get(place).context("a load without a report")?.line;
         let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
@@ -312,7 +311,7 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // Omit kernels that ended earlier. Of each other kernel, count only the part within an interval.
+        // Kernels that ended earlier are omitted. Of each other kernel, only the part within an interval counts.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

@@ -18,17 +18,17 @@ use crate::http;
 use crate::process::Process;
 use crate::wait::{self, Scratch};
 
-/// Time limit for the daemon's admin socket to answer.
+/// Time limit for the daemon's admin socket to respond.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Time limit for the daemon to end after SIGTERM.
+/// Time limit for the daemon to exit after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of a `mediatorctl` command.
 const CONTROL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Paths of a test's daemon, for the configuration that the test writes.
+/// Paths of a test's daemon, for use in its configuration.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// An empty folder, for sockets.
+    /// Empty folder for sockets.
     pub folder: PathBuf,
     /// Path for `[daemon] admin_socket`.
     pub admin_socket: PathBuf,
@@ -53,12 +53,12 @@ pub struct Ended {
     pub stdout: String,
     /// Standard error.
     pub stderr: String,
-    /// Exit code; `None` if a signal ended the program.
+    /// Exit code, or `None` if a signal terminated the program.
     pub code: Option<i32>,
 }
 
 impl Ended {
-    /// Returns this value if the code is 0, and otherwise an error that shows the output.
+    /// Returns this value if the exit code is 0, and otherwise an error that contains the output.
     pub fn success(self) -> Result<Self> {
         if self.code != Some(0) {
             bail!("ended with code {:?}:\n{}{}", self.code, self.stdout, self.stderr);
@@ -67,23 +67,23 @@ impl Ended {
     }
 }
 
-/// A running `mediatord`. Dropping the value ends the daemon.
+/// A running `mediatord`, which is killed on drop.
 pub struct Daemon {
     process: Process,
-    /// Path of the program. An upgrade may start another program.
+    /// Path of the program. An upgrade may start a different program.
     program: PathBuf,
     paths: Paths,
     /// Additional environment variables of the daemon.
     variables: Vec<(String, OsString)>,
     /// The service manager that started the daemon, if any.
     manager: Option<ServiceManager>,
-    // Declared last, so that the folder is removed after the process has ended.
+    // Declared last, so that the folder is removed after the process has exited.
     scratch: Scratch,
 }
 
 impl Daemon {
-    /// Starts the daemon with the configuration that `configure` returns, as TOML, and waits until its admin socket
-    /// answers.
+    /// Starts the daemon with the TOML configuration that `configure` returns, and waits until its admin socket
+    /// responds.
     pub fn start(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         Self::start_by(None, scratch, paths)
@@ -110,7 +110,7 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, (Some(manager), variables), scratch, paths)
     }
 
-    /// Starts the daemon as a service, with sockets that a service manager keeps.
+    /// Starts the daemon as a service, with sockets kept by a service manager.
     pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;
@@ -121,7 +121,7 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, (manager, &[]), scratch, paths)
     }
 
-    /// Starts the daemon from `program`, a copy that the test replaces.
+    /// Starts the daemon from a copy of the program at `copy`, which the test can replace.
     pub fn start_copy(name: &str, copy: &Path, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         fs::copy(binary("mediatord")?, copy).with_context(|| format!("cannot write {}", copy.display()))?;
         let (scratch, paths) = prepare(name, configure)?;
@@ -142,8 +142,8 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Makes the program that is now at the daemon's path take over all work of the daemon, and waits until the old
-    /// daemon has ended. Returns the output of `mediatorctl daemon upgrade`.
+    /// Upgrades the daemon to the program that is now at its path, and waits until the old daemon has exited. Returns
+    /// the output of `mediatorctl daemon upgrade`.
     pub fn upgrade(&mut self) -> Result<Value> {
         Process::adopt_orphans().context("orphaned processes cannot be adopted")?;
         let info = self.ctl_json(&["daemon", "upgrade"]).with_context(|| self.log_tail())?;
@@ -165,8 +165,7 @@ impl Daemon {
         config_of(&self.scratch)
     }
 
-    /// Kills the daemon at an arbitrary point, and starts another daemon with the same configuration, which appends to
-    /// the log.
+    /// Kills the daemon at an arbitrary point, and starts another one with the same configuration and log.
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.end().context("cannot kill mediatord")?;
         let mut command = command(&self.program, &self.scratch, self.manager.as_ref())?;
@@ -183,14 +182,13 @@ impl Daemon {
             if let Some(manager) = &self.manager {
                 return Ok(manager.wait(Duration::ZERO, |heard| heard.take("READY=1")).ok());
             }
-            // The daemon's socket exists before its VMs do. A client that connects early waits until the daemon serves
-            // it.
+            // The daemon's socket exists before its VMs. A client that connects early waits until the daemon serves it.
             Ok(self.get("/v1/vms").ok().map(drop))
         });
         ready.with_context(|| self.log_tail())
     }
 
-    /// Runs the daemon with a configuration that it must refuse, and returns the daemon's output.
+    /// Runs the daemon with a configuration that it must reject. Returns the daemon's output.
     pub fn refused(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Ended> {
         let (scratch, _paths) = prepare(name, configure)?;
         run_to_end(&mut command(&binary("mediatord")?, &scratch, None)?, START_LIMIT)
@@ -206,7 +204,7 @@ impl Daemon {
         self.paths.vm_socket(name)
     }
 
-    /// Runs `mediatorctl --socket PATH args...` until it ends. Does not check the exit code.
+    /// Runs `mediatorctl --socket PATH args...` to completion. Does not check the exit code.
     pub fn ctl(&self, args: &[&str]) -> Result<Ended> {
         let mut command = Command::new(binary("mediatorctl")?);
         command.arg("--socket").arg(&self.paths.admin_socket).args(args);
@@ -220,13 +218,13 @@ impl Daemon {
         serde_json::from_str(&text).with_context(|| format!("mediatorctl {} printed no JSON:\n{text}", args.join(" ")))
     }
 
-    /// Sends `GET path` to the admin API, for values that no command prints unchanged.
+    /// Sends `GET path` to the admin API, for values that no command prints verbatim.
     pub fn api(&self, path: &str) -> Result<Value> {
         let body = self.get(path)?;
         serde_json::from_str(&body).with_context(|| format!("GET {path} answered no JSON:\n{body}"))
     }
 
-    /// Returns the body of the reply to `GET path` on the admin socket.
+    /// Sends `GET path` to the admin socket. Returns the body of the response.
     pub fn get(&self, path: &str) -> Result<String> {
         let stream = UnixStream::connect(&self.paths.admin_socket).with_context(|| format!("GET {path}"))?;
         stream.set_read_timeout(Some(CONTROL_LIMIT))?;
@@ -249,7 +247,7 @@ impl Daemon {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Returns the end of the log, for messages.
+    /// Returns the end of the log, for error messages.
     pub fn log_tail(&self) -> String {
         wait::tail(&self.scratch.path().join("mediatord.log"))
     }
@@ -281,7 +279,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if self.stop().is_err() {
-            // The daemon may hang or may have ended; `end` handles both cases.
+            // The daemon may hang or have exited; `end` handles both cases.
             let _ = self.process.end();
         }
         if thread::panicking() {
@@ -313,7 +311,7 @@ fn command(program: &Path, scratch: &Scratch, manager: Option<&ServiceManager>) 
     Ok(command)
 }
 
-/// Starts the daemon. The daemon's output is appended to its log.
+/// Starts the daemon. Appends its output to the log.
 fn spawn(scratch: &Scratch, command: &mut Command) -> Result<Child> {
     let log = scratch.path().join("mediatord.log");
     let output = File::options().create(true).append(true).open(&log);
@@ -324,7 +322,7 @@ fn spawn(scratch: &Scratch, command: &mut Command) -> Result<Child> {
     child.with_context(|| format!("cannot start {name}"))
 }
 
-/// Runs `command` until it ends, or kills it after `limit`.
+/// Runs `command` to completion, or kills it after `limit`.
 pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command
@@ -349,18 +347,18 @@ pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
 fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read fails if the process has ended. Its exit status then gives the reason.
+        // Reads fail if the process has exited; its exit status then shows the reason.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// Finds a program of this workspace: in `GPU_MEDIATOR_BIN_DIR`, next to the running program, or in the release folder.
+/// Finds a program of this workspace in `GPU_MEDIATOR_BIN_DIR`, next to the running program, or in the release folder.
 pub fn binary(name: &str) -> Result<PathBuf> {
     let mut folders: Vec<PathBuf> = env::var_os("GPU_MEDIATOR_BIN_DIR").map(PathBuf::from).into_iter().collect();
     if let Ok(own) = env::current_exe() {
-        // The running program is target/PROFILE/NAME or target/PROFILE/deps/NAME, so the folder of the profile is at
-        // most two levels up.
+        // The running program is target/PROFILE/NAME or target/PROFILE/deps/NAME, so the profile folder is at most two
+        // levels up.
         let above: Vec<_> = own.ancestors().skip(1).take(3).map(Path::to_path_buf).collect();
         folders.extend(above.iter().take(2).cloned());
         folders.extend(above.iter().map(|a| a.join("release")));

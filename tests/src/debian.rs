@@ -1,10 +1,10 @@
-//! A Debian host in namespaces of this machine. The host has its own files, users, processes, mounts and network, and
-//! shares this machine's kernel.
+//! A Debian host in namespaces of this machine, with its own files, users, processes, mounts and network. It shares
+//! this machine's kernel.
 //!
-//! Such a host starts in seconds, while an emulated machine needs minutes. The host does not run systemd:
-//! [`Debian::start`] and related functions start and end units. The first process reaps orphans, as systemd would.
+//! Such a host starts in seconds, whereas an emulated machine takes minutes. The host does not run systemd:
+//! [`Debian::start`] and related functions start and stop units. The init process reaps orphans like systemd.
 //!
-//! Requirements: root, or a range of user IDs in `/etc/subuid` and the programs in Debian's package `uidmap`.
+//! Requirements: root, or a user ID range in `/etc/subuid` and the programs in Debian's package `uidmap`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -25,23 +25,23 @@ use crate::wait::{self, Scratch};
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// The browser's folder on the host.
 const BROWSER: &str = "/opt/browser";
-/// Time limit for a page to load its data, in ms of the browser's own clock, which skips idle time.
+/// Time limit for loading a page's data, in ms of the browser's virtual clock, which skips idle time.
 const BROWSER_MS: u32 = 5000;
-/// Number of lines of each unit's log to show after an error.
+/// Number of lines of each unit's log shown after an error.
 const LOG_LINES: u32 = 30;
 /// Folder of the units' logs.
 const LOGS: &str = "/var/log/units";
-/// Folder for the process IDs of units.
+/// Folder of the units' PID files.
 const UNITS: &str = "/run/units";
 
-/// Namespaces, as arguments of `unshare`. When `unshare` ends, so do all processes in them.
+/// Namespaces, as arguments of `unshare`. When `unshare` exits, all processes in them are killed.
 pub(crate) const NAMESPACES: [&str; 8] =
     ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child"];
-/// Additional arguments of `unshare` for users other than root.
+/// Additional arguments of `unshare` for non-root users.
 pub(crate) const USERS: [&str; 3] = ["--user", "--map-root-user", "--map-auto"];
 
-/// Script of the first process, which mounts the file systems of a container and keeps running. Its argument is the new
-/// root folder.
+/// Script of the init process, which mounts a container's file systems and keeps running. Its argument is the new root
+/// folder.
 const INIT: &str = r#"
 set -e
 mount --make-rprivate /
@@ -71,7 +71,7 @@ echo up
 exec env --ignore-signal=CHLD sleep infinity'
 "#;
 
-/// The environment of a command.
+/// Environment variables of commands.
 const ENVIRONMENT: [(&str, &str); 3] = [
     ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
     ("HOME", "/root"),
@@ -81,14 +81,14 @@ const ENVIRONMENT: [(&str, &str); 3] = [
 /// A running host.
 pub struct Debian {
     namespaces: Child,
-    /// Process ID of the host's first process, on this machine.
+    /// Process ID of the host's init process on this machine.
     init: u32,
     users: bool,
     up: Instant,
     root: Scratch,
 }
 
-/// Returns the reason why this machine cannot run such a host; `None` if it can.
+/// Returns the reason why this machine cannot run such a host, or `None` if it can.
 pub fn impossible() -> Option<String> {
     let mut command = Command::new("unshare");
     command.args(NAMESPACES).args(if is_root() { &[][..] } else { &USERS });
@@ -107,7 +107,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 impl Debian {
-    /// Starts a host with `files`. Workload managers are installed but do not run.
+    /// Starts a host with `files`. Workload managers are installed but not running.
     pub fn start_up(name: &str, files: Files) -> Result<Self> {
         let archive = images::ensure_fleet(&Progress::stderr())?;
         let scratch = Scratch::new(name)?;
@@ -129,7 +129,7 @@ impl Debian {
         Ok(Self { namespaces, init, users, up: Instant::now(), root: scratch })
     }
 
-    /// Prepares a shell command in the host.
+    /// Prepares a shell command on the host.
     fn command(&self, command: &str) -> Command {
         let mut enter = Command::new("nsenter");
         enter.arg("--target").arg(self.init.to_string());
@@ -141,7 +141,7 @@ impl Debian {
         enter
     }
 
-    /// Runs a command until it ends. Returns its output and exit code.
+    /// Runs a command to completion. Returns its output and exit code.
     pub fn run(&self, command: &str) -> Result<Output> {
         let ended = run_to_end(&mut self.command(command), COMMAND_LIMIT)?;
         let text = format!("{}{}", ended.stdout, ended.stderr);
@@ -156,8 +156,8 @@ impl Debian {
         Ok(output)
     }
 
-    /// Same as [`Self::sh`], but a nonzero exit code is an error that shows the last lines of the units' logs. Returns
-    /// the output.
+    /// Same as [`Self::sh`], but a nonzero exit code is an error, which contains the last lines of the units' logs.
+    /// Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();
@@ -175,14 +175,14 @@ impl Debian {
         ended.with_context(|| self.logs())
     }
 
-    /// Writes a file with the permissions `mode`, and creates the folders above it.
+    /// Writes a file with the permissions `mode`. Creates its parent folders.
     pub fn write(&self, path: &str, mode: u32, text: &str) -> Result<()> {
         let quoted = text.replace('\'', "'\\''");
         self.ok(&format!("mkdir -p $(dirname {path}) && printf %s '{quoted}' > {path} && chmod {mode:o} {path}"))
             .map(drop)
     }
 
-    /// Starts a unit: a shell command that does not end by itself.
+    /// Starts a unit: a long-running shell command.
     pub fn start(&self, unit: &str, command: &str) -> Result<()> {
         let quoted = format!("echo $$ > {UNITS}/{unit}; {command}").replace('\'', "'\\''");
         self.ok(&format!(
@@ -192,12 +192,12 @@ impl Debian {
         .map(drop)
     }
 
-    /// Kills the first process of a unit, and waits until it has ended.
+    /// Kills the main process of a unit, and waits until it has exited.
     pub fn kill(&self, unit: &str) -> Result<()> {
         self.end(unit, "KILL")
     }
 
-    /// Terminates a unit, and waits until it has ended.
+    /// Terminates a unit, and waits until it has exited.
     pub fn stop(&self, unit: &str) -> Result<()> {
         self.end(unit, "TERM")
     }
@@ -223,18 +223,18 @@ impl Debian {
         self.ok(&mounts).map(drop)
     }
 
-    /// Opens a page in the browser. `options` are its command-line options, for example to print the document.
+    /// Opens a page in the browser. `options` contains command-line options, for example to print the document.
     pub fn browse(&self, options: &str, url: &str) -> Result<String> {
         let program = images::browser::PROGRAM;
-        // Disable the browser's own sandbox, which needs privileges that the browser does not have in these namespaces.
-        // The browser only shows pages of the tests.
+        // Disable the browser's sandbox, which needs privileges that are not available in these namespaces. The browser
+        // only opens pages of the tests.
         self.ok(&format!(
             "chroot {BROWSER} {program} --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=/tmp/browser \
              --virtual-time-budget={BROWSER_MS} {options} '{url}' 2>/tmp/browser.log || {{ tail -n 5 /tmp/browser.log; false; }}"
         ))
     }
 
-    /// Returns a file that the browser has written. `path` is relative to the browser's root folder.
+    /// Reads a file written by the browser. `path` is relative to the browser's root folder.
     pub fn browser_file(&self, path: &str) -> Result<Vec<u8>> {
         let file = format!("root{BROWSER}{path}");
         fs::read(self.root.path().join(&file)).with_context(|| file)
@@ -250,12 +250,12 @@ impl Debian {
 
 impl Drop for Debian {
     fn drop(&mut self) {
-        // End all processes in the namespaces before the files are removed.
+        // Kill all processes in the namespaces before the files are removed.
         let _ = self.namespaces.kill();
         let _ = self.namespaces.wait();
         let _ = wait::until("the host's processes to end", COMMAND_LIMIT, || Ok(has_ended(self.init).then_some(())));
         if self.users && self.root.is_removed() {
-            // Only a process that can switch to other users can remove these users' files.
+            // Only a process with access to the mapped users can remove their files.
             let mut remove = Command::new("unshare");
             remove.args(USERS).args(["rm", "--recursive", "--force"]).arg(self.root.path().join("root"));
             let _ = run_to_end(&mut remove, COMMAND_LIMIT);
@@ -263,13 +263,13 @@ impl Drop for Debian {
     }
 }
 
-/// Returns true if a process has ended, even if its parent has not reaped it.
+/// Returns true if a process has exited, even if its parent has not reaped it.
 fn has_ended(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
 
-/// Returns the process ID of the only child of a process.
+/// Returns the process ID of a process's only child.
 fn only_child(process: u32) -> Result<u32> {
     let path = PathBuf::from(format!("/proc/{process}/task/{process}/children"));
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -1,4 +1,4 @@
-//! Files that a machine receives before it boots.
+//! Files that are added to a machine before it boots.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,14 +9,14 @@ use anyhow::{Context, Result, ensure};
 use images::cpio::Archive;
 use images::libraries;
 
-/// Path of the dynamic loader, which lists the libraries that a library needs.
+/// Path of the dynamic loader, which lists a library's dependencies.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
 /// Files of a machine's initramfs.
 #[derive(Default)]
 pub struct Files {
     archive: Archive,
-    /// Names already in the archive.
+    /// Names of the files in the archive.
     names: BTreeSet<String>,
 }
 
@@ -39,18 +39,18 @@ impl Files {
         self.archive.file(to, mode, bytes);
     }
 
-    /// Adds a stripped copy of a host program at `to`, and its shared libraries at the paths where the program looks
-    /// for them.
+    /// Adds a stripped copy of a host program at `to`, and its shared libraries at the paths where the loader finds
+    /// them.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
         self.stripped(from, to, &mut Command::new(from))
     }
 
-    /// Adds a stripped copy of a host library at `to`, and the libraries that it needs.
+    /// Adds a stripped copy of a host library at `to`, and its dependencies.
     pub fn library(&mut self, from: &Path, to: &str) -> Result<()> {
         self.stripped(from, to, Command::new(LOADER).arg(from))
     }
 
-    /// Adds a stripped copy of a file at `to`, and the libraries that are listed for `command`.
+    /// Adds a stripped copy of a file at `to`, and the libraries that `command` lists.
     fn stripped(&mut self, from: &Path, to: &str, command: &mut Command) -> Result<()> {
         let scratch = tempfile::NamedTempFile::new().context("a file for a program")?;
         let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(scratch.path()).arg(from).status();

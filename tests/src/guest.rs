@@ -1,4 +1,4 @@
-//! Steps that several tests share: writing a configuration, loading the driver, running a workload, reading counters.
+//! Steps shared by several tests: writing a configuration, loading the driver, running a workload, reading counters.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use crate::{Daemon, Output, Paths, Vm};
 
-/// Time limit for loading nouveau, whose probe function causes about a million trapped accesses.
+/// Time limit for loading nouveau, which causes about a million trapped accesses.
 pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
 /// Time limit of a workload.
 pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
 
-/// Returns the daemon's part of a configuration and the table of a software card with `vram_mib` MiB called `card0`.
+/// Returns the daemon's part of a configuration, and the table of a software card `card0` with `vram_mib` MiB.
 pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     format!(
         "[daemon]\nadmin_socket = {:?}\nread_socket = {:?}\nsocket_dir = {:?}\n\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = {vram_mib}\n",
@@ -22,7 +22,7 @@ pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     )
 }
 
-/// Line of the configuration for a mediated VM that traps all accesses to apertures and registers.
+/// Configuration line that traps all of a VM's aperture and register accesses.
 pub const TRAPPED: &str = "apertures = \"trapped\"\n";
 
 /// Returns the table of a mediated VM on `card0`.
@@ -30,7 +30,7 @@ pub fn vm_toml(name: &str, vram_mib: u32) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {vram_mib}\n")
 }
 
-/// Returns the table of a VM that gets `card0` in passthrough mode.
+/// Returns the table of a VM with `card0` in passthrough mode.
 pub fn passthrough_toml(name: &str) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
 }
@@ -55,7 +55,7 @@ pub fn load_driver(vm: &Vm) -> Result<String> {
 /// The report that a workload prints at its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Smoke {
-    /// True if all bytes were correct.
+    /// Set if all bytes were correct.
     pub ok: bool,
     /// Number of checked bytes.
     pub bytes: u64,
@@ -63,11 +63,11 @@ pub struct Smoke {
     pub channels: u64,
     /// Duration in seconds, measured with the guest's clock.
     pub seconds: f64,
-    /// The complete line.
+    /// Complete result line.
     pub line: String,
 }
 
-/// Reads the last `RESULT` line of a workload's output.
+/// Parses the last `RESULT` line of a workload's output.
 pub fn parse_smoke(output: &Output) -> Result<Smoke> {
     let line = output.lines.iter().rev().find(|line| line.starts_with("RESULT "));
     let line = line.with_context(|| format!("no result in:\n{}", output.text()))?;
@@ -85,7 +85,7 @@ pub fn parse_smoke(output: &Output) -> Result<Smoke> {
     })
 }
 
-/// Runs `gpu-workloads` with `args` until it ends. Fails unless every result was verified.
+/// Runs `gpu-workloads` with `args` to completion. Fails unless every result was verified.
 pub fn smoke(vm: &Vm, args: &str) -> Result<Smoke> {
     let output = vm.run_within(&format!("run /bin/gpu-workloads {args}"), SMOKE_LIMIT)?;
     let smoke = parse_smoke(&output)?;
@@ -103,7 +103,7 @@ pub fn show(daemon: &Daemon, name: &str) -> Result<Value> {
     daemon.ctl_json(&["vm", "show", name])
 }
 
-/// Returns the number of messages that the VMM has sent for a VM.
+/// Returns the number of messages that a VM's VMM has sent.
 pub fn messages(daemon: &Daemon, name: &str) -> Result<u64> {
     Ok(messages_in(&show(daemon, name)?["transport"]))
 }

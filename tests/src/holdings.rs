@@ -1,4 +1,4 @@
-//! Counts a process's resources in the kernel (descriptors, threads, mappings, memory), to find leaks.
+//! Counts a process's kernel resources (descriptors, threads, mappings, memory) to detect leaks.
 //!
 //! This file uses only the standard library, because tests of other crates include it by its path.
 
@@ -7,38 +7,38 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Number of mappings per thread: its stack and its signal stack, with a guard for each.
+/// Number of mappings per thread: its stack and its signal stack, each with a guard mapping.
 const MAPPINGS_OF_THREAD: usize = 4;
 
 /// A snapshot of a process's resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// Number of descriptors by kind.
+    /// Number of descriptors, by type.
     pub descriptors: BTreeMap<String, usize>,
-    /// Number of threads with each name.
+    /// Number of threads, by name.
     pub threads: BTreeMap<String, usize>,
-    /// Number of mappings of each file, including memory files, by name.
+    /// Number of mappings of each file, including memory files, by file name.
     pub mapped_files: BTreeMap<String, usize>,
-    /// Number of mappings of any kind.
+    /// Total number of mappings.
     pub mappings: usize,
     /// Resident memory in KiB, without the excluded mappings.
     pub resident_kib: u64,
 }
 
-/// Growth that tests tolerate, because the heap of a process grows and shrinks in steps even without leaks.
+/// Tolerated growth, because a process's heap grows and shrinks in steps even without leaks.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack {
-    /// Number of additional mappings, not counting those of new pool threads.
+    /// Number of additional mappings, excluding those of new pool threads.
     pub mappings: usize,
     /// Additional resident memory in KiB.
     pub resident_kib: u64,
-    /// Name prefixes of threads that start on first use or end when they are idle, so that they do not indicate a leak.
+    /// Name prefixes of pool threads, which start on first use or exit when idle, and therefore do not indicate a leak.
     pub pools: &'static [&'static str],
 }
 
 impl Holdings {
     /// Reads the resources of process `pid`. Mappings of at least `large_kib` KiB do not count as memory, because they
-    /// are the VRAM of a software card, which stays resident once touched.
+    /// contain a software card's VRAM, which stays resident once touched.
     ///
     /// # Errors
     /// Returns an error if the process does not exist, or the kernel does not permit access.
@@ -74,8 +74,8 @@ impl Holdings {
         }
     }
 
-    /// Describes the resources in `later` that this snapshot does not have. The result is empty if no resource has
-    /// leaked. Descriptors, threads and mapped files must not grow at all.
+    /// Describes the resources that leaked between this snapshot and `later`. Descriptors, threads and mapped files
+    /// must not grow at all.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
         let mut lost = Vec::new();
@@ -124,7 +124,7 @@ fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
     counts
 }
 
-/// Returns the target of a descriptor without the number in it.
+/// Returns the type of a descriptor: its target without the number.
 fn kind(target: &str) -> String {
     let numbered = ["socket", "pipe"].iter().find(|kind| target.starts_with(&format!("{kind}:[")));
     numbered.map_or(target, |kind| *kind).to_owned()

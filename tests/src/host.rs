@@ -11,7 +11,7 @@ use crate::{Vm, VmConfig};
 
 /// Time limit of a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
-/// Number of lines of the journal to show after an error.
+/// Number of journal lines shown after an error.
 const JOURNAL_LINES: u32 = 60;
 
 /// A running host.
@@ -30,7 +30,7 @@ impl Host {
         let mut config = VmConfig::new(name, images, "6.1")?;
         config.kernel = system.bootable(files.finish(), &scratch.path().join("initrd"))?;
         (config.memory_mib, config.smp) = (1536, 2);
-        // The boot messages on the console show which unit a boot waits for.
+        // Show boot messages on the console, to identify the unit that a boot waits for.
         config.append = "systemd.show_status=1 systemd.default_timeout_start_sec=300s".to_owned();
         let vm = Vm::launch(&config)?;
         vm.wait_ready()?;
@@ -50,8 +50,8 @@ impl Host {
         Ok(output)
     }
 
-    /// Same as [`Self::sh`], but a nonzero exit code is an error, which shows the end of the journal. Returns the
-    /// output without its last newline.
+    /// Same as [`Self::sh`], but a nonzero exit code is an error, which contains the end of the journal. Returns the
+    /// output without its trailing newline.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 
 use anyhow::{Context, Result, bail};
 
-/// Sends a request over `stream`, a new connection, and returns the status and the body.
+/// Sends a request over a new connection `stream`. Returns the status and the body.
 ///
 /// # Errors
 /// Returns an error if the connection fails, or the response is malformed.
@@ -22,7 +22,7 @@ pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Resul
 /// Returns the body of the response to `GET path`.
 ///
 /// # Errors
-/// Same as for [`request`]; also if the status is not 200.
+/// Same as for [`request`]. Also returns an error if the status is not 200.
 pub fn get(stream: impl Read + Write, path: &str) -> Result<String> {
     match request(stream, "GET", path)? {
         (200, body) => Ok(body),

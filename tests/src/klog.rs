@@ -1,9 +1,9 @@
-//! Parses the kernel log of a guest: lines with a level, in the format of the agent's `dmesg`.
+//! Parses a guest's kernel log: lines with a level, in the format of the agent's `dmesg`.
 
 /// Highest level that counts as a complaint. Levels 0 to 4 are emergency to warning.
 const WARNING: u8 = 4;
 
-/// Prefixes of kernel messages that are caused by a busy host, and not by a driver.
+/// Prefixes of kernel messages caused by a busy host instead of a driver.
 const OF_THE_HOST: [&str; 2] = ["clocksource: ", "hrtimer: interrupt took"];
 
 /// A line of a kernel log.
@@ -11,12 +11,12 @@ const OF_THE_HOST: [&str; 2] = ["clocksource: ", "hrtimer: interrupt took"];
 pub struct Line {
     /// Level from 0 (emergency) to 7 (debug), as in `syslog(2)`.
     pub level: u8,
-    /// The text after the time stamp.
+    /// Text after the timestamp.
     pub text: String,
 }
 
 impl Line {
-    /// Returns true for a warning or worse, unless the line only complains about a busy host.
+    /// Returns true for warnings and worse, except those caused by a busy host.
     pub fn complains(&self) -> bool {
         self.level <= WARNING && !OF_THE_HOST.iter().any(|begin| self.text.starts_with(begin))
     }

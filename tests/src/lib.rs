@@ -1,25 +1,25 @@
-//! End-to-end tests with real VMMs and guests: the harness that tests, the demo and benchmarks share.
+//! End-to-end tests with real VMMs and guests: the harness shared by tests, the demo and benchmarks.
 //!
 //! Parts:
-//! - [`vm`]: one QEMU with a stock kernel; [`agent`] sends commands to the guest's init, and [`qmp`] to QEMU itself
+//! - [`vm`]: a QEMU process with a stock kernel; [`agent`] sends commands to the guest's init, and [`qmp`] to QEMU
 //! - [`daemon`]: runs `mediatord` and `mediatorctl` as an operator would
 //! - [`accel`]: detects whether KVM works, by starting a guest
 //! - [`children`]: child processes that end with this process
-//! - [`guest`]: steps that most tests share: configuration, driver, workload
+//! - [`guest`]: steps shared by most tests: configuration, driver, workload
 //! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's share of the card's time
 //! - [`host`]: a Debian host with systemd, for the package; [`debian`]: a host in namespaces, with workload managers
 //! - [`toolbox`]: programs that check packages, manifests and scripts
-//! - [`files`]: files that a machine receives before it boots
-//! - [`nest`]: a machine with a card behind an IOMMU, and with its own VMs
-//! - [`xen`]: a Xen host and domains that have vGPUs
-//! - [`holdings`]: resources of a process, to find leaks
-//! - [`http`]: requests to a daemon's API, or to its monitoring
-//! - [`pages`]: the commands in operators' pages
-//! - [`scale`]: selects small or full workloads
-//! - [`klog`]: the log of a guest's kernel, by level
-//! - [`wait`]: waits with a time limit, which show the ends of logs when they fail
+//! - [`files`]: files that are added to a machine before it boots
+//! - [`nest`]: a machine with a card behind an IOMMU and with its own VMs
+//! - [`xen`]: a Xen host, and domains with vGPUs
+//! - [`holdings`]: resources of a process, for detecting leaks
+//! - [`http`]: requests to a daemon's API or monitoring port
+//! - [`pages`]: code blocks in operators' pages
+//! - [`scale`]: selection of small or full workloads
+//! - [`klog`]: a guest's kernel log, by level
+//! - [`wait`]: waits with a time limit, which show the ends of logs on failure
 //!
-//! A test reads like a story:
+//! An example of a test:
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
 //! let images = images::ensure(&images::Progress::stderr())?;
@@ -30,7 +30,7 @@
 //! # }
 //! ```
 //!
-//! This crate does not build images (see the crate `images`), and does not build binaries (xtask builds them and sets
+//! This crate builds neither images (see the crate `images`) nor binaries (xtask builds them and sets
 //! `GPU_MEDIATOR_BIN_DIR`).
 //!
 //! Environment variables: `GPU_MEDIATOR_BIN_DIR` (folder that contains `mediatord`), `GPU_MEDIATOR_ACCEL` (`kvm` or
@@ -77,19 +77,19 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use anyhow::{Result, anyhow};
 use images::{Images, Kernel, Monitoring, Progress};
 
-/// Returns the images. A process creates them at most once; the first caller sees progress lines on standard error.
+/// Returns the images. A process creates them at most once, and prints progress to standard error.
 pub fn images() -> Result<&'static Images> {
     static IMAGES: OnceLock<Result<Images, String>> = OnceLock::new();
     let made = IMAGES.get_or_init(|| images::ensure(&Progress::stderr()).map_err(|e| format!("{e:#}")));
     made.as_ref().map_err(|e| anyhow!("{e}"))
 }
 
-/// Returns Prometheus and its proxy, and creates them if they are missing.
+/// Returns Prometheus and its proxy. Creates them if they are missing.
 pub fn monitoring() -> Result<Monitoring> {
     images::ensure_monitoring(&Progress::stderr(), false)
 }
 
-/// Returns the kernel called `name` with the paravirtual driver. A process creates it at most once.
+/// Returns the kernel `name` with the paravirtual driver. A process creates it at most once.
 pub fn paravirtual_kernel(name: &str) -> Result<Kernel> {
     static KERNELS: Mutex<BTreeMap<String, Kernel>> = Mutex::new(BTreeMap::new());
     let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);

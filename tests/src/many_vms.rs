@@ -1,8 +1,7 @@
 //! VMs with stock guests that compete for the time of one software card.
 //!
-//! A time model determines how long the card works: `madd` of 32x32 takes half a millisecond, which follows from the
-//! memory traffic of its rounds. The software card needs a fifth of this time to compute it, so the charges match the
-//! model.
+//! A time model determines the duration of the card's work: a 32x32 `madd` takes half a millisecond, according to the
+//! memory traffic of its rounds. The software card computes it in a fifth of this time, so the charges match the model.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,8 +16,8 @@ use crate::{Daemon, Vm, VmConfig};
 /// Size of a memory transaction of the card's shaders in bytes.
 const TRANSACTION: u64 = 128;
 
-/// Returns the time in ns of one round of a kernel with matrices of size `side`: each element needs two words read and
-/// one word written, in whole transactions.
+/// Returns the duration in ns of one round of a kernel with matrices of size `side`. Each element requires two word
+/// reads and one word write, in whole transactions.
 pub const fn round_ns(side: u32) -> u64 {
     let bytes = ((side * side) as u64 * 4).div_ceil(TRANSACTION) * TRANSACTION;
     3 * bytes * 1_000_000_000 / ((SHADER_MIB_PER_S as u64) << 20)
@@ -29,47 +28,47 @@ pub const CARD: &str = "card0";
 /// Number of rows and columns of the matrices in the guests' kernels.
 pub const SIDE: u32 = 32;
 const SHADER_MIB_PER_S: u32 = 24;
-/// Time of one round of a kernel of size [`SIDE`], in ns.
+/// Duration in ns of one round of a kernel of size [`SIDE`].
 pub const ROUND_NS: u64 = round_ns(SIDE);
 /// Copy bandwidth of the card in MiB per second.
 pub const COPY_MIB_PER_S: u64 = 256;
 /// VRAM size of a VM in MiB.
 const VRAM_MIB: u32 = 32;
-/// Number of guests that boot at the same time.
+/// Number of guests that boot concurrently.
 const BOOTS: usize = 2;
 
-/// Returns the lines of a card's table that set its time model.
+/// Returns the configuration lines of a card's time model.
 pub fn card_time_toml() -> String {
     format!("[card.time]\ncopy_mib_per_s = {COPY_MIB_PER_S}\nshader_mhz = 50\nshader_mib_per_s = {SHADER_MIB_PER_S}\n")
 }
 
-/// The daemon and its VMs, each of which has loaded its driver.
+/// The daemon and its VMs, all with loaded drivers.
 pub struct Crowd {
     daemon: Daemon,
     vms: Vec<Vm>,
 }
 
-/// A VM's submissions to an engine and the time charged for them, since the VM was added.
+/// A VM's submissions to an engine, and the time charged for them, since the VM was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Number of submissions that ended.
+    /// Number of completed submissions.
     pub completed: u64,
-    /// Number of submissions whose channel was killed.
+    /// Number of submissions on killed channels.
     pub killed: u64,
     /// Time charged, in ns.
     pub used_ns: u64,
-    /// Number of submissions by the upper bound of their waiting time, in ns.
+    /// Number of submissions, keyed by the upper bound of their wait time in ns.
     pub waits: BTreeMap<u64, u64>,
-    /// Number of submissions that started.
+    /// Number of started submissions.
     pub started: u64,
-    /// Number of the VM's submissions, on any engine, that ran too long.
+    /// Number of the VM's submissions on any engine that ran too long.
     pub strikes: u64,
-    /// True if the VM is quarantined, so that its work does not start.
+    /// Set if the VM is quarantined, which means that its work does not start.
     pub quarantined: bool,
 }
 
 impl Crowd {
-    /// Boots `count` VMs, called `vm0` and so on, with Linux 6.1. `keys` are added to each `[[vm]]` table.
+    /// Boots `count` VMs named `vm0` and so on, with Linux 6.1. `keys` are added to each `[[vm]]` table.
     pub fn boot(name: &str, count: usize, memory_mib: u32, keys: &str) -> Result<Self> {
         Self::boot_with(name, count, memory_mib, keys, count)
     }
@@ -79,7 +78,7 @@ impl Crowd {
         Self::boot_on("", name, count, memory_mib, keys, knowing)
     }
 
-    /// Same as [`Self::boot`], on a card that does not clear the residue of a kernel before the kernel of another VM.
+    /// Same as [`Self::boot`], on a card that does not clear a kernel's residue before the next VM's kernel.
     pub fn boot_keeping(name: &str, count: usize, memory_mib: u32) -> Result<Self> {
         Self::boot_on("residue = \"keep\"\n", name, count, memory_mib, "", count)
     }
@@ -138,12 +137,12 @@ impl Crowd {
         self.vms.get(index).with_context(|| format!("there is no VM {index}"))
     }
 
-    /// Changes how the card's time is shared, with `mediatorctl sched set CARD settings...`.
+    /// Changes the card's scheduler settings with `mediatorctl sched set CARD settings...`.
     pub fn set(&self, settings: &[&str]) -> Result<()> {
         self.daemon.ctl(&[&["sched", "set", CARD], settings].concat())?.success().map(drop)
     }
 
-    /// Changes the share of a VM, with `mediatorctl sched set-vm VM share...`.
+    /// Changes a VM's share with `mediatorctl sched set-vm VM share...`.
     pub fn set_vm(&self, index: usize, share: &[&str]) -> Result<()> {
         self.daemon.ctl(&[&["sched", "set-vm", &name_of(index)], share].concat())?.success().map(drop)
     }
@@ -153,14 +152,13 @@ impl Crowd {
         self.daemon.ctl(&["sched", "release", &name_of(index)])?.success().map(drop)
     }
 
-    /// Returns the VMs' use of an engine according to the mediator's accounts.
+    /// Returns the VMs' usage of an engine according to the mediator's accounting.
     pub fn accounts(&self, engine: &str) -> Result<Vec<Account>> {
         let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler"))?;
         (0..self.len()).map(|index| account(of_vm(&shown, index)?, engine)).collect()
     }
 
-    /// Returns the card's clock in ns, and the charges of each VM in the intervals of the last `since_ms` milliseconds.
-    /// A charge contains the start of the interval, and the time charged on each engine in ns, by name.
+    /// Returns the card's clock, and the charges of each VM in the intervals of the last `since_ms` milliseconds.
     pub fn history(&self, since_ms: u64) -> Result<History> {
         let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler/history?since_ms={since_ms}"))?;
         let number = |value: &Value, key: &str| value[key].as_u64().with_context(|| format!("no {key} in {value}"));
@@ -180,13 +178,13 @@ impl Crowd {
 /// Recent charges of all VMs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// Value of the card's clock, in ns.
+    /// Value of the card's clock in ns.
     pub now_ns: u64,
-    /// Start in ns of the part of the history that is complete.
+    /// Start of the complete part of the history in ns.
     pub from_ns: u64,
-    /// Length of an interval, in ns.
+    /// Length of an interval in ns.
     pub interval_ns: u64,
-    /// Intervals in which each VM was charged: the start, and an object with the time in ns by engine.
+    /// Intervals in which each VM was charged: start in ns, and an object with the charged time in ns by engine.
     pub samples: Vec<Vec<(u64, Value)>>,
 }
 
@@ -247,8 +245,8 @@ mod tests {
         };
         let mut all = History::default();
         all.append(history(20, 65, &[10, 20, 40, 60]));
-        // The interval at 60 was incomplete in the first reading. The interval at 50 comes from the first reading,
-        // because the second reading contains only a part of it.
+        // The interval at 60 was incomplete in the first query. The interval at 50 comes from the first query, because
+        // the second contains only part of it.
         all.append(history(60, 95, &[50, 60, 70, 90]));
         let at: Vec<(u64, u64)> = all.samples[0].iter().map(|(at, used)| (*at, used.as_u64().unwrap_or(0))).collect();
         assert_eq!(at, [(20, 65), (40, 65), (60, 95), (70, 95), (90, 95)]);

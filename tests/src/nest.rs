@@ -1,7 +1,7 @@
-//! A machine with a card behind an IOMMU: an emulated guest that gets a card from an outer daemon in passthrough mode,
-//! and that may run VMs itself ([`inner`]).
+//! A machine with a card behind an IOMMU: an emulated guest with a passed-through card of an outer daemon. The machine
+//! may run VMs itself ([`inner`]).
 //!
-//! The outer daemon and its software card act as the hardware. In the machine, the card is an ordinary PCI function.
+//! The outer daemon and its software card act as hardware: in the machine, the card is an ordinary PCI function.
 
 pub mod inner;
 
@@ -23,52 +23,52 @@ use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 use inner::InnerSpec;
 
-/// The VM of the outer daemon that gets the card in passthrough mode.
+/// The outer daemon's VM with the passed-through card.
 pub const OUTER_VM: &str = "straight";
-/// Address of the card in the machine, below the only port.
+/// PCI address of the card in the machine, behind the only port.
 pub const ADDRESS: &str = "0000:01:00.0";
-/// Folder with this project's programs in the machine.
+/// Folder of this project's programs in the machine.
 const PROGRAMS: &str = "bin";
-/// Path of the admin socket of the daemon in the machine.
+/// Admin socket of the daemon in the machine.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
-/// Folder in the machine for the daemon's state, and for the firmware that is approved for its card.
+/// State folder of the daemon in the machine, which also contains the approved firmware.
 const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of serial lines for VMs, which is the number that one PCI card has.
+/// Number of serial lines for VMs: those of one PCI card.
 pub const LINES: usize = 4;
 
-/// Size and contents of a machine.
+/// Description of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
-    /// Size of the card in MiB. The mediator in the machine cannot use the whole card.
+    /// Size of the card in MiB. The mediator in the machine cannot use all of it.
     pub card_mib: u32,
-    /// Additional keys for the table of the card.
+    /// Additional keys for the card's table.
     pub card_keys: &'a str,
-    /// RAM of the machine in MiB, not counting the RAM of its VMs.
+    /// RAM of the machine in MiB, excluding its VMs' RAM.
     pub memory_mib: u32,
-    /// VMs that the machine runs; at most [`LINES`].
+    /// VMs of the machine, at most [`LINES`].
     pub vms: &'a [InnerSpec],
-    /// Huge pages in MiB, not counting those of the machine's VMs.
+    /// Huge pages in MiB, excluding those of the machine's VMs.
     pub huge_mib: u32,
 }
 
 impl Shape<'_> {
-    /// Returns true if the machine runs guests, and so needs KVM.
+    /// Returns true if the machine runs guests, and therefore needs KVM.
     fn has_guests(&self) -> bool {
         !self.vms.is_empty() || self.huge_mib != 0
     }
 }
 
-/// A running machine that has loaded its modules, and whose card is not bound to a driver.
+/// A running machine with loaded modules and an unbound card.
 pub struct Nest {
-    // The fields are dropped in the order of their declaration.
+    // Fields are dropped in declaration order.
     vm: Vm,
     outer: Daemon,
     agents: Vec<Agent>,
     specs: Vec<InnerSpec>,
-    /// Arguments that start QEMU in the machine.
+    /// QEMU command line in the machine.
     qemu: Vec<String>,
     platform: String,
     began: Instant,
@@ -117,17 +117,17 @@ impl Nest {
         &self.outer
     }
 
-    /// Returns the names of the machine's kernel, VMM and accelerator.
+    /// Returns a description of the machine's kernel, VMM and accelerator.
     pub fn platform(&self) -> &str {
         &self.platform
     }
 
-    /// Prints a line with the time since the start.
+    /// Prints a line, prefixed with the time since the start.
     pub fn say(&self, text: &str) {
         println!("[{:6.1} s] {text}", self.began.elapsed().as_secs_f64());
     }
 
-    /// Runs a program in the machine until it ends. Does not check the exit code. Prints the command and its output.
+    /// Runs a program in the machine to completion. Does not check the exit code. Prints the command and its output.
     pub fn run(&self, command: &str) -> Result<Output> {
         self.say(&format!("# {command}"));
         let output = self.vm.run_within(&format!("run /{PROGRAMS}/{command}"), COMMAND_LIMIT)?;
@@ -148,8 +148,8 @@ impl Nest {
         serde_json::from_str(&text).with_context(|| format!("{command} printed no JSON:\n{text}"))
     }
 
-    /// Approves firmware for the card, as an operator would. The firmware may have any contents, because the card does
-    /// not execute it.
+    /// Approves firmware for the card, as an operator would. Its contents are arbitrary, because the card does not
+    /// execute it.
     pub fn approve_firmware(&self) -> Result<()> {
         let firmware = |command: &str| format!("card firmware {command} --state-dir {STATE}");
         let listed = self.ctl_json(&firmware("import --stand-in"))?;
@@ -161,7 +161,8 @@ impl Nest {
         Ok(())
     }
 
-    /// Starts `mediatord` in the machine with a configuration file of the machine, and waits until the daemon serves.
+    /// Starts `mediatord` in the machine with a configuration file from the machine, and waits until the daemon is
+    /// ready.
     pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
         self.say(&format!("# mediatord --config {config} &"));
         let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;
@@ -183,9 +184,9 @@ impl Nest {
     }
 }
 
-/// Returns the configuration of a daemon in the machine that manages the card. `more` follows the keys of the card.
+/// Returns a configuration for a daemon in the machine that manages the card. `more` is appended to the card's keys.
 ///
-/// Chunks are small, because each word that the daemon zeroes is a message to the outer daemon.
+/// Chunks are small, because each word zeroed by the daemon is a message to the outer daemon.
 pub fn config(vram_mib: u32, more: &str) -> String {
     format!(
         "[daemon]\nadmin_socket = {ADMIN_SOCKET:?}\nsocket_dir = \"/run\"\nstate_dir = {STATE:?}\n\n[[card]]\nname = \"card0\"\nkind = \"vfio\"\n\
@@ -193,7 +194,7 @@ pub fn config(vram_mib: u32, more: &str) -> String {
     )
 }
 
-/// Finds an example program of this workspace, next to the other programs.
+/// Finds an example program of this workspace next to the other programs.
 fn example(name: &str) -> Result<PathBuf> {
     let daemon = binary("mediatord")?;
     let path = daemon.parent().unwrap_or(Path::new("")).join("examples").join(name);

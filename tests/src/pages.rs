@@ -1,6 +1,6 @@
-//! Code blocks in the pages for operators. Tests run them.
+//! Code blocks in the operators' pages, which tests run.
 
-/// Returns a page's code blocks in one language, without the indentation of an enclosing list.
+/// Returns a page's code blocks in one language, without list indentation.
 pub fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<(usize, String)> = None;

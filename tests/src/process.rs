@@ -1,4 +1,4 @@
-//! The daemon's process, which was started by this process or is a successor of such a process.
+//! The daemon's process: a child of this process, or a successor of such a child.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -11,12 +11,12 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 pub(crate) enum Process {
     /// Started by this process.
     Started(Child),
-    /// An orphan that this process has adopted, and its exit status after it has ended.
+    /// An orphan adopted by this process, and its exit status after it has exited.
     Adopted(Pid, Option<ExitStatus>),
 }
 
 impl Process {
-    /// Makes this process the parent of orphaned descendants.
+    /// Makes this process the parent of orphaned descendants (subreaper).
     ///
     /// # Errors
     /// Returns an error if the kernel rejects the request.
@@ -41,7 +41,7 @@ impl Process {
         }
     }
 
-    /// Returns the exit status if the process has ended.
+    /// Returns the exit status if the process has exited.
     ///
     /// # Errors
     /// Returns an error if the process is not a child of this process.
@@ -58,7 +58,7 @@ impl Process {
         }
     }
 
-    /// Kills the process and waits until it has ended.
+    /// Kills the process, and waits until it has exited.
     ///
     /// # Errors
     /// Returns an error if the process is not a child of this process.

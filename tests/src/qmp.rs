@@ -1,4 +1,4 @@
-//! A small client of QEMU's machine protocol (QMP).
+//! A minimal QMP client (QEMU Machine Protocol).
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use crate::wait;
 
-/// Time limit for QEMU to answer a command.
+/// Time limit for QEMU's reply to a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// Time limit of a single read, after which the deadline is checked.
+/// Timeout of a single read, after which the deadline is checked.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A connection to QEMU's machine protocol, in command mode.
+/// A QMP connection in command mode.
 pub struct Qmp {
     stream: UnixStream,
     buffer: Vec<u8>,
@@ -23,7 +23,7 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Reads the greeting from `stream`, and leaves negotiation mode.
+    /// Reads the greeting from `stream`, and leaves capabilities negotiation mode.
     pub fn new(stream: UnixStream) -> Result<Self> {
         stream.set_read_timeout(Some(READ_TIMEOUT)).context("QMP socket")?;
         let mut qmp = Self { stream, buffer: Vec::new(), events: VecDeque::new() };
@@ -35,7 +35,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs a command and returns its result.
+    /// Executes a command, and returns its result.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let request = json!({"execute": command, "arguments": arguments});
         self.stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("cannot send {command}"))?;
@@ -53,8 +53,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event called `name` for which `fits` returns true. Considers events that arrived earlier, and keeps
-    /// all other events.
+    /// Waits for an event `name` that `fits` accepts. Also considers earlier events. Keeps all other events.
     pub fn wait_event(&mut self, name: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Result<Value> {
         let deadline = Instant::now() + wait::scaled(limit);
         let wanted = |e: &Value| e["event"] == name && fits(&e["data"]);
@@ -67,7 +66,7 @@ impl Qmp {
         }
     }
 
-    /// Discards all events that have arrived.
+    /// Discards all received events.
     pub fn forget_events(&mut self) {
         self.events.clear();
     }

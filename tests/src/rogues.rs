@@ -1,4 +1,4 @@
-//! Malicious guests with stock drivers, next to neighbours with a steady load.
+//! Malicious guests with stock drivers next to neighbours with a steady load.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use crate::wait::until;
 
 /// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Number of kernels that a guest with a steady load keeps in flight.
+/// Number of kernels in flight in a steady load.
 const IN_FLIGHT: u32 = 32;
-/// Time limit of kernels in ms for rogues that must be quarantined. The next constant is the default limit, which is
+/// Kernel time limit in ms for rogues that must be quarantined. The next constant is the default limit, which is
 /// restored afterwards.
 const LIMIT_MS: &str = "200";
 const DEFAULT_LIMIT_MS: &str = "10000";
 /// Number of strikes after which a VM is quarantined: the default.
 const STRIKES: &str = "3";
-/// TIMEOUT: only a failing test waits this long. The history must still contain the charges of this time.
+/// TIMEOUT: only a failing test waits this long. The history must still cover this time.
 const QUARANTINE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Kind of attack.
+/// Type of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Runs an attack of `gpu-workloads rogue`.
     Program(&'static str),
-    /// QEMU stops the CPUs of the guest while it works.
+    /// QEMU stops the guest's CPUs while the guest works.
     Stopped,
-    /// The whole QEMU process is stopped while the guest works.
+    /// The QEMU process is stopped while the guest works.
     Frozen,
 }
 
@@ -40,7 +40,7 @@ enum Way {
 pub struct Rogue {
     /// Name in reports.
     pub name: &'static str,
-    /// True if the VM of the rogue must be quarantined at the end.
+    /// Set if the rogue's VM must be quarantined at the end.
     pub quarantined: bool,
     way: Way,
 }
@@ -61,15 +61,15 @@ impl Rogue {
         Self { name: "vmm_frozen", quarantined: false, way: Way::Frozen },
     ];
 
-    /// Rogues that disable and enable a channel through registers while the card executes its kernels.
+    /// Rogues that toggle a channel through registers while the card executes its kernels.
     pub const BY_REGISTERS: [Self; 3] = [
         Self::program("state_toggled", "stopped"),
         Self::program("masks_and_preemption", "masked"),
         Self::program("runlist_rewritten", "unlisted"),
     ];
 
-    /// Attacks through the card's registers, and through load on the card manager. These attacks are not punished, so
-    /// each of them may continue for the whole measurement.
+    /// Attacks through the card's registers, and through load on the card manager. They are not punished, so they may
+    /// continue for the whole measurement.
     pub const ATTACKS: [Self; 9] = [
         Self::BY_REGISTERS[0],
         Self::BY_REGISTERS[1],
@@ -82,7 +82,7 @@ impl Rogue {
         Self::program("illegal_methods", "illegal"),
     ];
 
-    /// Keys that all of these attacks need in the tables of the VMs.
+    /// Keys that all of these attacks need in the VMs' tables.
     pub const KEYS: &str = "paravirtual = { offered = true }\n";
 
     /// Disables quarantine, so that a rogue can continue for the whole measurement. Strikes are still counted.
@@ -91,7 +91,7 @@ impl Rogue {
     }
 
     /// Returns the maximum duration of the attack. QEMU waits 5 s of wall-clock time for its device. If QEMU is stopped
-    /// for longer during an access, it has lost its device when it resumes, and never reads the reply.
+    /// for longer during an access, it drops its device when it resumes, and never reads the reply.
     pub fn longest(self) -> Duration {
         match self.way {
             Way::Frozen => Duration::from_secs(4),
@@ -99,7 +99,7 @@ impl Rogue {
         }
     }
 
-    /// Makes the last of `neighbours.len() + 1` VMs the rogue. Each other VM runs kernels with the given number of
+    /// Runs the rogue in the last of `neighbours.len() + 1` VMs. The other VMs run kernels with the given numbers of
     /// rounds.
     ///
     /// Fails if a neighbour has a wrong result, or if the rogue has a wrong result after the attack.
@@ -122,7 +122,7 @@ impl Rogue {
 
     fn strike(self, crowd: &Crowd, vm: usize) -> Result<()> {
         match self.way {
-            // The measured time includes this wait, because the rogue may submit late on a busy host.
+            // Wait within the measured time, because the rogue may submit late on a busy host.
             Way::Program(_) if self.quarantined => until("the rogue's quarantine", QUARANTINE_LIMIT, || {
                 Ok(crowd.accounts(Engine::Compute.name())?[vm].quarantined.then_some(()))
             }),
@@ -134,7 +134,7 @@ impl Rogue {
 
     fn relent(self, crowd: &Crowd, vm: usize) -> Result<()> {
         match self.way {
-            // The rogue must not be quarantined again during the rest of its attack, because its program must end.
+            // Prevent another quarantine during the rest of the attack, so that the rogue's program can end.
             Way::Program(_) => Self::unpunished(crowd).and_then(|()| crowd.release(vm)),
             Way::Stopped => crowd.vm(vm)?.qmp("cont", json!({})).map(drop),
             Way::Frozen => signal(crowd, vm, Signal::CONT),
@@ -142,7 +142,7 @@ impl Rogue {
     }
 }
 
-/// Returns a steady load, which reports the end of each kernel.
+/// Returns a steady load that reports the end of each kernel.
 pub fn neighbour(vm: usize, rounds: u32) -> Load {
     Load::kernels(vm, rounds, IN_FLIGHT).telling_ends()
 }
@@ -152,9 +152,9 @@ fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
     kill_process(pid, signal).context("cannot signal QEMU")
 }
 
-/// Returns the time that a neighbour's kernels spent on the card according to the card's clock, divided by their
-/// expected time. The result exceeds 1 if a rogue used the card during these kernels. A busy host does not change the
-/// result, because it delays kernels only before and after their execution on the card.
+/// Returns the card time of a neighbour's kernels, divided by their expected duration. The result exceeds 1 if a rogue
+/// used the card during these kernels. A busy host does not affect it, because it delays kernels only before and after
+/// their execution.
 pub fn stretched(outcome: &Outcome, place: usize, rounds: u32) -> Result<f64> {
     let kernels_ns = outcome.reported(place, "launches")? * f64::from(rounds) * ROUND_NS as f64;
     Ok(outcome.reported(place, "gpu_us")? * 1e3 / kernels_ns)

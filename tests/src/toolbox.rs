@@ -25,11 +25,11 @@ mount --bind "$2" mnt
 exec chroot . /bin/sh -c "$3"
 "#;
 
-/// The programs.
+/// Root folder with the programs.
 pub struct Toolbox(PathBuf);
 
 impl Toolbox {
-    /// Opens the toolbox; unpacks the programs if necessary.
+    /// Opens the toolbox. Unpacks the programs if necessary.
     ///
     /// # Errors
     /// Returns an error if Debian's packages cannot be fetched.
@@ -37,7 +37,7 @@ impl Toolbox {
         Ok(Self(images::ensure_checkers(&Progress::stderr())?))
     }
 
-    /// Runs a shell command. `folder` is mounted on `/mnt`.
+    /// Runs a shell command with `folder` mounted on `/mnt`.
     ///
     /// # Errors
     /// Returns an error if the command does not end in time.

@@ -1,4 +1,4 @@
-//! One virtual machine: QEMU, a stock kernel, our init, and optionally a vGPU.
+//! A virtual machine: QEMU, a stock kernel, our init, and optionally a vGPU.
 
 use std::fs::{self, File};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -18,13 +18,13 @@ use crate::klog;
 use crate::qmp::Qmp;
 use crate::wait::{self, Scratch};
 
-/// Processor features to disable for Xen. Xen panics on QEMU's monitor instructions, and programs in domain 0
-/// occasionally lose the contents of wide vector registers, which their memory functions use.
+/// CPU features to disable for Xen. Xen panics on QEMU's monitor instructions, and programs in domain 0 occasionally
+/// lose the contents of wide vector registers, which their memory functions use.
 const XEN_LACKS: &str = ",-monitor,-xsave,-xsaveopt,-xsavec,-xgetbv1,-avx,-avx2,-fma,-f16c";
 
 /// Time limit for QEMU's sockets to be ready.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Time limit from the reset of a guest to the start of its init.
+/// Time limit from a guest's reset to the start of its init.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 /// Time limit for a guest to release a device.
 const UNPLUG_LIMIT: Duration = Duration::from_secs(120);
@@ -38,35 +38,35 @@ pub const GPU: &str = "gpu0";
 pub struct VmConfig {
     /// Name, used in messages and file names.
     pub name: String,
-    /// The VMM.
+    /// The QEMU to use.
     pub qemu: Qemu,
-    /// Accelerator of the VM's CPUs.
+    /// CPU accelerator.
     pub accel: Accel,
-    /// The guest's kernel and initramfs.
+    /// Kernel and initramfs of the guest.
     pub kernel: Kernel,
     /// Guest RAM in MiB.
     pub memory_mib: u32,
     /// Number of CPUs.
     pub smp: u32,
-    /// The vfio-user socket of the vGPU, if the VM has one.
+    /// vfio-user socket of the vGPU, if the VM has one.
     pub gpu: Option<PathBuf>,
-    /// True if guest RAM is shared with the mediator, which the mediator requires. With `false`, tests check that the
-    /// mediator detects private RAM.
+    /// Set if guest RAM is shared with the mediator, as required. Tests clear it to check that the mediator detects
+    /// private RAM.
     pub share: bool,
-    /// True if the VM has a hot-plug port. The vGPU is then connected to that port.
+    /// Set if the VM has a hot-plug port, to which the vGPU is then connected.
     pub hotplug: bool,
-    /// True if the VM has an IOMMU and the guest's kernel uses it.
+    /// Set if the VM has an IOMMU that the guest kernel uses.
     pub iommu: bool,
-    /// The hypervisor to boot. The guest's kernel is then its domain 0.
+    /// Hypervisor to boot, with the guest kernel as domain 0.
     pub xen: Option<Xen>,
-    /// Additional arguments of QEMU.
+    /// Additional QEMU arguments.
     pub extra_args: Vec<String>,
-    /// Additional words for the kernel's command line.
+    /// Additional words for the kernel command line.
     pub append: String,
 }
 
 impl VmConfig {
-    /// Describes a VM with 512 MiB, one CPU and no vGPU that boots the kernel called `kernel`.
+    /// Describes a VM with 512 MiB of RAM, one CPU and no vGPU that boots the kernel `kernel`.
     pub fn new(name: &str, images: &Images, kernel: &str) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
@@ -91,13 +91,13 @@ impl VmConfig {
         self
     }
 
-    /// Replaces the stock driver with the paravirtual driver, which is built if it is missing.
+    /// Replaces the stock driver with the paravirtual driver. Builds the latter if it is missing.
     pub fn paravirtual(mut self) -> Result<Self> {
         self.kernel = crate::paravirtual_kernel(&self.kernel.name)?;
         Ok(self)
     }
 
-    /// Returns the QEMU command. Sockets and logs are in `folder`.
+    /// Returns the QEMU command. Sockets and logs are placed in `folder`.
     fn command(&self, folder: &Path) -> Command {
         let mut command = self.qemu.command();
         let size = format!("{}M", self.memory_mib);
@@ -119,21 +119,21 @@ impl VmConfig {
             return self.devices(command);
         }
         command.arg("-kernel").arg(&self.kernel.vmlinuz).arg("-initrd").arg(&self.kernel.initrd);
-        // A guest that panics keeps running, so that its console shows the reason. The kernel's timer check is
-        // disabled, because it mistakes a busy host for a broken machine.
+        // Keep a panicked guest running, so that its console shows the reason. Disable the kernel's timer check, which
+        // mistakes a busy host for broken hardware.
         let iommu = if self.iommu { "intel_iommu=on iommu=nopt " } else { "" };
         command.arg("-append").arg(format!("console=ttyS0 no_timer_check panic=0 loglevel=7 {iommu}{}", self.append));
         self.devices(command)
     }
 
-    /// Adds the devices.
+    /// Adds the device arguments.
     fn devices(&self, mut command: Command) -> Command {
         if self.iommu {
             // The IOMMU must precede all devices behind it.
             command.args(["-device", "intel-iommu,caching-mode=on,intremap=on"]);
         }
         if self.hotplug {
-            // Reserve address space for the BARs of devices that are plugged in later.
+            // Reserve address space for the BARs of hot-plugged devices.
             let port = format!("pcie-root-port,id={PORT},chassis=1,slot=1,pref64-reserve=512M,mem-reserve=64M");
             command.arg("-device").arg(port);
         }
@@ -145,12 +145,12 @@ impl VmConfig {
     }
 }
 
-/// A hypervisor that boots before the guest's kernel.
+/// A hypervisor that boots before the guest kernel.
 #[derive(Clone, Debug)]
 pub struct Xen {
-    /// Path of the hypervisor's image.
+    /// Path of the hypervisor image.
     pub image: PathBuf,
-    /// Memory of domain 0 in MiB; the other domains get the rest of the machine's memory.
+    /// Memory of domain 0 in MiB. The remaining memory is for other domains.
     pub dom0_mib: u32,
 }
 
@@ -159,7 +159,7 @@ impl Xen {
     fn boot(&self, kernel: &Kernel, append: &str, command: &mut Command) {
         let memory = self.dom0_mib;
         command.arg("-kernel").arg(&self.image);
-        // Xen's log contains the output of domains. QEMU does not emulate idle states.
+        // Include the domains' output in Xen's log. QEMU does not emulate idle states.
         let words = format!(
             "com1=115200,8n1 console=com1 dom0_mem={memory}M,max:{memory}M cpuidle=off sched_ratelimit_us=0 guest_loglvl=all"
         );
@@ -171,7 +171,7 @@ impl Xen {
     }
 }
 
-/// Returns QEMU's vfio-user device for `socket`. QEMU accepts a socket address only in JSON.
+/// Returns a vfio-user device for `socket`. QEMU accepts socket addresses only in JSON.
 pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
     let mut device = json!({
         "driver": "vfio-user-pci",
@@ -185,7 +185,7 @@ pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
     device
 }
 
-/// A running virtual machine. Dropping the value kills it.
+/// A running virtual machine, which is killed on drop.
 pub struct Vm {
     config: VmConfig,
     process: Arc<Mutex<Child>>,
@@ -196,7 +196,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Starts a VM, and returns when QEMU runs. [`Vm::wait_ready`] then waits for the guest.
+    /// Starts a VM, and waits until QEMU is running, but not for the guest; see [`Vm::wait_ready`].
     pub fn launch(config: &VmConfig) -> Result<Self> {
         Self::try_launch(config).with_context(|| format!("VM {}", config.name))
     }
@@ -204,7 +204,7 @@ impl Vm {
     fn try_launch(config: &VmConfig) -> Result<Self> {
         let scratch = Scratch::new(&config.name)?;
         let folder = scratch.path();
-        // QEMU is the client on both sockets, so that early output of the guest is not lost.
+        // QEMU connects to both sockets, so that early guest output is not lost.
         let agent = listen(&folder.join("agent.sock"))?;
         let qmp = listen(&folder.join("qmp.sock"))?;
         let log = folder.join("qemu.log");
@@ -242,13 +242,13 @@ impl Vm {
         &self.agent
     }
 
-    /// Waits until the guest has started after the last launch, reset or reboot. Returns the release of its kernel.
+    /// Waits until the guest has started after the last launch, reset or reboot. Returns its kernel release.
     pub fn wait_ready(&self) -> Result<String> {
         let boots = *lock(&self.boots);
         self.agent.wait_boots(boots, BOOT_LIMIT).map_err(|e| self.explain(e))
     }
 
-    /// Runs a command in the guest until it ends. Does not check the exit code.
+    /// Runs a command in the guest to completion. Does not check the exit code.
     pub fn run(&self, command: &str) -> Result<Output> {
         self.agent.run(command).map_err(|e| self.explain(e))
     }
@@ -258,22 +258,22 @@ impl Vm {
         self.agent.run_within(command, limit).map_err(|e| self.explain(e))
     }
 
-    /// Runs a command in the guest. A nonzero exit code is an error, which shows the output.
+    /// Runs a command in the guest. A nonzero exit code is an error, which contains the output.
     pub fn run_ok(&self, command: &str) -> Result<Output> {
         self.run(command)?.success().with_context(|| format!("VM {}: {command}", self.name()))
     }
 
-    /// Returns the complete log of the guest's kernel since its last start.
+    /// Returns the complete log of the guest kernel since its last start.
     pub fn kernel_log(&self) -> Result<Vec<klog::Line>> {
         Ok(klog::parse(&self.run_ok("dmesg")?.lines))
     }
 
-    /// Starts a command in the guest that runs concurrently with others.
+    /// Starts a concurrent command in the guest.
     pub fn start(&self, command: &str) -> Result<Pending<'_>> {
         self.agent.start(command).map_err(|e| self.explain(e))
     }
 
-    /// Runs a command of QEMU's machine protocol.
+    /// Executes a QMP command.
     pub fn qmp(&self, command: &str, arguments: Value) -> Result<Value> {
         let result = lock(&self.qmp).execute(command, arguments);
         result.map_err(|e| self.explain(e))
@@ -295,16 +295,16 @@ impl Vm {
         result.map(drop).map_err(|e| self.explain(e))
     }
 
-    /// Resets the machine as a reset button does. [`Vm::wait_ready`] then waits for the guest's next start.
+    /// Resets the machine like a reset button, without waiting for the guest; see [`Vm::wait_ready`].
     pub fn reset(&self) -> Result<()> {
         self.expect_boot();
         self.qmp("system_reset", json!({})).map(drop)
     }
 
-    /// Reboots the guest cleanly. [`Vm::wait_ready`] then waits for its next start.
+    /// Reboots the guest cleanly without waiting for it; see [`Vm::wait_ready`].
     pub fn reboot(&self) -> Result<()> {
         self.expect_boot();
-        // Do not wait for a reply, because the guest shuts down or has already restarted.
+        // Do not wait for a reply, because the guest may have already shut down or restarted.
         self.agent.send("reboot").map(drop).map_err(|e| self.explain(e))
     }
 
@@ -312,22 +312,22 @@ impl Vm {
         *lock(&self.boots) = self.agent.boots() + 1;
     }
 
-    /// Kills QEMU with SIGKILL, as a host without free memory would, and waits until it has ended.
+    /// Kills QEMU with SIGKILL, like an out-of-memory kill, and waits until it has exited.
     pub fn kill(&self) -> Result<()> {
         kill(&self.process)
     }
 
-    /// Returns true while QEMU runs.
+    /// Returns true if QEMU is running.
     pub fn alive(&self) -> bool {
         matches!(lock(&self.process).try_wait(), Ok(None))
     }
 
-    /// Fails if QEMU has ended or the guest's kernel has panicked; the error contains the end of both logs.
+    /// Fails if QEMU has exited or the guest kernel has panicked. The error contains the end of both logs.
     pub fn ensure_healthy(&self) -> Result<()> {
         health(&self.process, self.folder()).with_context(|| format!("VM {}", self.name()))
     }
 
-    /// Waits until QEMU has ended by itself, for example after `poweroff` in the guest.
+    /// Waits until QEMU exits by itself, for example after `poweroff` in the guest.
     pub fn wait_exit(&self, limit: Duration) -> Result<ExitStatus> {
         let ended = wait::until("QEMU to end", limit, || Ok(lock(&self.process).try_wait()?));
         ended.map_err(|e| self.explain(e))
@@ -338,7 +338,7 @@ impl Vm {
         lock(&self.process).id()
     }
 
-    /// Returns the console output of the guest's kernel so far.
+    /// Returns the guest kernel's console output so far.
     pub fn console(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.folder().join("console.log")).unwrap_or_default()).into_owned()
     }
@@ -348,7 +348,7 @@ impl Vm {
         String::from_utf8_lossy(&fs::read(self.folder().join("qemu.log")).unwrap_or_default()).into_owned()
     }
 
-    /// Returns a health check of QEMU and the guest's kernel, for users of other serial lines.
+    /// Returns a health check of QEMU and the guest kernel, for users of other serial lines.
     pub(crate) fn health(&self) -> Health {
         let (process, folder) = (Arc::clone(&self.process), self.folder().to_owned());
         Arc::new(move || health(&process, &folder))
@@ -370,7 +370,7 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        // An error means that the process has already ended.
+        // An error means that the process has already exited.
         let _ = self.kill();
     }
 }
@@ -396,7 +396,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Fails unless QEMU runs and the guest's kernel has not panicked.
+/// Fails if QEMU has exited or the guest kernel has panicked.
 fn health(process: &Mutex<Child>, folder: &Path) -> Result<()> {
     let (console, log) = (folder.join("console.log"), folder.join("qemu.log"));
     if let Some(status) = lock(process).try_wait().context("cannot ask for QEMU's state")? {
@@ -409,14 +409,14 @@ fn health(process: &Mutex<Child>, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Listens for the connection of one of QEMU's serial lines, without blocking.
+/// Creates a non-blocking listener for one of QEMU's serial lines.
 pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
     let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
     listener.set_nonblocking(true).context("socket mode")?;
     Ok(listener)
 }
 
-/// Waits until QEMU connects to the socket of one of its serial lines.
+/// Waits until QEMU connects to the socket of a serial line.
 pub(crate) fn accept(listener: &UnixListener, what: &str, health: &Health) -> Result<UnixStream> {
     let stream = wait::until(what, START_LIMIT, || match listener.accept() {
         Ok((stream, _)) => Ok(Some(stream)),

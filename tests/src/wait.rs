@@ -7,20 +7,20 @@ use std::{env, fs, thread};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-/// Interval between polls of a condition that has no event.
+/// Poll interval for conditions without an event.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Number of lines of a log to show when a wait fails.
+/// Number of log lines shown when a wait fails.
 const TAIL_LINES: usize = 40;
 
-/// Scales a time limit. Limits detect hangs, and do not measure speed, because a loaded host may need several times as
+/// Scales a time limit. Limits detect hangs instead of measuring speed, because a loaded host may need several times as
 /// long.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|v| v.parse::<f64>().ok());
     limit.mul_f64(scale.filter(|s| s.is_finite() && *s > 0.0).unwrap_or(1.0))
 }
 
-/// Waits until `condition` returns a value, for at most `limit`, which is scaled. `what` names the condition in the
+/// Waits until `condition` returns a value, for at most the scaled `limit`. `what` describes the condition in the
 /// error.
 pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let limit = scaled(limit);
@@ -36,7 +36,7 @@ pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Resu
     }
 }
 
-/// Returns the end of a log file, indented, for an error message.
+/// Returns the indented end of a log file for an error message.
 pub fn tail(path: &Path) -> String {
     let bytes = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
@@ -49,7 +49,7 @@ pub fn tail(path: &Path) -> String {
     shown
 }
 
-/// A folder for logs and sockets. The folder is removed on drop unless `GPU_MEDIATOR_KEEP` is set.
+/// A folder for logs and sockets. It is removed on drop unless `GPU_MEDIATOR_KEEP` is set.
 ///
 /// The folder is in the system's temporary folder, because the path of a UNIX socket must be short.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates a folder whose name contains `name`.
+    /// Creates a folder with a name that contains `name`.
     pub fn new(name: &str) -> Result<Self> {
         let prefix = format!("gm-{name}-");
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir().context("cannot make a scratch folder")?;

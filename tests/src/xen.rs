@@ -1,7 +1,7 @@
 //! A Xen host in an emulated machine: domain 0 with the daemon and a software card, and HVM domains with its vGPUs.
 //!
-//! Domain 0 and each domain have their own serial line to this process: the machine's second line, and the lines of a
-//! PCI card.
+//! Domain 0 and the other domains each have a serial line to this process: the machine's second line, and the lines of
+//! a PCI card.
 
 mod boot;
 
@@ -23,24 +23,23 @@ use crate::vm::{self, Xen};
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Number of serial lines for domains, which is the number that one PCI card has.
+/// Number of serial lines for domains: those of one PCI card.
 pub const LINES: usize = 4;
-/// Number of the serial device in domain 0 for the first line of the domains. The machine's own lines have the lower
-/// numbers.
+/// Number of the serial device in domain 0 for the domains' first line, after the machine's own lines.
 const FIRST_LINE: usize = 4;
-/// Path of the admin socket of the daemon in domain 0.
+/// Admin socket of the daemon in domain 0.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
-/// The folders with programs in domain 0.
+/// Program search path in domain 0.
 const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
-/// Memory that a domain gets for its apertures in MiB. This size must not exceed that of the apertures.
+/// Size in MiB of a domain's memory for its apertures. It must not exceed the size of the apertures.
 const APERTURES_MIB: u32 = 48;
 /// Time limit of a command in domain 0.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// Time limit from `xl create` to the start of a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// Time limit for loading a domain's driver. Each register access is an emulated round trip between two domains, and
-/// the machine makes about 600 round trips per second. With a passed-through card, whose apertures are trapped, loading
-/// the driver takes almost an hour.
+/// Time limit for loading a domain's driver. Each register access is an emulated round trip between two domains, at
+/// about 600 round trips per second. With a passed-through card, which has trapped apertures, loading the driver takes
+/// almost an hour.
 const DRIVER_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Description of a domain.
@@ -48,11 +47,11 @@ const DRIVER_LIMIT: Duration = Duration::from_secs(3600);
 pub struct DomainSpec {
     /// Name of the domain and of its VM.
     pub name: &'static str,
-    /// The guest's kernel.
+    /// Kernel version of the guest.
     pub kernel: &'static str,
-    /// True if the domain has the paravirtual driver.
+    /// Set if the domain has the paravirtual driver.
     pub paravirtual: bool,
-    /// Size of RAM in MiB.
+    /// RAM size in MiB.
     pub memory_mib: u32,
     /// Number of virtual CPUs.
     pub cpus: u32,
@@ -64,16 +63,16 @@ impl DomainSpec {
         Self { name, kernel, paravirtual: false, memory_mib: 384, cpus: 1 }
     }
 
-    /// Returns the path of the domain's files in domain 0, without the suffix of each file.
+    /// Returns the path of the domain's files in domain 0, without suffix.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
 
     /// Returns the domain's configuration file for `xl`. `line` is the number of its serial line.
     ///
-    /// The domain's console shows only urgent messages, because each character causes two exits. The domain reads the
-    /// processor's clock natively. If reads of the clock were intercepted, QEMU would report RDTSCP as RDTSC, and Xen,
-    /// which checks the instruction, would inject a fault.
+    /// The domain's console shows only urgent messages, because each character causes two exits. TSC reads are not
+    /// intercepted: otherwise, QEMU would report RDTSCP as RDTSC, and Xen, which checks the instruction, would inject a
+    /// fault.
     pub fn config(&self, line: usize) -> String {
         let Self { name, memory_mib, cpus, .. } = self;
         let (image, line) = (self.image(), FIRST_LINE + line);
@@ -92,9 +91,9 @@ impl DomainSpec {
     }
 }
 
-/// A running machine whose Xen toolstack is ready.
+/// A running machine with a ready Xen toolstack.
 pub struct XenMachine {
-    // The fields are dropped in the order of their declaration.
+    // Fields are dropped in declaration order.
     vm: Vm,
     agents: Vec<Agent>,
     specs: Vec<DomainSpec>,
@@ -104,8 +103,8 @@ pub struct XenMachine {
 }
 
 impl XenMachine {
-    /// Boots a machine for the domains that `specs` describes, at most [`LINES`]. `config` is the configuration of the
-    /// daemon in domain 0.
+    /// Boots a machine for the domains in `specs`, at most [`LINES`]. `config` is the configuration of the daemon in
+    /// domain 0.
     pub fn boot(name: &str, specs: &[DomainSpec], config: &str, memory_mib: u32) -> Result<Self> {
         ensure!(specs.len() <= LINES, "{} domains, and a card has {LINES} lines", specs.len());
         let began = Instant::now();
@@ -140,7 +139,7 @@ impl XenMachine {
         config.xen = Some(Xen { image: host.hypervisor(), dom0_mib: memory_mib });
         config.memory_mib =
             memory_mib + specs.iter().map(|spec| spec.memory_mib + 24 + APERTURES_MIB).sum::<u32>() + 192;
-        // With two processors, each on its own thread, domains were reset and machines hung.
+        // With two CPUs on separate threads, domains were reset and machines hung.
         config.smp = 1;
         config.accel = Accel::TcgWithSvm { threads: false };
         if let Some(qemu) = images::ensure_svm(&images::Progress::stderr())? {
@@ -173,17 +172,17 @@ impl XenMachine {
         Ok(this)
     }
 
-    /// Returns the names of Xen, of the kernel of domain 0, and of the VMM.
+    /// Returns a description of Xen, domain 0's kernel, and the VMM.
     pub fn platform(&self) -> &str {
         &self.platform
     }
 
-    /// Prints a line with the time since the start.
+    /// Prints a line, prefixed with the time since the start.
     pub fn say(&self, text: &str) {
         println!("[{:6.1} s] {text}", self.began.elapsed().as_secs_f64());
     }
 
-    /// Runs a shell command in domain 0 until it ends. Does not check the exit code. Prints the command and its output.
+    /// Runs a shell command in domain 0 to completion. Does not check the exit code. Prints the command and its output.
     pub fn run(&self, command: &str) -> Result<Output> {
         self.say(&format!("# {command}"));
         let output = self.vm.run_within(&format!("sh {PATH}; export PATH; {command}"), COMMAND_LIMIT)?;
@@ -198,7 +197,7 @@ impl XenMachine {
         Ok(output.text())
     }
 
-    /// Starts the daemon with its configuration, and waits until it serves.
+    /// Starts the daemon with its configuration, and waits until it is ready.
     pub fn start_daemon(&self) -> Result<Pending<'_>> {
         self.say("# mediatord --config /etc/mediatord.toml &");
         let daemon = self.vm.start("run /bin/mediatord --config /etc/mediatord.toml")?;
@@ -245,7 +244,7 @@ impl XenMachine {
         Ok(Domain { machine: self, name: name.to_owned(), agent, boots: boots + 1 })
     }
 
-    /// Waits until the daemon reports a VM in a state.
+    /// Waits until the daemon reports a VM in the given state.
     pub fn wait_state(&self, name: &str, state: &str) -> Result<Value> {
         wait::until(&format!("VM {name} to be {state}"), COMMAND_LIMIT, || {
             let shown = self.show(name)?;
@@ -253,13 +252,13 @@ impl XenMachine {
         })
     }
 
-    /// Returns Xen's log, which includes the messages of domains' firmware.
+    /// Returns Xen's log, which includes messages of the domains' firmware.
     pub fn log(&self) -> String {
         self.vm.console()
     }
 }
 
-/// Compresses a file in a format that the kernel supports.
+/// Compresses a file in a format supported by the kernel.
 fn compressed(path: &Path) -> Result<Vec<u8>> {
     let output = Command::new("gzip").args(["-c", "-6"]).arg(path).stderr(Stdio::inherit()).output();
     let output = output.context("cannot start gzip; install the package gzip")?;
@@ -290,7 +289,7 @@ impl<'a> Domain<'a> {
         ran.map_err(|error| self.explain(error)).with_context(|| format!("domain {}: {command}", self.name))
     }
 
-    /// Starts a command in the guest that runs concurrently with others.
+    /// Starts a concurrent command in the guest.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -309,12 +308,12 @@ impl<'a> Domain<'a> {
         Ok(())
     }
 
-    /// Runs `gpu-workloads` with `args` until it ends. Fails unless every result was verified.
+    /// Runs `gpu-workloads` with `args` to completion. Fails unless every result was verified.
     pub fn smoke(&self, args: &str) -> Result<Smoke> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
 
-    /// Waits for a workload that was started.
+    /// Waits for a running workload.
     pub fn finish(&self, pending: Pending<'_>, args: &str) -> Result<Smoke> {
         let output = pending.wait_within(guest::SMOKE_LIMIT).map_err(|error| self.explain(error))?;
         let smoke = guest::parse_smoke(&output)?;
@@ -326,7 +325,7 @@ impl<'a> Domain<'a> {
         Ok(smoke)
     }
 
-    /// Reboots the guest cleanly: `xl` creates and runs a new domain from the domain's file.
+    /// Reboots the guest cleanly: `xl` creates and runs a new domain from the domain's configuration file.
     pub fn reboot(&mut self) -> Result<()> {
         self.boots = self.agent.boots() + 1;
         self.agent.send("reboot").map(drop)

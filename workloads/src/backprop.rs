@@ -4,21 +4,21 @@
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of hidden units; the net has one output.
+/// Number of hidden units; the network has one output.
 const HIDDEN: usize = 16;
-/// Number of inputs that a block sums.
+/// Number of inputs summed per block.
 const BLOCK_INPUTS: u32 = 16;
-/// Fractions of an error and of the last change that are added to the weights. The kernels use the same values.
+/// Fractions of the error and of the last change that are added to the weights. The kernels use the same values.
 const LEARNING_RATE: f32 = 0.3;
 const MOMENTUM: f32 = 0.3;
 /// The target output.
 const TARGET: f32 = 0.1;
 
-/// A net and an input. Arrays of inputs and hidden units begin with a constant 1, whose weights are the biases.
+/// A network and an input. The arrays of inputs and hidden units start with a constant 1; its weights are the biases.
 #[derive(Debug)]
 pub(crate) struct Backprop {
     inputs: Vec<f32>,
-    /// A row for each input, a column for each hidden unit.
+    /// Weights, with a row per input and a column per hidden unit.
     weights: Vec<f32>,
     changes: Vec<f32>,
     output_weights: Vec<f32>,
@@ -39,8 +39,8 @@ impl Backprop {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
         let (count, mut random) = (1024 * scale as usize, Random::new(seed));
         let inputs = [vec![1.0], random.units(count)].concat();
-        // A unit's weights have one sign, and their sum stays small for any count, so that no hidden unit saturates at
-        // 1 or 0, and sums do not lose precision.
+        // A unit's weights have the same sign, and their sum stays small for any count, so that hidden units do not
+        // saturate, and sums do not lose precision.
         let gains: Vec<f32> = random.units(HIDDEN).iter().map(|unit| (8.0 * unit - 4.0) / count as f32).collect();
         let mut random_weights = || {
             let units = random.units(inputs.len() * HIDDEN);
@@ -52,7 +52,7 @@ impl Backprop {
         Self { inputs, weights, changes, output_weights, output_changes }
     }
 
-    /// Returns the number of inputs without the constant.
+    /// Returns the number of inputs, excluding the constant.
     fn count(&self) -> usize {
         self.inputs.len() - 1
     }
@@ -145,15 +145,15 @@ impl Workload for Backprop {
     fn check(&self, results: &Results) -> Result<u64> {
         let Trained { values, output, weights, changes, output_weights, output_changes } = self.trained();
         let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
-        // Units are 2^-24. A hidden unit's sum and the sum of its terms' magnitudes are below 4. A term goes through
-        // one product, eight sums in the trees and two more, and the sums of its thread, which are a 4096th of the
+        // Units are 2^-24. A hidden unit's sum and the sum of its terms' magnitudes are below 4. A term passes through
+        // one product, eight sums in the trees, two more sums, and its thread's sums, which number a 4096th of the
         // inputs. The sigmoid reduces this error to a quarter. The errors of e^x, 1 / x and their sum are below 12.
         let unit = 1.0 / (1 << 24) as f32;
         let sums = 4.0 * (15.0 + self.count() as f32 / 4096.0);
         let hidden = (sums / 4.0 + 12.0) * unit;
         let value_bound = Bound { relative: 0.0, absolute: hidden };
         let mut verified = results.same_floats("values", &narrow(&values), value_bound)?;
-        // The output's weights are below 0.5, so the error of the weighted sum is 17 / 2 times the hidden units' error,
+        // The output weights are below 0.5, so the error of the weighted sum is 17 / 2 times the hidden units' error,
         // plus 17 * 7 units.
         let wrong = 0.25 * (17.0 / 2.0 * hidden + 17.0 * 7.0 * unit) + 12.0 * unit;
         let output_bound = Bound { relative: 0.0, absolute: wrong };

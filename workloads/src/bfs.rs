@@ -10,12 +10,12 @@ const DEGREE: u32 = 8;
 const UNREACHED: u32 = u32::MAX;
 const THREADS: u32 = 256;
 
-/// A graph in compressed rows.
+/// A graph in compressed sparse row format.
 #[derive(Debug)]
 pub(crate) struct Bfs {
     /// Index of each node's first edge, and the end of the last node's edges.
     starts: Vec<u32>,
-    /// The target node of each edge.
+    /// Target node of each edge.
     edges: Vec<u32>,
 }
 
@@ -24,8 +24,8 @@ impl Bfs {
         let (count, mut random) = (4096 * scale - 100, Random::new(seed));
         let (mut starts, mut edges) = (vec![0], Vec::new());
         for node in 0..count {
-            // With any seed, the search reaches other nodes from the first node, which always has edges; other nodes
-            // may have none.
+            // The first node always has edges, so the search reaches other nodes with any seed. Other nodes may have no
+            // edges.
             let degree = if node == 0 { DEGREE } else { random.below(DEGREE + 1) };
             edges.extend((0..degree).map(|_| random.below(count)));
             starts.push(edges.len() as u32);
@@ -90,7 +90,7 @@ impl Workload for Bfs {
         let masks = Params::new().word(count).buffer(frontier).buffer(next).buffer(visited);
         let expand = masks.clone().buffer(levels).buffer(starts).buffer(edges);
         let advance = masks.buffer(found);
-        // Each level has at least one node.
+        // Each level contains at least one node.
         for _ in 0..count {
             gpu.upload(found, 0, &[0; 4])?;
             setup.launch(gpu, "expand", grid, &expand, &[starts, edges, frontier, next, visited, levels])?;

@@ -1,8 +1,8 @@
-//! Comparison of results.
+//! Compares results.
 
 use anyhow::{Result, ensure};
 
-/// Permitted error of a float.
+/// Error bound of a float.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// Bound relative to the expected value.
@@ -12,22 +12,23 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Requires equal bits, except for the sign of zero.
+    /// Requires identical bits, except for the sign of zero.
     pub const EXACT: Self = Self { relative: 0.0, absolute: 0.0 };
 }
 
-/// Compares words bit for bit. Returns the number of bytes.
+/// Compares words bit for bit. Returns the number of bytes compared.
 ///
 /// # Errors
-/// Returns an error if words differ. The error contains the first difference and the number of differences.
+/// Returns an error if words differ. The error contains the first difference and the number of further differences.
 pub fn compare_words(what: &str, got: &[u32], expected: &[u32]) -> Result<u64> {
     compare(what, got, expected, |got, expected| got == expected)
 }
 
-/// Compares floats within a bound. Returns the number of bytes.
+/// Compares floats within a bound. Returns the number of bytes compared.
 ///
 /// # Errors
-/// Returns an error with the first difference and their number if values differ. A NaN differs from every value.
+/// Returns an error if values differ. The error contains the first difference and the number of further differences. A
+/// NaN differs from every value.
 pub fn compare_floats(what: &str, got: &[f32], expected: &[f32], bound: Bound) -> Result<u64> {
     compare(what, got, expected, |got, expected| {
         (got - expected).abs() <= bound.relative * expected.abs() + bound.absolute

@@ -1,4 +1,4 @@
-//! Copy workloads: through VRAM with the copy engine, and between memory that the CPU and the GPU share.
+//! Copy workloads: through VRAM with the copy engine, and between buffers shared by the CPU and the GPU.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;

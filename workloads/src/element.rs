@@ -1,4 +1,4 @@
-//! Elements of matrices: integers, which wrap, and floats.
+//! Matrix elements: wrapping integers, and floats.
 
 use crate::{Bound, Random, Results, Slot};
 use anyhow::Result;
@@ -7,9 +7,9 @@ pub(crate) trait Element: Copy + 'static {
     fn random(random: &mut Random, count: usize) -> Vec<Self>;
     fn slot(name: &'static str, input: &[Self]) -> Slot;
     fn plus(self, other: Self) -> Self;
-    /// Returns the sum of products, with the CPU's most exact arithmetic.
+    /// Returns the sum of products, computed on the CPU as precisely as possible.
     fn dot(products: impl Iterator<Item = (Self, Self)>) -> Self;
-    /// Compares elements; integers must be equal for any bound.
+    /// Compares elements. Integers must be equal regardless of the bound.
     fn same(results: &Results, name: &str, expected: &[Self], bound: Bound) -> Result<u64>;
 }
 

@@ -1,4 +1,4 @@
-//! The interface of workloads to a device.
+//! The interface between workloads and a device.
 
 use anyhow::Result;
 use gdev::{Backend, Context, Copy, Image};
@@ -16,16 +16,16 @@ pub trait Gpu {
     /// Frees a buffer once the launched work no longer needs it.
     ///
     /// # Errors
-    /// Returns the driver's errors.
+    /// Returns an error if the driver fails.
     fn free(&mut self, buffer: Buffer) -> Result<()>;
 
-    /// Copies from the CPU into a buffer, with the GPU's copy engine if the buffer is in VRAM.
+    /// Copies from the CPU into a buffer. Uses the GPU's copy engine if the buffer is in VRAM.
     ///
     /// # Errors
     /// Returns an error if the range is outside the buffer, or on a driver error.
     fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Waits for all earlier work and copies from a buffer to the CPU, with the GPU's copy engine if the buffer is in
+    /// Waits for all earlier work, and copies from a buffer to the CPU. Uses the GPU's copy engine if the buffer is in
     /// VRAM.
     ///
     /// # Errors
@@ -38,14 +38,14 @@ pub trait Gpu {
     /// Returns an error if the range is outside a buffer, or on a driver error.
     fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()>;
 
-    /// Makes a program ready to launch.
+    /// Loads a program.
     ///
     /// # Errors
     /// Returns an error if no memory is left, or on a driver error.
     fn load(&mut self, program: &sm20::Program) -> Result<Module>;
 
-    /// Launches the kernel `name` of a module. Does not wait. `uses` are the buffers that the kernel reads or writes;
-    /// other buffers are not guaranteed to be resident.
+    /// Launches the kernel `name` of a module. Does not wait. `uses` lists the buffers that the kernel accesses; other
+    /// buffers are not guaranteed to be resident.
     ///
     /// # Errors
     /// Returns an error if the kernel is unknown, the parameters have the wrong size, or the driver fails.

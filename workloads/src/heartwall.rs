@@ -1,25 +1,25 @@
-//! Tracks points on the wall of a heart through the frames of a film, using templates. Each template is compared with
-//! the frame around its last position.
+//! Tracks points on the wall of a heart through the frames of a film by template matching. Each template is compared
+//! with the frame around its last position.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of frames; in the first frame, the points are known.
+/// Number of frames; the points in the first frame are known.
 const FRAMES: usize = 11;
-/// Number of points, at the smallest size, on each of two ellipses: the inner and the outer wall.
+/// Number of points at scale 1 on each of two ellipses: the inner and the outer wall.
 const INNER: usize = 6;
 const OUTER: usize = 9;
-/// Side of a template, and of the area of positions at which it is compared, in pixels.
+/// Side of a template, and of its search area, in pixels.
 const TEMPLATE: usize = 8;
 const PLACES: u32 = 8;
-/// Number of threads of a block: one for each position.
+/// Number of threads per block: one per position.
 const THREADS: u32 = PLACES * PLACES;
-/// Distance of a point from the first pixel of the area around it, and its minimum distance from the frame's far edges.
+/// Distance of a point from the first pixel of its area, and minimum distance from the frame's far edges.
 const MARGIN_BEFORE_PX: u32 = PLACES / 2;
 const MARGIN_AFTER_PX: u32 = 12;
-/// Number of pixels by which the scene moves from one frame to the next.
+/// Motion of the scene per frame, in pixels.
 const MOTION: [usize; 2] = [2, 1];
-/// Range of the pixel values, and range of the noise values.
+/// Range of the pixel values, and of the noise.
 const SHADES: u32 = 240;
 const NOISE: u32 = 16;
 
@@ -27,7 +27,7 @@ const NOISE: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct Heartwall {
     side: u32,
-    /// All frames, one after the other.
+    /// All frames, concatenated.
     film: Vec<u32>,
     /// Column and row of each point in the first frame.
     points: Vec<[u32; 2]>,

@@ -1,15 +1,15 @@
-//! Temperature of a chip: a stencil over several time steps, with heat from each cell's power.
+//! Temperature of a chip: a stencil computation over several time steps, with heat from each cell's power.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of time steps in total, and in one launch; the last launch has one step fewer.
+/// Number of time steps in total, and per launch; the last launch has one step fewer.
 const TIME_STEPS: u32 = 5;
 const LAUNCH_STEPS: u32 = 2;
-/// Side of a block's tile, and of the part of the tile that is valid after the launch's steps.
+/// Side of a block's tile, and of the part that is still valid after the launch's steps.
 const TILE: u32 = 16;
 const STRIDE: u32 = TILE - 2 * LAUNCH_STEPS;
-/// Conductances to the neighbours in x and y and to the environment, and temperature per heat.
+/// Conductances to the neighbours in x and y and to the environment, and temperature per unit of heat.
 const ALONG_X: f32 = 1.0;
 const ALONG_Y: f32 = 0.75;
 const AMBIENT_WEIGHT: f32 = 0.0625;
@@ -65,7 +65,7 @@ impl Workload for Hotspot {
     }
 
     fn buffers(&self) -> Vec<Slot> {
-        // The launches alternate between the two buffers; their number is odd.
+        // The launches alternate between two buffers, and their number is odd.
         let after = Slot::scratch("temperatures", size_of_val(&*self.temperatures) as u64).output();
         vec![Slot::floats("powers", &self.powers), Slot::floats("before", &self.temperatures), after]
     }
@@ -95,9 +95,9 @@ impl Workload for Hotspot {
         for _ in 0..TIME_STEPS {
             temperatures = self.step(&temperatures);
         }
-        // The new temperature is a mean of the old ones with non-negative weights, plus heat: earlier errors do not
-        // grow. In units of 2^-24 of the highest temperature, the rounding errors of a step's heat are 16 together and
-        // count an eighth, and the rounding error of the sum is 1. The highest temperature is 2.4 times the lowest.
+        // The new temperature is a mean of the old ones with non-negative weights, plus heat, so earlier errors do not
+        // grow. In units of 2^-24 of the highest temperature, the rounding errors of a step's heat total 16 and count
+        // for an eighth, and the rounding error of the sum is 1. The highest temperature is 2.4 times the lowest.
         let bound = Bound { relative: 8.0 * TIME_STEPS as f32 / (1 << 24) as f32, absolute: 0.0 };
         let expected: Vec<f32> = temperatures.iter().map(|value| *value as f32).collect();
         results.same_floats("temperatures", &expected, bound)

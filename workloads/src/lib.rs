@@ -1,13 +1,13 @@
-//! Compute workloads for a Fermi: the kernels of GPUvm's and Gdev's tables, written in our own assembly, with their
+//! Compute workloads for Fermi cards: the kernels in the tables of GPUvm and Gdev, written in our own assembly, with
 //! inputs and expected results.
 //!
-//! A [`Workload`] does not depend on a driver. A workload uses a [`Gpu`], which has buffers, programs and launches. In
-//! a guest, the `Gpu` is nouveau through raw ioctls; in this crate's tests, it is `simgpu`'s compute engine. [`run`]
-//! executes a workload, times its phases as in GPUvm's table, and compares the result with the CPU's result: bit for
-//! bit for integers, within a stated bound for floats.
+//! A [`Workload`] does not depend on a driver, but on a [`Gpu`], which provides buffers, programs and launches. In a
+//! guest, this is nouveau through raw ioctls; in this crate's tests, it is `simgpu`'s compute engine. [`run`] executes
+//! a workload, times its phases as in GPUvm's table, and compares the result with the CPU's: bit for bit for integers,
+//! within a stated bound for floats.
 //!
-//! Parts: `gpu` (the interface to the device), `setup` (a workload on a device), `phases` ([`run`] and its times),
-//! `check` (the comparison), and one file for each workload, with its kernels in `kernels/NAME.sm20`.
+//! Parts: `gpu` (the interface to the device), `setup` (a workload on a device), `phases` ([`run`] and the phase
+//! times), `check` (the comparison), and one file per workload, with its kernels in `kernels/NAME.sm20`.
 
 #![forbid(unsafe_code)]
 
@@ -43,10 +43,10 @@ pub use setup::{Results, Setup, Slot};
 
 /// A computation with an input and a known result. [`Setup`] creates its buffers and transfers from [`Self::buffers`].
 pub trait Workload {
-    /// Returns the name on the command line.
+    /// Returns the command-line name.
     fn name(&self) -> &'static str;
 
-    /// Returns the problem's size as text, such as `256x256`.
+    /// Returns the problem size as text, such as `256x256`.
     fn size(&self) -> String;
 
     /// Returns the workload's kernels, as assembly source.
@@ -61,7 +61,7 @@ pub trait Workload {
     /// Returns an error if the device reports an error.
     fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> anyhow::Result<()>;
 
-    /// Computes the result on the CPU and compares. Returns the number of bytes compared.
+    /// Computes the result on the CPU and compares it. Returns the number of bytes compared.
     ///
     /// # Errors
     /// Returns an error if the results differ. The error describes the differences.
@@ -71,12 +71,12 @@ pub trait Workload {
 /// Options that determine a workload's size and input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Approximate size as a multiple of the smallest size, from 1 to 1000. Work grows in proportion; at 1, it takes a
-    /// fraction of a second on a software card.
+    /// Approximate size as a multiple of the smallest size, from 1 to 1000. The work is proportional to it; at 1, it
+    /// takes a fraction of a second on a software card.
     pub scale: u32,
     /// Seed of the input.
     pub seed: u64,
-    /// Number of repetitions in kernels of variable length: `loop`, `long-madd`, `memory`. `None` selects each
+    /// Number of repetitions in kernels with a variable duration: `loop`, `long-madd`, `memory`. `None` selects each
     /// workload's default.
     pub rounds: Option<u32>,
     /// Size of `memory`'s working set in bytes. `None` selects the default.
@@ -133,7 +133,8 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
     })
 }
 
-/// Returns the side of a square whose area grows with `scale`, which is from 1 to 1000; the side is a multiple of 16.
+/// Returns the side of a square with an area proportional to `scale`, which is between 1 and 1000. The side is a
+/// multiple of 16.
 fn side(smallest: u32, scale: u32) -> u32 {
     (smallest * smallest * scale).isqrt().next_multiple_of(16)
 }

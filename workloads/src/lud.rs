@@ -1,4 +1,4 @@
-//! LU decomposition of a matrix in place, by tiles.
+//! Tiled in-place LU decomposition of a matrix.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_floats};
 use anyhow::Result;
@@ -6,11 +6,11 @@ use anyhow::Result;
 /// Side of a tile.
 const TILE: u32 = 16;
 
-/// Approximate size of the cells on the diagonal: more than the sum of the other cells of a row or column. Therefore no
-/// rows need to be exchanged.
+/// Approximate value of the diagonal cells. It exceeds the sum of the other cells of a row or column, so no pivoting is
+/// needed.
 const PIVOT: f32 = 16.0;
 
-/// A matrix whose cells get smaller away from the diagonal: at a distance of n, they are below 1 / (n + 1).
+/// A matrix with cells that decrease away from the diagonal: at distance n, they are below 1 / (n + 1).
 #[derive(Debug)]
 pub(crate) struct Lud {
     side: u32,
@@ -19,7 +19,7 @@ pub(crate) struct Lud {
 
 impl Lud {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
-        // The work grows with the cube of the side.
+        // The work is proportional to the cube of the side.
         let volume = 96f64.powi(3) * f64::from(scale);
         let side = (volume.cbrt() as u32).next_multiple_of(TILE);
         let mut random = Random::new(seed);
@@ -83,11 +83,11 @@ impl Workload for Lud {
 
     fn check(&self, results: &Results) -> Result<u64> {
         let side = self.side as usize;
-        // An estimate of the worst case. Relative to the pivot, the sums of L's magnitudes over a column and of U's
+        // A worst-case estimate. Relative to the pivot, the sums of L's magnitudes over a column and of U's
         // over a row are below 1, and U's cells next to the diagonal are below 2. Therefore the amount that is
         // subtracted from such a cell is below 3 at each rounding, to 2^-24. This happens at most `side` times. The
-        // factors' errors double this error. On the diagonal, the relative error is the same. L's cells have U's errors
-        // divided by a pivot of 8 or more, and the errors of the reciprocal (2^-23) and the product.
+        // errors of the factors double this error. The relative error on the diagonal is the same. L's cells have U's
+        // errors divided by a pivot of at least 8, plus the errors of the reciprocal (2^-23) and the product.
         let unit = 1.0 / (1 << 23) as f32;
         let upper = Bound { relative: side as f32 * unit, absolute: 3.0 * side as f32 * unit };
         let lower = Bound { relative: (side as f32 + 4.0) * unit, absolute: 3.0 / 8.0 * side as f32 * unit };

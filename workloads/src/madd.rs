@@ -4,10 +4,10 @@ use crate::element::Element;
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Default number of rounds of `long-madd`, from GPUvm's figures.
+/// Default number of rounds of `long-madd`, taken from GPUvm's figures.
 pub(crate) const LONG_ROUNDS: u32 = 5;
 
-/// Computes c = a + b, and then c = c + b in the other rounds.
+/// Computes c = a + b, and then c = c + b in each further round.
 #[derive(Debug)]
 pub(crate) struct Madd<E> {
     name: &'static str,
@@ -18,7 +18,7 @@ pub(crate) struct Madd<E> {
     b: Vec<E>,
 }
 
-/// Returns the side of the matrices at a scale.
+/// Returns the side of the matrices for a scale.
 pub(crate) fn side(scale: u32) -> u32 {
     128 * scale.isqrt().max(1)
 }
@@ -71,7 +71,7 @@ impl<E: Element> Workload for Madd<E> {
     fn check(&self, results: &Results) -> Result<u64> {
         let sum = |(a, b): (&E, &E)| (0..self.rounds).fold(*a, |sum, _| sum.plus(*b));
         let expected: Vec<E> = self.a.iter().zip(&self.b).map(sum).collect();
-        // Each sum is rounded to nearest on both sides.
+        // The card and the CPU both round each sum to nearest.
         E::same(results, "c", &expected, Bound::EXACT)
     }
 }

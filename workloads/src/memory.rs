@@ -1,9 +1,9 @@
-//! A working set of a given size. Kernels and copies repeatedly read and write the whole set.
+//! A working set of a given size, which kernels and copies repeatedly read and write completely.
 //!
-//! The set is divided into buffers of the same size and a spare buffer. A pass goes through the buffers in order. The
-//! copy engine copies each buffer to the spare one, and a kernel mixes every word of the copy with the word at the same
-//! offset of the previous buffer. The copied buffer becomes the next spare buffer. Therefore a final word depends on
-//! all words at its offset in all buffers, and one lost or stale word makes all later words wrong.
+//! The set consists of equally sized buffers and a spare buffer. A pass processes the buffers in order: the copy engine
+//! copies each buffer to the spare one, a kernel mixes every word of the copy with the word at the same offset of the
+//! previous buffer, and the copied buffer becomes the next spare. A final word therefore depends on the words at its
+//! offset in all buffers, and one lost or stale word corrupts all later words.
 
 use crate::{Buffer, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_words};
 use anyhow::{Context, Result};
@@ -16,11 +16,11 @@ const PASSES: u32 = 3;
 const MIN_BUFFER_BYTES: u64 = 64 << 10;
 /// Maximum number of buffers.
 const MOST_BUFFERS: u64 = 64;
-/// Number of threads of a block.
+/// Number of threads per block.
 const BLOCK: u32 = 512;
-/// Number of words, at the same offsets of all buffers, that the CPU computes at once.
+/// Number of words per buffer, at the same offsets, that the CPU computes at a time.
 const COLUMNS: usize = 4096;
-/// Factor of the mixing; the kernel has the same constant.
+/// Mixing factor; the kernel uses the same constant.
 const FACTOR: u32 = 0x9e37_79b1;
 /// Value that each pass adds, multiplied by the pass number.
 const KEY: u32 = 0x85eb_ca6b;
@@ -28,7 +28,7 @@ const KEY: u32 = 0x85eb_ca6b;
 /// The working set.
 #[derive(Debug)]
 pub(crate) struct MemoryHungry {
-    /// Number of buffers without the spare buffer.
+    /// Number of buffers, excluding the spare buffer.
     count: usize,
     /// Size of each buffer in bytes.
     piece: u64,
@@ -39,7 +39,7 @@ pub(crate) struct MemoryHungry {
 impl MemoryHungry {
     pub(crate) fn new(scale: u32, seed: u64, working_set: Option<u64>, passes: Option<u32>) -> Self {
         let bytes = working_set.unwrap_or(BYTES * u64::from(scale));
-        // For an odd size, the buffers are some KiB larger than requested.
+        // Rounding may make the buffers a few KiB larger than requested.
         let piece = bytes.div_ceil(MOST_BUFFERS).next_multiple_of(4096).max(MIN_BUFFER_BYTES);
         let count = bytes.div_ceil(piece).clamp(2, MOST_BUFFERS) as usize;
         Self { count, piece, passes: passes.unwrap_or(PASSES).max(1), seed }
@@ -52,8 +52,8 @@ impl MemoryHungry {
         random
     }
 
-    /// Returns the slot that finally holds each buffer, followed by the spare slot. Calls `then` with the arguments of
-    /// each step: pass, source, target, and the previous buffer.
+    /// Returns the final slot of each buffer, followed by the spare slot. Calls `then` for each step with the pass, the
+    /// source, the target, and the previous buffer.
     fn steps(&self, mut then: impl FnMut(u32, usize, usize, usize) -> Result<()>) -> Result<Vec<usize>> {
         let (mut places, mut spare): (Vec<usize>, usize) = ((0..self.count).collect(), self.count);
         for pass in 0..self.passes {
@@ -67,8 +67,8 @@ impl MemoryHungry {
         Ok(places)
     }
 
-    /// Returns the final `words` words, starting at `first`, of all buffers and then of the spare buffer, which has the
-    /// contents that the last buffer had before the last step.
+    /// Returns the final contents of all buffers, for `words` words from `first` on. The spare buffer comes last; it
+    /// contains the last buffer's contents before the last step.
     fn expected(&self, first: u64, words: usize) -> Vec<Vec<u32>> {
         let column = |index| {
             let mut random = self.input(index);

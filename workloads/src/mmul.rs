@@ -4,7 +4,7 @@ use crate::element::Element;
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Rows and columns of a tile, which a block computes.
+/// Number of rows and columns of the tile that a block computes.
 const TILE: u32 = 16;
 
 /// c = a * b.
@@ -31,7 +31,7 @@ impl Mmul<f32> {
 
 impl<E: Element> Mmul<E> {
     fn with_source(name: &'static str, source: &'static str, scale: u32, seed: u64) -> Self {
-        // The work grows with the third power of the side.
+        // The work is proportional to the cube of the side.
         let side = TILE * (4.0 * f64::from(scale).cbrt()).round() as u32;
         let (count, mut random) = ((side * side) as usize, Random::new(seed));
         Self { name, source, side, a: E::random(&mut random, count), b: E::random(&mut random, count) }
@@ -73,7 +73,8 @@ impl<E: Element> Workload for Mmul<E> {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // Each rounding of a sum of positive terms is off by at most half a unit. The bound allows twice this error.
+        // The rounding error of each sum of positive terms is at most half a unit in the last place. The bound is twice
+        // this error.
         let bound = Bound { relative: self.side as f32 * f32::EPSILON, absolute: 0.0 };
         E::same(results, "c", &self.expected(), bound)
     }

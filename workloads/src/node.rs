@@ -1,14 +1,14 @@
-//! The kernels of `madd` and `mmul` as nodes of a graph. The caller manages buffers and order.
+//! The kernels of `madd` and `mmul` as graph nodes. The caller manages the buffers and the order.
 
 use crate::{Buffer, Grid, Params, Random};
 use anyhow::Result;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Rows and columns of a tile of `mmul`.
+/// Number of rows and columns of a tile in `mmul`.
 const TILE: u32 = 16;
 
-/// Function of a node, which has two square matrices of words as inputs.
+/// Function of a node with two square matrices of words as inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKernel {
     /// The sum of the matrices.
@@ -24,7 +24,7 @@ impl NodeKernel {
         [Self::Madd, Self::Mmul].into_iter().find(|kernel| kernel.name() == name)
     }
 
-    /// Returns the name of the function, which is also the name of its entry in the program.
+    /// Returns the name of the function, which is also its kernel's name in the program.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl NodeKernel {
         })
     }
 
-    /// Returns the parameters and the grid that compute c from a and b, for matrices of `side` rows, which is a
+    /// Returns the parameters and the grid that compute c from a and b, for matrices of `side` rows. `side` must be a
     /// multiple of 16.
     #[must_use]
     pub fn launch(self, side: u32, a: Buffer, b: Buffer, c: Buffer) -> (Params, Grid) {
@@ -78,7 +78,7 @@ impl NodeKernel {
     }
 }
 
-/// Measures the time of a fixed computation on the CPU, to compare CPUs.
+/// Measures a fixed computation on the CPU, for comparing CPUs.
 #[must_use]
 pub fn yardstick() -> Duration {
     const SIDE: u32 = 128;

@@ -1,16 +1,16 @@
-//! Needleman-Wunsch: scores of aligning two sequences of letters.
+//! Needleman-Wunsch: alignment scores of two letter sequences.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Side of a tile, and number of threads of a tile's block.
+/// Side of a tile, and number of threads per block.
 const TILE: u32 = 32;
-/// Number of letters of the alphabet.
+/// Number of letters in the alphabet.
 const LETTERS: u32 = 24;
-/// Penalty of a gap.
+/// Gap penalty.
 const GAP_PENALTY: i32 = 10;
 
-/// Two sequences of the same length, and the similarity of each pair of letters.
+/// Two sequences of equal length, and the similarity of each pair of letters.
 #[derive(Debug)]
 pub(crate) struct Nw {
     length: u32,
@@ -52,7 +52,7 @@ impl Workload for Nw {
     }
 
     fn buffers(&self) -> Vec<Slot> {
-        // The first row and column are alignments with an empty sequence.
+        // The first row and column contain alignments with an empty sequence.
         let stride = self.stride() as usize;
         let mut scores = vec![0; stride * stride];
         for gaps in 0..stride {
@@ -81,7 +81,7 @@ impl Workload for Nw {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // Compute row by row, over the whole width.
+        // Compute the table row by row.
         let mut expected: Vec<i32> = (0..=self.length).map(|gaps| -GAP_PENALTY * gaps.cast_signed()).collect();
         let mut above = expected.clone();
         for (row, down) in self.down.iter().enumerate() {

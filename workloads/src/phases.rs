@@ -1,4 +1,4 @@
-//! Runs a workload in the phases of GPUvm's figures.
+//! Runs a workload in the phases used in GPUvm's figures.
 
 use crate::{Gpu, Setup, Workload};
 use anyhow::{Context, Result};
@@ -11,7 +11,7 @@ pub enum Phase {
     Init,
     /// Copies from host to device.
     Upload,
-    /// Runs kernels until they have ended.
+    /// Runs kernels to completion.
     Launch,
     /// Copies from device to host.
     Download,
@@ -21,7 +21,7 @@ impl Phase {
     /// All phases, in order.
     pub const ALL: [Self; 4] = [Self::Init, Self::Upload, Self::Launch, Self::Download];
 
-    /// Returns the name in reports, as in the paper.
+    /// Returns the name used in reports and in the paper.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -33,12 +33,12 @@ impl Phase {
     }
 }
 
-/// Times of a run, and the amount of data that was checked. The caller must close the device.
+/// Times of a run, and the amount of data checked. Closing the device is up to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Time of each phase of [`Phase::ALL`].
     pub times: [Duration; 4],
-    /// Time spent on freeing the buffers, which is a part of closing.
+    /// Time spent on freeing the buffers, which is part of closing.
     pub freed: Duration,
     /// Number of bytes compared with the CPU's result.
     pub verified: u64,
@@ -56,7 +56,7 @@ pub fn run(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
     run.end(gpu)
 }
 
-/// A run whose caller can inspect the device between the phases.
+/// A run that lets the caller inspect the device between phases.
 pub struct Run<'a> {
     workload: &'a dyn Workload,
     setup: Option<Setup>,
@@ -64,14 +64,13 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Returns a run that has not started.
+    /// Creates a run that has not started.
     #[must_use]
     pub fn new(workload: &'a dyn Workload) -> Self {
         Self { workload, setup: None, times: [Duration::ZERO; 4] }
     }
 
-    /// Executes a phase and waits until its work has ended. Each phase of [`Phase::ALL`] must occur once, in this
-    /// order.
+    /// Executes a phase and waits for its work. Each phase of [`Phase::ALL`] must be executed once, in this order.
     ///
     /// # Errors
     /// Returns an error if the device reports an error.

@@ -1,10 +1,10 @@
-//! Inputs from a seed.
+//! Generates inputs from a seed.
 
 /// Increment of the state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A generator of inputs (SplitMix64). The same seed gives the same numbers in guests and on the host, and parts of a
-/// sequence can be generated without its beginning.
+/// An input generator (SplitMix64). The same seed yields the same numbers in guests and on the host, and a sequence can
+/// be generated from any position.
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 
@@ -23,7 +23,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns the next word.
+    /// Returns the next 32-bit word.
     pub fn word(&mut self) -> u32 {
         (self.next_u64() >> 32) as u32
     }
@@ -33,7 +33,7 @@ impl Random {
         self.0 = self.0.wrapping_add(words.wrapping_mul(STEP));
     }
 
-    /// Returns a number below `end`, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     pub fn below(&mut self, end: u32) -> u32 {
         ((u64::from(self.word()) * u64::from(end)) >> 32) as u32
     }

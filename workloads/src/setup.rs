@@ -24,7 +24,7 @@ enum Input {
 }
 
 impl Slot {
-    /// Creates a buffer in VRAM for use by the device only: it is neither filled nor read back.
+    /// Creates a VRAM buffer for the device only, which is neither filled nor read back.
     #[must_use]
     pub fn scratch(name: impl Into<Cow<'static, str>>, bytes: u64) -> Self {
         Self { name: name.into(), place: Place::Vram, bytes, input: Input::Nothing, output: false }
@@ -37,7 +37,7 @@ impl Slot {
         Self { input: Input::Bytes(input), ..Self::scratch(name, bytes) }
     }
 
-    /// Creates a buffer that is filled with random words before the launch; the words are generated at that time.
+    /// Creates a buffer that is filled with random words before the launch. The words are generated at that time.
     #[must_use]
     pub fn random(name: impl Into<Cow<'static, str>>, bytes: u64, random: Random) -> Self {
         Self { input: Input::Random(random), ..Self::scratch(name, bytes) }
@@ -61,14 +61,14 @@ impl Slot {
         Self { output: true, ..self }
     }
 
-    /// Places the buffer in the machine's RAM instead of VRAM.
+    /// Places the buffer in system RAM instead of VRAM.
     #[must_use]
     pub fn in_ram(self) -> Self {
         Self { place: Place::Ram, ..self }
     }
 }
 
-/// The results: the bytes of all outputs, by name.
+/// The bytes of all outputs, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Results(Vec<(Cow<'static, str>, Vec<u8>)>);
 
@@ -98,7 +98,7 @@ impl Results {
         Ok(crate::bytes_to_floats(self.bytes(name)?))
     }
 
-    /// Compares an output's words bit for bit. Returns the number of bytes.
+    /// Compares an output's words bit for bit. Returns the number of bytes compared.
     ///
     /// # Errors
     /// Returns an error if the results differ, or if no such output exists.
@@ -106,7 +106,7 @@ impl Results {
         compare_words(name, &self.words(name)?, expected)
     }
 
-    /// Compares an output's floats within a bound. Returns the number of bytes.
+    /// Compares an output's floats within a bound. Returns the number of bytes compared.
     ///
     /// # Errors
     /// Returns an error if the results differ, or if no such output exists.
@@ -118,7 +118,7 @@ impl Results {
 /// A workload's program and buffers on a device.
 #[derive(Debug)]
 pub struct Setup {
-    /// The program; `None` if the workload has no kernels.
+    /// The program, or `None` if the workload has no kernels.
     module: Option<Module>,
     slots: Vec<Slot>,
     buffers: Vec<Buffer>,
@@ -126,7 +126,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Creates the program and the buffers, without transferring data.
+    /// Loads the program and allocates the buffers, without transferring data.
     ///
     /// # Errors
     /// Returns an error if a kernel does not assemble, or if the device reports an error.
@@ -196,7 +196,7 @@ impl Setup {
         &self.results
     }
 
-    /// Frees the buffers; the program remains on the device.
+    /// Frees the buffers. The program stays on the device.
     ///
     /// # Errors
     /// Returns an error if the device reports an error.
@@ -205,7 +205,7 @@ impl Setup {
     }
 }
 
-/// Uploads random words, one piece at a time.
+/// Uploads random words in chunks.
 fn upload_random(gpu: &mut dyn Gpu, buffer: Buffer, mut random: Random) -> Result<()> {
     const BYTES_PER_UPLOAD: u64 = 1 << 20;
     let mut at = 0;

@@ -1,15 +1,15 @@
-//! A long loop of a given length, without data.
+//! A long compute loop of a given length, without data.
 
 use crate::{Gpu, Grid, Params, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of threads of the grid.
+/// Number of threads in the grid.
 const THREADS: u32 = 256;
-/// Number of threads of a block.
+/// Number of threads per block.
 const BLOCK: u32 = 64;
 /// Default number of rounds at scale 1.
 const DEFAULT_ROUNDS: u32 = 2000;
-/// Factor of the number; the kernel has the same constant.
+/// Factor of each round; the kernel uses the same constant.
 const FACTOR: u32 = 0x0019_660d;
 const SUMMAND: u32 = 0x3c6e_f35f;
 
@@ -50,7 +50,7 @@ impl Workload for Spin {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // Compute all rounds at once: raise an affine map to the power of their number by squaring.
+        // Compute all rounds at once, by exponentiating an affine map by squaring.
         let (mut factor, mut summand) = (1_u32, 0_u32);
         let (mut square, mut shift, mut rounds) = (FACTOR, SUMMAND, self.rounds);
         while rounds > 0 {

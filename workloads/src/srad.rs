@@ -5,12 +5,12 @@ use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 const ITERATIONS: u32 = 2;
-/// Fraction of its difference to each of its four neighbours by which a pixel changes in an iteration.
+/// Fraction of the difference to each of its four neighbours by which a pixel changes per iteration.
 pub(crate) const DIFFUSION_RATE: f32 = 0.5 / 4.0;
-/// Number of threads in a one-dimensional block of pixels, and number of values that such a block sums.
+/// Number of threads in a one-dimensional block, and number of values that such a block sums.
 const THREADS: u32 = 256;
 const BLOCK_SUMS: u32 = 512;
-/// Number of threads of a two-dimensional block.
+/// Dimensions of a two-dimensional block in threads.
 const PATCH: [u32; 2] = [32, 8];
 
 /// An image with values from 0 to 255.
@@ -28,7 +28,7 @@ pub(crate) fn speckled(side: u32, seed: u64) -> Vec<f32> {
     pixels.map(|pixel| if bright(pixel) { 0.5 + 0.5 * random.unit() } else { 0.5 * random.unit() }).collect()
 }
 
-/// Returns an image's variance relative to the square of its mean, which measures its speckle.
+/// Returns an image's variance relative to the square of its mean, a measure of its speckle.
 pub(crate) fn variation(sum: f64, squares: f64, count: usize) -> f64 {
     let mean = sum / count as f64;
     (squares / count as f64 - mean * mean) / (mean * mean)
@@ -58,21 +58,21 @@ pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     (0..image.len()).map(moved).collect()
 }
 
-/// Bounds the relative error of a pixel after a number of iterations, for an initial error `before` and the error
-/// `statistics` of the variation. All errors are in units of 2^-24.
+/// Returns a bound of a pixel's relative error after `iterations` iterations, for an initial error `before` and an
+/// error `statistics` of the variation. All errors are in units of 2^-24.
 ///
-/// An estimate of the worst case. Pixels are from 1 to e. The relative error of a coefficient c is the error of q and
-/// the variation together, apart from a factor below 1.2. The pixel changes by an eighth of c times the differences,
-/// whose magnitudes sum to about 2. Therefore about a third of the variation's error counts. The error of q is the
-/// error of two pixels, doubled by the square, plus about 30 units: an iteration triples earlier errors. Rounding
-/// errors have both signs, so on `simgpu` the pixels' errors are less than a hundredth of this bound.
+/// A worst-case estimate. Pixels are from 1 to e. The relative error of a coefficient c is the error of q and the
+/// variation together, apart from a factor below 1.2. The pixel changes by an eighth of c times the differences, whose
+/// magnitudes sum to about 2. Therefore, about a third of the variation's error counts. The error of q is the error of
+/// two pixels, doubled by the square, plus about 30 units, so an iteration triples earlier errors. Rounding errors have
+/// both signs, so the pixels' errors on `simgpu` are less than a hundredth of this bound.
 pub(crate) fn error(before: f32, statistics: f32, iterations: u32) -> f32 {
     (0..iterations).fold(before, |error, _| 3.0 * error + statistics / 3.0 + 64.0)
 }
 
 impl Srad {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
-        // Blocks at the edges have threads without a pixel.
+        // Leave threads of the edge blocks without a pixel.
         let side = crate::side(64, scale) - 3;
         Self { side, image: speckled(side, seed).iter().map(|pixel| 255.0 * pixel).collect() }
     }
@@ -142,9 +142,9 @@ impl Workload for Srad {
             image = diffused(&image, self.side as usize, q);
         }
         let expected: Vec<f32> = image.iter().map(|pixel| (255.0 * pixel.ln()) as f32).collect();
-        // e^x is off by up to 6 units, a sum by up to 22 more in a tree over four million. The variance, which is a
-        // 15th of the mean of the squares, is off by less than 2048 in proportion. The logarithm's absolute error is
-        // its argument's relative error, plus two units in its own last place.
+        // The error of e^x is up to 6 units, and that of a sum up to 22 more, in a tree over four million values. The
+        // relative error of the variance, which is a 15th of the mean of the squares, is below 2048 units. The
+        // logarithm's absolute error is its argument's relative error, plus two units in its last place.
         let unit = 1.0 / (1 << 24) as f32;
         let bound = Bound { relative: 8.0 * unit, absolute: 255.0 * error(6.0, 2048.0, ITERATIONS) * unit };
         results.same_floats("image", &expected, bound)

@@ -1,5 +1,5 @@
-//! Speckle-reducing anisotropic diffusion, second version: uses tiles in shared memory, and statistics of a part of the
-//! image, which the CPU computes.
+//! Speckle-reducing anisotropic diffusion, second version: uses tiles in shared memory, and statistics that the CPU
+//! computes over part of the image.
 
 use crate::srad::{DIFFUSION_RATE, diffused, error, speckled, variation};
 use crate::{Bound, Gpu, Grid, Params, Results, Setup, Slot, Workload};
@@ -8,7 +8,7 @@ use anyhow::Result;
 const ITERATIONS: u32 = 2;
 /// Side of a tile in pixels.
 const TILE: u32 = 16;
-/// Number of rows of the image whose only variation is the speckle, because they show only surroundings.
+/// Number of image rows without variation other than speckle, because they show only the surroundings.
 const SAMPLE_ROWS: u32 = 16;
 
 /// An image with values from 1 to e.
@@ -78,7 +78,7 @@ impl Workload for Srad2 {
             image = diffused(&image, self.side as usize, q);
         }
         let expected: Vec<f32> = image.iter().map(|pixel| *pixel as f32).collect();
-        // The CPU computes the statistics in double precision: their error comes from the pixels.
+        // The CPU computes the statistics in double precision, so their error comes only from the pixels.
         let relative = error(0.0, 256.0, ITERATIONS) / (1 << 24) as f32;
         results.same_floats("image", &expected, Bound { relative, absolute: 0.0 })
     }

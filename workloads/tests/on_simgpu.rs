@@ -11,25 +11,25 @@ use std::sync::Arc;
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, Random, Setup, Workload};
 
 const MIB: u64 = 1 << 20;
-/// Number of page tables, each of which covers 128 MiB.
+/// Number of page tables; each covers 128 MiB.
 const TABLES: u64 = 2;
 const TABLE_MIB: u64 = 128;
 const DIRECTORY: u64 = 0x1_0000;
 const TABLE: u64 = MIB;
-/// The GPU virtual address of VRAM's first byte. The range of the second table begins at a multiple of 2^32.
+/// GPU virtual address of the start of VRAM. The second table's range begins at a multiple of 2^32.
 const VRAM_BASE: u64 = (0x13 << 32) - TABLE_MIB * MIB;
-/// Address of the parameters, in bank 0.
+/// Address of bank 0, which contains the parameters.
 const BANK: u64 = 2 * MIB;
 const LOCAL: u64 = 4 * MIB;
 const LOCAL_BYTES: u64 = 4 * MIB;
-/// Address in VRAM of the first buffer. The second buffer of the smallest workloads crosses the multiple of 2^32.
+/// VRAM address of the first buffer. The second buffer of the smallest workloads crosses the multiple of 2^32.
 const FIRST_BUFFER_AT: u64 = TABLE_MIB * MIB - 0x6000;
 const END: u64 = TABLES * TABLE_MIB * MIB;
 const PAGE: u64 = 0x1000;
-/// Byte that fills allocated memory. Guard bytes with this value follow each buffer, and no work may overwrite them.
+/// Fill byte of allocated memory. Each buffer is followed by guard bytes with this value, which no work may overwrite.
 const UNUSED: u8 = 0xa5;
 
-/// The engine with its own address space.
+/// The compute engine with its own address space.
 struct SimGpu {
     compute: Compute,
     memory: Arc<Memory>,
@@ -37,7 +37,7 @@ struct SimGpu {
     space: AddressSpace,
     next: u64,
     modules: Vec<(u64, sm20::Program)>,
-    /// Number of instructions of all threads so far.
+    /// Number of instructions executed by all threads so far.
     instructions: u64,
 }
 
@@ -180,7 +180,7 @@ fn every_workload_matches_cpu_results() {
     }
 }
 
-/// Returns the number of instructions of all threads in a run.
+/// Returns the number of instructions executed by all threads in a run.
 fn work(name: &str, scale: u32) -> u64 {
     let mut gpu = SimGpu::new().expect("a card");
     let workload = workloads::by_name(name, Options { scale, ..Options::default() }).expect("a workload of that name");
@@ -201,18 +201,17 @@ fn work_is_small_at_scale_1_and_grows_in_proportion() {
     }
 }
 
-/// A fault between a workload and its device.
+/// An injected fault between a workload and its device.
 #[derive(Clone, Copy)]
 enum Mishap {
-    /// The launch with this number is lost.
+    /// Loses the launch with this number.
     LostLaunch(usize),
-    /// In the download with this number, a word is returned with its second-highest bit flipped, which exceeds any
-    /// float's bound. The second field is the position of the word, as a fraction in units of 2^-32 of the distance
-    /// from the first word to the last.
+    /// Flips the second-highest bit of a word in the download with this number, which exceeds any float's bound. The
+    /// second field is the position of the word, in units of 2^-32 of the distance from the first word to the last.
     WrongWord(usize, u32),
 }
 
-/// A device with a fault.
+/// A device with an injected fault.
 struct Faulty<'g> {
     inner: &'g mut SimGpu,
     mishap: Option<Mishap>,
@@ -276,7 +275,8 @@ fn smallest(name: &str) -> Box<dyn Workload> {
     workloads::by_name(name, Options { seed: 3, ..Options::default() }).expect("a workload of that name")
 }
 
-/// Runs a workload on a device with a fault, to the end of the download. Returns the setup, and the number of launches.
+/// Runs a workload up to the end of the download, on a device with an injected fault. Returns the setup and the number
+/// of launches.
 fn run_with(mishap: Option<Mishap>, workload: &dyn Workload) -> Result<(Setup, usize)> {
     let mut card = SimGpu::new()?;
     let mut gpu = Faulty::new(&mut card, mishap);
@@ -289,7 +289,7 @@ fn run_with(mishap: Option<Mishap>, workload: &dyn Workload) -> Result<(Setup, u
 
 #[test]
 fn a_launch_that_was_lost_is_noticed() {
-    // The loss of an empty workload cannot be detected.
+    // A lost launch of an empty workload cannot be detected.
     for name in workloads::NAMES.iter().filter(|name| **name != "nop") {
         let workload = smallest(name);
         let (setup, launches) = run_with(None, &*workload).expect("no mishap");

@@ -7,10 +7,10 @@ use anyhow::{Result, anyhow};
 /// Priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// The same priority as all other work. Use this priority for long work that all later work depends on. If this
-    /// work yielded to other work, processors would be idle towards the end.
+    /// The same priority as all other work. For long work that all later work depends on: if it yielded, CPUs would be
+    /// idle towards the end.
     Equal,
-    /// Uses only idle processors.
+    /// Uses only idle CPUs.
     Behind,
 }
 
@@ -21,7 +21,7 @@ const NICE: i32 = 19;
 pub enum Background {
     /// The work is running.
     Pending(JoinHandle<Result<()>>),
-    /// The work has ended, with the reason if it failed.
+    /// The work has finished. Contains the reason if it failed.
     Ended(Result<(), String>),
 }
 
@@ -30,8 +30,8 @@ impl Background {
     pub fn start(priority: Priority, work: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
         Self::Pending(thread::spawn(move || {
             if priority == Priority::Behind {
-                // On Linux, priorities belong to threads, and children inherit them. If setting the priority fails, the
-                // work only takes longer.
+                // On Linux, priorities are per thread, and children inherit them. If setting the priority fails, the
+                // work still completes.
                 let _ = rustix::process::nice(NICE);
             }
             work()

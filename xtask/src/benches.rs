@@ -1,15 +1,15 @@
-//! Lists the benchmarks, and the figures of the papers or the pages that each of them reproduces.
+//! Lists the benchmarks, with the figures of papers or the pages that they reproduce.
 
 use anyhow::{Result, bail};
 
-/// A benchmark: its name, its needs, and the figure that it reproduces.
+/// A benchmark: name, requirements, and the figure that it reproduces.
 type Bench = (&'static str, Needs, &'static str);
 
 /// Requirements of a benchmark in addition to the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,
-    /// The images of guests, and the daemon's release build.
+    /// Guest images, and the daemon's release build.
     Guests,
     /// A GPU with NVIDIA's driver.
     Gpu,
@@ -59,7 +59,7 @@ const BENCHES: [Bench; 31] = [
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 
-/// Checks that a name selects a benchmark. The name is either the full name of a benchmark, or the part before a `-`.
+/// Checks that a name selects a benchmark: either its full name, or the part before a `-`.
 ///
 /// # Errors
 /// Returns an error if no benchmark has this name. The error lists the known names.
@@ -101,7 +101,7 @@ mod tests {
         assert!(needs_no_guests("swap") && !needs_no_guests("sched") && !needs_no_guests("fv"));
     }
 
-    /// Tests that each page in the list exists and names the benchmark.
+    /// Checks that each page in the list exists and names the benchmark.
     #[test]
     fn pages_of_benches_exist_and_name_them() {
         for (name, _, repeats) in BENCHES {

@@ -1,4 +1,4 @@
-//! `cargo xtask check`: all checks that run no tests.
+//! `cargo xtask check`: all checks that do not run tests.
 
 use anyhow::Result;
 
@@ -9,7 +9,8 @@ use crate::{counts, language, layers, lints, orphans, programs, rooms};
 /// Manifest of the fuzz targets, which are a separate workspace.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
 
-/// Runs every check, even after a failure. Returns true if all checks passed. With `lints_only`, does not run tools.
+/// Runs every check, even after a failure. Returns true if all checks passed. If `lints_only` is set, skips the
+/// toolchain's tools.
 pub fn run(lints_only: bool) -> Result<bool> {
     let metadata = layers::metadata("Cargo.toml")?;
     let mut tally = Tally::default();
@@ -54,11 +55,11 @@ pub fn run(lints_only: bool) -> Result<bool> {
     Ok(tally.good())
 }
 
-/// Folders of the packages with a test that generates a part of the documentation.
+/// Folders of the packages with a test that generates part of the documentation.
 const PACKAGES_WITH_PAGES: [&str; 4] = ["mediator/config", "mediator/ctl", "mediator/metrics", "xtask/pages"];
 
-/// Runs the tests that generate parts of the documentation: they compare these parts with the code, or write them
-/// again if `write` is true. Returns true if all passed.
+/// Runs the tests that generate parts of the documentation. They compare these parts with the code, or rewrite them if
+/// `write` is set. Returns true if all passed.
 pub fn generated_pages(write: bool) -> Result<bool> {
     let mut passed = true;
     for program in programs::build_libraries()? {
@@ -74,7 +75,7 @@ pub fn generated_pages(write: bool) -> Result<bool> {
     Ok(passed)
 }
 
-/// Runs the tools of the toolchain. Returns each tool, with true if the tool passed.
+/// Runs the toolchain's tools. Returns each tool, and whether it passed.
 fn tools() -> Result<Vec<(&'static str, bool)>> {
     let mut results = vec![("format", shown(&mut cargo(&["fmt", "--all", "--check"]))?)];
     if root().join(FUZZ).exists() {

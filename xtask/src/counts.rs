@@ -1,12 +1,12 @@
-//! Checks the counters for operators: code must increment each counter that is declared.
+//! Checks the operators' counters: code must increment every declared counter.
 //!
-//! The check works on the text of the sources. A counter is a field in a `counts!` block, and it counts as used if
-//! product code of the same crate adds to it or sets it.
+//! The check works on the source text. A counter is a field in a `counts!` block. It counts as used if product code of
+//! the same crate increments or sets it.
 
 use crate::lints::File;
 use std::path::Path;
 
-/// Returns the fields that the `counts!` blocks in a text declare.
+/// Returns the fields declared in the `counts!` blocks of a text.
 fn declared(text: &str) -> Vec<&str> {
     let blocks = text.split("\ncounts! {").skip(1);
     let body = |block: &'_ str| block.split("\n}").next().unwrap_or_default().to_owned();
@@ -24,7 +24,7 @@ fn declared(text: &str) -> Vec<&str> {
     fields
 }
 
-/// Returns true if a text adds to a counter, or sets it.
+/// Returns true if a text increments or sets a counter.
 fn counts(text: &str, field: &str) -> bool {
     let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
     product.match_indices(field).any(|(at, _)| {
@@ -34,12 +34,12 @@ fn counts(text: &str, field: &str) -> bool {
     })
 }
 
-/// Returns the crate of a file: its path before `src`.
+/// Returns a file's crate: its path before `src`.
 fn of_crate(path: &Path) -> Option<&Path> {
     path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "src")).and_then(Path::parent)
 }
 
-/// Returns the counters that are declared but never counted.
+/// Returns the counters that are declared but never incremented.
 pub fn never_counted(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {

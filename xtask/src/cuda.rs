@@ -1,5 +1,4 @@
-//! CUDA: NVIDIA's headers, which are downloaded and never become part of the sources, and the benchmarks on a real
-//! card.
+//! CUDA: NVIDIA's headers, which are downloaded but never added to the sources, and benchmarks on a real card.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::guests::BenchOptions;
 use crate::run::{cargo, root, shown, target};
 
-/// Wheels that contain headers: the major version, a header in the wheel, and the name of the wheel.
+/// Wheels with headers: the major version, a header in the wheel, and the name of the wheel.
 const WHEELS: [(&str, &str, &str); 4] = [
     ("12", "cuda.h", "nvidia-cuda-runtime-cu12==12.9.79"),
     ("13", "cuda.h", "nvidia-cuda-runtime==13.5.37"),
@@ -18,27 +17,27 @@ const WHEELS: [(&str, &str, &str); 4] = [
     ("13", "nvml.h", "nvidia-nvml-dev==13.5.37"),
 ];
 
-/// Environment variable with the folder of the headers, for the tests of `cuda-table`.
+/// Environment variable with the header folder, for the tests of `cuda-table`.
 pub const HEADERS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_HEADERS";
 
-/// Wheels that contain NVIDIA's runtime library: the major version, and the name of the wheel.
+/// Wheels with NVIDIA's runtime library: the major version, and the name of the wheel.
 const RUNTIMES: [(&str, &str); 3] = [
     ("11", "nvidia-cuda-runtime-cu11==11.8.89"),
     ("12", "nvidia-cuda-runtime-cu12==12.9.79"),
     ("13", "nvidia-cuda-runtime==13.5.37"),
 ];
 
-/// Environment variable with the folder of the runtime libraries, for the tests that load them.
+/// Environment variable with the runtime library folder, for the tests that load these libraries.
 pub const RUNTIMES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_RUNTIMES";
 
-/// Downloads everything that the tests of the crates in `cuda` need.
+/// Downloads all files needed by the tests of the crates in `cuda`.
 pub fn fetch_all() -> Result<()> {
     headers()?;
     runtimes()?;
     Ok(())
 }
 
-/// Returns the folder that contains `libcudart.so` for each version. Downloads missing versions.
+/// Returns the folder with a `libcudart.so` for each version. Downloads missing versions.
 pub fn runtimes() -> Result<PathBuf> {
     let folder = cache().join("cuda-runtimes");
     for (version, wheel) in RUNTIMES {
@@ -58,19 +57,19 @@ fn fetch_runtime(wheel: &str, place: &Path) -> Result<()> {
     let library = find(&all, &is_library)?.context("the wheel has no libcudart.so")?;
     let folder = place.parent().context("the library has a folder")?;
     fs::create_dir_all(folder)?;
-    // Rename the complete file into place, because another run may look for the library at the same time.
+    // Rename the complete file into place, because another run may access the library concurrently.
     let part = tempfile::NamedTempFile::new_in(folder)?;
     fs::copy(library, part.path())?;
     part.persist(place)?;
     Ok(())
 }
 
-/// Returns the folder for all files that are downloaded or created for tests.
+/// Returns the folder for files that are downloaded or created for tests.
 fn cache() -> PathBuf {
     std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from)
 }
 
-/// Returns the folder that contains a folder of headers for each version. Downloads missing headers.
+/// Returns the folder with a header folder for each version. Downloads missing headers.
 pub fn headers() -> Result<PathBuf> {
     let folder = cache().join("cuda-headers");
     for (version, header, wheel) in WHEELS {
@@ -99,7 +98,7 @@ fn fetch(wheel: &str, header: &str, place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads a wheel and unpacks it in `work`. Returns the folder of the wheel's files.
+/// Downloads a wheel and unpacks it in `work`. Returns the folder with the wheel's files.
 fn unpacked(wheel: &str, work: &Path) -> Result<PathBuf> {
     let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", "wheel", wheel];
     run(Command::new("python3").args(pip).current_dir(work))?;
@@ -108,7 +107,7 @@ fn unpacked(wheel: &str, work: &Path) -> Result<PathBuf> {
     Ok(work.join("all"))
 }
 
-/// Returns the first file in `folder`, or in its subfolders, whose name matches.
+/// Returns the first file with a matching name in `folder` or its subfolders.
 fn find(folder: &Path, matches: &dyn Fn(&str) -> bool) -> Result<Option<PathBuf>> {
     let mut folders = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -133,7 +132,8 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Measures tenants that share a real card. Needs a GPU, NVIDIA's driver, and a `python3` with PyTorch, CuPy and JAX.
+/// Measures tenants that share a real card. Requires a GPU, NVIDIA's driver, and a `python3` with PyTorch, CuPy and
+/// JAX.
 pub fn bench(json: Option<&Path>) -> Result<bool> {
     let built = build(&[])?;
     let json = json.map_or_else(|| built.join("cuda-bench.json"), Path::to_owned);
@@ -142,8 +142,8 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. The script needs a GPU, NVIDIA's driver, and a
-/// `python3`. All scripts except `disk` also need PyTorch, and `cards` needs two GPUs.
+/// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. The scripts require a GPU, NVIDIA's driver, and
+/// a `python3`; all except `disk` also require PyTorch, and `cards` requires two GPUs.
 pub fn bench_with_options(name: &str, options: &BenchOptions) -> Result<bool> {
     let built = build(if name == "cards" { &["mediatord", "mediatorctl"] } else { &[] })?;
     let json = options.json.clone().unwrap_or_else(|| built.join(format!("cuda-{name}.json")));
@@ -165,14 +165,14 @@ pub fn bench_with_options(name: &str, options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Returns the commit of the sources; `None` outside a checkout.
+/// Returns the commit of the sources, or `None` outside a checkout.
 fn commit() -> Option<String> {
     let output = Command::new("git").args(["rev-parse", "--short=8", "HEAD"]).current_dir(root()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Builds the library, the owner, the programs of the rig and further packages in release mode. Returns the folder of
-/// the programs.
+/// Builds the library, the owner, the rig's programs and the `further` packages in release mode. Returns the program
+/// folder.
 fn build(further: &[&str]) -> Result<PathBuf> {
     let packages = ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker", "gdev-crypt"];
     let arguments = packages.iter().chain(further).flat_map(|name| ["-p", name]);

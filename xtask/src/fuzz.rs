@@ -1,7 +1,7 @@
-//! The fuzz suite: runs each target in `tests/fuzz` from its seed corpus, for a bounded time.
+//! The fuzz suite: runs each target in `tests/fuzz` with its seed corpus for a limited time.
 //!
-//! The targets have the layout of cargo-fuzz, but need neither cargo-fuzz nor a nightly toolchain: an LLVM pass, which
-//! the flags below enable, provides coverage, and the crate `libfuzzer-sys` provides the driver.
+//! The targets have the layout of cargo-fuzz, but need neither cargo-fuzz nor a nightly toolchain: the flags below
+//! enable an LLVM pass for coverage, and the crate `libfuzzer-sys` provides the driver.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -15,11 +15,10 @@ use crate::orphans::{FuzzTarget, fuzz_targets};
 use crate::run::{cargo, root, shown, target};
 use crate::tally::Tally;
 
-/// Target triple. The triple is given explicitly, so that the flags do not apply to build scripts and procedural
-/// macros.
+/// Target triple, passed explicitly so that the flags do not apply to build scripts and procedural macros.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-/// Flags that enable coverage for libFuzzer, and every check that a release build omits.
+/// Flags that enable coverage for libFuzzer, and all checks omitted from release builds.
 const RUSTFLAGS: [&str; 8] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -31,9 +30,9 @@ const RUSTFLAGS: [&str; 8] = [
     "-Coverflow-checks=yes",
 ];
 
-/// Memory limit in MiB. A target that exceeds it probably allocates as much memory as its input demands.
+/// Memory limit in MiB. A target that exceeds it probably allocates memory as requested by its input.
 const MEMORY_LIMIT_MIB: u32 = 2048;
-/// Time limit of one input in seconds. An input that takes longer counts as a hang.
+/// Time limit per input in seconds. An input that takes longer counts as a hang.
 const INPUT_LIMIT: u32 = 25;
 
 /// Builds all targets. `jobs` limits the number of parallel compilers.
@@ -42,7 +41,7 @@ pub fn build(jobs: Option<usize>) -> Result<()> {
     build.args(["--target", TRIPLE]).arg("--target-dir").arg(folder());
     build.env("RUSTFLAGS", RUSTFLAGS.join(" ")).env_remove("CARGO_ENCODED_RUSTFLAGS");
     if let Some(jobs) = jobs {
-        // Build quietly, because tests print their output at the same time.
+        // Build quietly, because tests print their output concurrently.
         build.arg(format!("--jobs={jobs}")).arg("--quiet");
     }
     if !shown(&mut build)? {
@@ -51,7 +50,7 @@ pub fn build(jobs: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Runs each requested target after all of them have been built. A target counts as one test.
+/// Builds all targets, and runs the requested ones. Each target counts as one test.
 pub fn run(args: &TestArgs) -> Result<Tally> {
     let mut targets = fuzz_targets(&root())?;
     if let Some(filter) = &args.filter {
@@ -61,7 +60,7 @@ pub fn run(args: &TestArgs) -> Result<Tally> {
         bail!("tests/fuzz/Cargo.toml lists no such target");
     }
     let folder = folder();
-    // Run one target per processor at a time. All targets take the same time.
+    // Run one target per CPU at a time. All targets take the same time.
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     let work = |first: usize| -> Result<Tally> {
         let mut tally = Tally::default();
@@ -85,7 +84,7 @@ fn folder() -> PathBuf {
 }
 
 fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {
-    // New inputs go to a separate corpus, so that the seeds in the repository do not change.
+    // Write new inputs to a separate corpus, so that the seeds in the repository do not change.
     let found = folder.join("corpus").join(&one.name);
     let crashes = folder.join("artifacts").join(&one.name);
     for path in [&found, &crashes] {
@@ -102,8 +101,7 @@ fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {
     println!("fuzz {} for {seconds} s", one.name);
     let ended = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", one.name))?;
     let passed = ended.status.success();
-    // Print with a single write, because other targets run at the same time. libFuzzer prints everything to standard
-    // error.
+    // Print with a single write, because other targets run concurrently. libFuzzer prints everything to standard error.
     let text = String::from_utf8_lossy(&ended.stderr);
     let advice = if passed { String::new() } else { format!("the input that failed is in {}\n", crashes.display()) };
     println!("{text}{advice}fuzz {} ... {}", one.name, if passed { "ok" } else { "FAILED" });

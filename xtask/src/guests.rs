@@ -1,5 +1,5 @@
-//! Commands that need guests: creating the images and, for the demo and the benchmarks, building the daemon in release
-//! mode.
+//! Commands that need guests. They create the images, and build the daemon in release mode for the demo and the
+//! benchmarks.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,10 +11,10 @@ use crate::benches;
 use crate::load::BusyLoops;
 use crate::run::{cargo, shown, target};
 
-/// Environment variable with the folder of `mediatord` and `mediatorctl`, for the harness.
+/// Environment variable with the folder of `mediatord` and `mediatorctl`, for the test harness.
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
-/// Starts creating all images for guests. Compiling the paravirtual drivers takes most of the time.
+/// Starts creating all guest images. Compiling the paravirtual drivers takes most of the time.
 pub fn images() -> Background {
     Background::start(Priority::Equal, || {
         let made = images::ensure_all(&images::Progress::stderr(), false).map(drop);
@@ -22,13 +22,13 @@ pub fn images() -> Background {
     })
 }
 
-/// Creates the images and builds the daemon in release mode. Returns the folder with its programs.
+/// Creates the images and builds the daemon in release mode. Returns the program folder.
 fn release() -> Result<PathBuf> {
     images::ensure(&images::Progress::stderr()).context("the files for the guests could not be created")?;
     if !shown(&mut cargo(&["build", "--release", "--package", "mediatord", "--package", "mediatorctl", "--bins"]))? {
         bail!("mediatord does not build");
     }
-    // The machines of `tests::nest` need these additional programs.
+    // The machines in `tests::nest` need these additional programs.
     if !shown(&mut cargo(&["build", "--release", "--package", "rig", "--examples"]))? {
         bail!("the programs of the rig do not build");
     }
@@ -43,18 +43,18 @@ pub fn demo(args: &[String]) -> Result<bool> {
 
 /// Options of a benchmark.
 pub struct BenchOptions {
-    /// File for the figures.
+    /// File for the results.
     pub json: Option<PathBuf>,
     pub seconds: Option<u64>,
     pub rounds: Option<u32>,
     pub only: Option<String>,
-    /// Runs every benchmark, each with its own file in the folder `json`.
+    /// Set to run every benchmark, each with its own file in the folder `json`.
     pub all: bool,
-    /// Keeps the results that the file already contains.
+    /// Set to keep the results that the file already contains.
     pub resume: bool,
-    /// Number of busy loops that run at the same time.
+    /// Number of concurrent busy loops.
     pub beside_load: u32,
-    /// Folder with `mediatord` and `mediatorctl` from another build, which are measured instead of those of this build.
+    /// Folder with `mediatord` and `mediatorctl` from another build, which are measured instead of this build's.
     pub programs: Option<PathBuf>,
 }
 
@@ -107,7 +107,7 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Returns the command that runs a program of a package in release mode, with the variables that the program needs.
+/// Returns the command that runs a package's program in release mode, with the environment variables that it needs.
 fn program(package: &str, name: &str) -> Result<Command> {
     let binaries = release()?;
     let mut command = built(package, name)?;
@@ -115,7 +115,7 @@ fn program(package: &str, name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Returns the command that runs a program of a package in release mode.
+/// Builds a package's program in release mode. Returns the command that runs it.
 fn built(package: &str, name: &str) -> Result<Command> {
     if !shown(&mut cargo(&["build", "--release", "--package", package, "--bin", name]))? {
         bail!("the program {name} does not build");

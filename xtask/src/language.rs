@@ -1,9 +1,9 @@
-//! The language lint: counts words in comments that make sentences hard to read, per package, and compares them with a
-//! budget that may only fall.
+//! The language lint: counts words in comments that make sentences hard to read, per package, and compares the counts
+//! with budgets that may only fall.
 //!
-//! `cargo xtask check` fails if a package has more of these words than its line in `language.toml` permits. `cargo
-//! xtask language` prints the counts of each package, and with `--lower` writes lower counts to that file. The command
-//! never raises a count.
+//! `cargo xtask check` fails if a package has more of these words than permitted in `language.toml`. `cargo xtask
+//! language` prints the counts of each package; with `--lower`, it writes lower counts to that file. It never raises a
+//! budget.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,7 +19,7 @@ use crate::run::root;
 /// Path of the file with the budgets, relative to the root of the workspace.
 const BUDGETS: &str = "xtask/language.toml";
 
-/// Pronouns that replace a noun. The pronouns are concatenated from halves, because the lint also counts this file.
+/// Pronouns that replace a noun. They are concatenated from halves, because the lint also reads this file.
 const PRONOUNS: [&str; 4] = [concat!("w", "ho"), concat!("w", "hoever"), concat!("w", "hom"), concat!("w", "hat")];
 
 /// Archaic connectives.
@@ -35,7 +35,7 @@ const ARCHAIC: [&str; 6] = [
 /// Counts of one package.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Number of lines that contain a comment.
+    /// Number of lines with a comment.
     #[serde(skip)]
     lines: usize,
     /// Number of occurrences of [`PRONOUNS`].
@@ -58,7 +58,7 @@ impl Counts {
     }
 }
 
-/// Returns the number of occurrences of a whole word in lower-case text.
+/// Returns the number of whole-word occurrences in lower-case text.
 fn occurrences(text: &str, word: &str) -> usize {
     let is_letter = |character: Option<char>| character.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let whole = |at: &usize| {
@@ -68,13 +68,13 @@ fn occurrences(text: &str, word: &str) -> usize {
     text.match_indices(word).map(|(at, _)| at).filter(whole).count()
 }
 
-/// Returns the comment on a line, which is the text after `//`, unless the `//` is in a string such as a web address.
+/// Returns the comment on a line: the text after `//`, unless the `//` is in a string such as a URL.
 fn comment(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("//")?;
     (!before.ends_with(':') && before.matches('"').count() % 2 == 0).then_some(after)
 }
 
-/// Counts the words of each package.
+/// Counts the words in each package.
 fn counts(metadata: &Metadata, files: &[File]) -> BTreeMap<String, Counts> {
     let folders: Vec<(String, &Path)> = metadata
         .workspace_packages()
@@ -101,7 +101,7 @@ fn budgets() -> Result<BTreeMap<String, Counts>> {
     toml::from_str(&text).with_context(|| format!("{BUDGETS} is not valid"))
 }
 
-/// Returns a message for each package that exceeds its budget. The budget of a package without a line is zero.
+/// Returns a message for each package that exceeds its budget. Packages without an entry have a budget of zero.
 pub fn problems(metadata: &Metadata, files: &[File]) -> Result<Vec<String>> {
     Ok(over(&counts(metadata, files), &budgets()?))
 }
@@ -122,7 +122,7 @@ fn over(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -
     problems
 }
 
-/// Prints the counts of each package. With `lower`, writes the counts that have fallen to the file of budgets.
+/// Prints the counts of each package. If `lower` is set, writes decreased counts to the budget file.
 pub fn report(metadata: &Metadata, files: &[File], lower: bool) -> Result<()> {
     let counts = counts(metadata, files);
     println!("{:24} {:>8} {:>10} {:>8} {:>10} {:>8}", "package", "comments", "pronouns", "/1,000", "archaic", "/1,000");
@@ -143,7 +143,7 @@ pub fn report(metadata: &Metadata, files: &[File], lower: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the lower of each count and its budget. Packages that no longer exist get no line.
+/// Returns the minimum of each count and its budget. Omits packages that no longer exist.
 fn lowered(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -> BTreeMap<String, Counts> {
     let lower = |(name, found): (&String, &Counts)| {
         let budget = budgets.get(name).copied().unwrap_or_default();
@@ -159,8 +159,8 @@ fn line(name: &str, counts: Counts) {
     println!("{name:24} {lines:8} {pronouns:10} {:8.1} {archaic:10} {:8.1}", rates.0, rates.1);
 }
 
-/// Returns sentences in comments, with their locations. Chooses the sentences with the smallest hashes of seed and
-/// sentence.
+/// Returns a sample of sentences in comments, with their locations. Chooses the sentences with the smallest hashes of
+/// seed and sentence.
 pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     let order = |text: &str| {
         let mut hasher = DefaultHasher::new();
@@ -177,7 +177,7 @@ pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     all.into_iter().take(count).map(|(_, sentence)| sentence).collect()
 }
 
-/// Returns the sentences with at least four words in the comments of a file, each with the first line of its paragraph.
+/// Returns the sentences with at least four words in a file's comments, each with the line number of its paragraph.
 fn sentences(text: &str) -> Vec<(usize, String)> {
     let mut paragraphs: Vec<(usize, String)> = Vec::new();
     let mut continues = false;

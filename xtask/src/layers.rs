@@ -9,8 +9,8 @@ use spdx::{Expression, LicenseReq, ParseMode};
 
 use crate::run::root;
 
-/// The diagram in ARCHITECTURE.md as data: each crate, with the crates of this workspace that it may depend on. Tests
-/// and benches of a crate may use additional crates. A crate that is not listed fails the check.
+/// The diagram in ARCHITECTURE.md as data: each crate, with the workspace crates that it may depend on. A crate's tests
+/// and benches may use additional crates. An unlisted crate fails the check.
 const LAYERS: &[(&str, &[&str])] = &[
     ("nvspec", &[]),
     ("card", &[]),
@@ -271,7 +271,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// Path of cargo-deny's settings, relative to the root.
 const DENY: &str = "deny.toml";
 
-/// The parts of [`DENY`] that this check also reads.
+/// The parts of [`DENY`] that this check reads.
 #[derive(Deserialize)]
 struct Deny {
     licenses: Allowed,
@@ -280,7 +280,7 @@ struct Deny {
 #[derive(Deserialize)]
 struct Allowed {
     allow: Vec<String>,
-    /// Additional licences for single crates.
+    /// Additional licences of individual crates.
     #[serde(default)]
     exceptions: Vec<Exception>,
 }
@@ -293,28 +293,28 @@ struct Exception {
 }
 
 impl Allowed {
-    /// Returns the licences that a package may have.
+    /// Returns the licences permitted for a package.
     fn of(&self, package: &str) -> Vec<String> {
         let more = self.exceptions.iter().filter(|exception| exception.package == package);
         self.allow.iter().chain(more.flat_map(|exception| &exception.allow)).cloned().collect()
     }
 }
 
-/// Returns the licences that dependencies may have according to [`DENY`].
+/// Returns the licences permitted by [`DENY`].
 fn allowed_licences() -> Result<Allowed> {
     let text = fs::read_to_string(root().join(DENY)).context(DENY)?;
     let Deny { licenses } = toml::from_str(&text).context(DENY)?;
     Ok(licenses)
 }
 
-/// Returns cargo's metadata of the workspace with the manifest `manifest`, a path relative to the root.
+/// Returns cargo's metadata of a workspace. `manifest` is the path of its manifest, relative to the root.
 pub fn metadata(manifest: &str) -> Result<Metadata> {
     let mut command = MetadataCommand::new();
     command.manifest_path(root().join(manifest));
     command.exec().with_context(|| format!("cargo metadata for {manifest}"))
 }
 
-/// Returns dependencies in a forbidden direction, and permitted dependencies that are unused.
+/// Returns forbidden dependencies, and permitted dependencies that are unused.
 pub fn layers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
     let packages = metadata.workspace_packages();
@@ -338,12 +338,12 @@ pub fn layers(metadata: &Metadata) -> Vec<String> {
     problems
 }
 
-/// Returns true if the manifest has a dependency of a kind that the layers cover.
+/// Returns true if the manifest has a dependency that the layers cover.
 fn uses(package: &Package, name: &str) -> bool {
     package.dependencies.iter().any(|d| d.kind != DependencyKind::Development && d.name == name)
 }
 
-/// Returns packages whose licence is missing, unreadable or not permitted.
+/// Returns packages with a missing, unreadable or forbidden licence.
 pub fn licences(metadata: &Metadata) -> Result<Vec<String>> {
     let (mut problems, allowed) = (Vec::new(), allowed_licences()?);
     for package in &metadata.packages {
@@ -364,7 +364,7 @@ fn licence_problem(text: &str, allowed: &[String]) -> Option<String> {
     }
 }
 
-/// Returns true if a licence is permitted in exactly the required form, including its exception if it has one.
+/// Returns true if exactly this licence is permitted, including its exception if it has one.
 fn is_allowed(requirement: &LicenseReq, allowed: &[String]) -> bool {
     allowed.contains(&requirement.to_string())
 }

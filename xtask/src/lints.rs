@@ -1,4 +1,4 @@
-//! The project's own lints on the text of the sources.
+//! The project's own lints on the source text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,30 +6,30 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use cargo_metadata::{Metadata, TargetKind};
 
-/// Maximum number of lines of a file. Split a longer file into one module per concept.
+/// Maximum number of lines per file. Split longer files into one module per concept.
 const MAX_LINES: usize = 800;
 
-/// Crates whose logic must not contain hardware offsets as numbers, because `nvspec` defines them all.
+/// Crates that must not contain numeric hardware offsets, because `nvspec` defines them all.
 const NO_OFFSETS: [&str; 5] =
     ["devmodel/src", "channels/src", "shadow-pt/src", "mediator/card-manager/src", "mediator/vgpu/src"];
 
-/// Functions whose first argument is the offset of a register or field.
+/// Functions with a register or field offset as the first argument.
 const ACCESSES: [&str; 10] =
     ["read32", "write32", "read64", "write64", "rd32", "wr32", "read_u32", "write_u32", "mask32", "poll32"];
 
-/// Tag that marks a task. The constant is concatenated from halves, so that this file does not match itself.
+/// Tag that marks a task, concatenated from halves so that this file does not match itself.
 const TASK: &str = concat!("TO", "DO");
 const REFUSED: [&str; 3] = [concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK")];
 
 /// One source file.
 pub struct File {
-    /// Path from the root of the workspace.
+    /// Path relative to the workspace root.
     pub path: PathBuf,
     /// Contents of the file.
     pub text: String,
 }
 
-/// Returns all Rust sources in the workspace, including the fuzz targets.
+/// Returns all Rust sources in the workspace, including fuzz targets.
 pub fn files(root: &Path) -> Result<Vec<File>> {
     let mut files = Vec::new();
     collect(root, root, &mut files)?;
@@ -61,7 +61,7 @@ pub fn sizes(files: &[File]) -> Vec<String> {
         .collect()
 }
 
-/// Returns hardware offsets that are written as numbers outside `nvspec`. Test modules may contain such numbers.
+/// Returns numeric hardware offsets outside `nvspec`. Test modules may contain such numbers.
 pub fn offsets(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files.iter().filter(|f| NO_OFFSETS.iter().any(|c| f.path.starts_with(c))) {
@@ -94,7 +94,7 @@ fn has_literal_offset(line: &str) -> bool {
     })
 }
 
-/// Returns the codes that `docs/todo.md` lists. Each tag is a word in square brackets.
+/// Returns the codes listed in `docs/todo.md`, which are words in square brackets.
 pub fn todo_codes(root: &Path) -> Vec<String> {
     let text = fs::read_to_string(root.join("docs/todo.md")).unwrap_or_default();
     let codes = text.split('[').skip(1).filter_map(|t| t.split_once(']')).map(|(code, _)| code.to_owned());
@@ -103,7 +103,7 @@ pub fn todo_codes(root: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Returns task tags without a code that `docs/todo.md` lists, and forbidden tags.
+/// Returns task tags without a code from `docs/todo.md`, and forbidden tags.
 pub fn tags(files: &[File], codes: &[String]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -133,9 +133,9 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
     })
 }
 
-/// Crates whose locks have ranks. These crates must lock and wait through the crate that checks ranks.
+/// Crates with ranked locks, which must lock and wait through the crate that checks ranks.
 const RANKED: [&str; 2] = ["mediator/card-manager/src", "mediator/vgpu/src"];
-/// Locking and waiting functions for which the crate `locks` has a checked form, with the name of that form.
+/// Locking and waiting functions with a checked variant in the crate `locks`, and the name of that variant.
 const UNCHECKED: [(&str, &str); 5] = [
     ("thread::sleep", "locks::sleep"),
     ("parking_lot::", "locks::Mutex"),
@@ -144,7 +144,7 @@ const UNCHECKED: [(&str, &str); 5] = [
     ("sync::Condvar", "locks::Condvar"),
 ];
 
-/// Returns uses of locking and waiting functions in product code that do not check ranks.
+/// Returns uses of unchecked locking and waiting functions in product code.
 pub fn unchecked_waits(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     let product = |file: &&File| {
@@ -164,7 +164,7 @@ pub fn unchecked_waits(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Words that must not begin a doc comment, because a doc comment begins with a verb or a noun.
+/// Words that must not begin a doc comment, which must begin with a verb or a noun.
 const OPENERS: [&str; 9] = ["What", "When", "How", "Whether", "Which", "Whose", "Who", "Where", "Whom"];
 
 /// Returns doc comments that begin with a question word.
@@ -190,10 +190,10 @@ pub fn openers(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Maximum length of a test's name in characters.
+/// Maximum length of a test name in characters.
 const MAX_TEST_NAME_CHARS: usize = 60;
 
-/// Returns tests whose names are too long for a report.
+/// Returns tests with names that are too long for reports.
 pub fn test_names(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -213,10 +213,10 @@ pub fn test_names(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Maximum number of columns in a line. rustfmt enforces this limit for code, but not for comments.
+/// Maximum number of columns per line. rustfmt enforces this limit for code, but not for comments.
 const MAX_COLUMNS: usize = 120;
 
-/// Returns comments that are too wide. A single word that is too wide cannot be broken.
+/// Returns comments that are too wide, except single words, which cannot be broken.
 pub fn wide_comments(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -231,14 +231,14 @@ pub fn wide_comments(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Returns modules in files `x/mod.rs`: by convention a module is `x.rs`, with its parts in `x/`.
+/// Returns modules in files `x/mod.rs`. By convention, a module is `x.rs`, with its parts in `x/`.
 pub fn module_files(files: &[File]) -> Vec<String> {
     let in_sources = |file: &&File| file.path.components().any(|part| part.as_os_str() == "src");
     let named = files.iter().filter(in_sources).filter(|file| file.path.ends_with("mod.rs"));
     named.map(|file| format!("{}: a module is x.rs, with its parts in x/", file.path.display())).collect()
 }
 
-/// Returns crate roots without a header, and libraries whose header does not state their limits.
+/// Returns crate roots without a header, and libraries with a header that does not state their limits.
 pub fn headers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
     for package in metadata.workspace_packages() {

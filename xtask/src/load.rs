@@ -1,4 +1,4 @@
-//! A busy host: loops that take processor time away from tests or measurements.
+//! A busy host: loops that take CPU time away from tests or measurements.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 /// Maximum number of loops. More loops would only compete with each other.
 pub const MAX_LOOPS: u32 = 64;
 
-/// Busy loops. The loops end when the value is dropped, or with the process.
+/// Busy loops, which end on drop or with the process.
 pub struct BusyLoops {
     ends: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -38,7 +38,7 @@ impl Drop for BusyLoops {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A loop that panicked has also ended.
+            // A panicked loop has also ended.
             let _ = thread.join();
         }
     }

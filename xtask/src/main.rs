@@ -1,20 +1,19 @@
-//! One entry point for setup, demo, test, bench and lint: `cargo xtask COMMAND`.
+//! The entry point for setup, demo, tests, benchmarks and lints: `cargo xtask COMMAND`.
 //!
 //! Parts:
 //! - [`check`]: all checks that do not run tests: format, clippy, rustdoc, house lints ([`lints`], [`orphans`],
 //!   [`rooms`], [`counts`], [`language`]), crate layers and licences ([`layers`])
 //! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds their programs,
-//!   [`runner`] runs them, [`watch`] ends tests that hang, [`fuzz`] is one of the suites, and [`background`] runs
+//!   [`runner`] runs them, [`watch`] kills hanging tests, [`fuzz`] is one of the suites, and [`background`] runs
 //!   preparations in parallel
-//! - [`guests`]: commands that need guests: creating the images; the demo and the benchmarks, with the daemon in
-//!   release mode
-//! - [`mutations`]: deliberate mistakes that the tests must detect
+//! - [`guests`]: commands that need guests: the creation of images, the demo, and the benchmarks
+//! - [`mutations`]: mutation testing with deliberate mistakes that the tests must detect
 //! - [`load`]: busy loops during tests or measurements
-//! - `docs`: parts of the documentation that the crate `doc-pages` generates from code
+//! - `docs`: parts of the documentation that are generated from code (crate `doc-pages`)
 //! - [`package`]: the Debian packages
-//! - [`run`]: functions that run child processes
+//! - [`run`]: child processes
 //!
-//! The program does not install anything; the crate `images` creates the images of guests in a cache folder.
+//! The program does not install anything; the crate `images` creates the guest images in a cache folder.
 
 mod background;
 mod benches;
@@ -58,48 +57,47 @@ struct Cli {
 enum Command {
     /// Checks format, clippy, rustdoc, house lints, crate layers and licences.
     Check {
-        /// Omit everything that compiles or formats: run only house lints, layers and licences, which takes a second.
+        /// Skip compilation and formatting: run only house lints, layers and licences, which takes a second.
         #[arg(long)]
         lints: bool,
     },
-    /// Print, per package, the number of words in comments that make sentences hard to read.
+    /// Print the number of words in comments that make sentences hard to read, per package.
     Language {
-        /// Write counts that have fallen into the budget, `xtask/language.toml`.
+        /// Write decreased counts to the budget file `xtask/language.toml`.
         #[arg(long)]
         lower: bool,
-        /// Print this number of sentences from comments, chosen by the seed, for a person to read.
+        /// Print this number of sentences from comments, chosen by the seed, for human review.
         #[arg(long, value_name = "COUNT", conflicts_with = "lower")]
         sample: Option<usize>,
-        /// The seed of the sample: the same seed and the same sources give the same sentences.
+        /// Seed of the sample: the same seed and sources yield the same sentences.
         #[arg(long, default_value_t = 1, requires = "sample")]
         seed: u64,
     },
     /// Run one test suite, or all of them.
     Test(TestArgs),
-    /// Measure, and print each metric with its baseline and target.
+    /// Run benchmarks, and print each metric with its baseline and target.
     Bench {
-        /// The group of metrics; all if omitted.
+        /// Name of a benchmark; all if omitted.
         name: Option<String>,
-        /// Only print the names, with the requirements of each benchmark and the figure that it reproduces.
+        /// Only print the benchmarks' names, their requirements, and the figures that they reproduce.
         #[arg(long, exclusive = true)]
         list: bool,
-        /// Run every benchmark, each with its own file in the folder that `--json` names.
+        /// Run every benchmark, each with its own file in the folder given by `--json`.
         #[arg(long, requires = "json", conflicts_with_all = ["name", "only"])]
         all: bool,
         /// Also write the metrics to this file.
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
-        /// Measured time of each part of `isolation`, in seconds.
+        /// Measured time of each part of `isolation` in seconds.
         #[arg(long, value_name = "N")]
         seconds: Option<u64>,
         /// Number of rounds of each part of `pv`.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         rounds: Option<u32>,
-        /// Run only the attacks of `isolation` (or other parts) whose names contain one of these words, separated by
-        /// commas.
+        /// Run only attacks of `isolation` (or other parts) with names that contain one of these comma-separated words.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
-        /// Keep the results in the file of `--json`, and measure the rest.
+        /// Keep the results in the file given by `--json`, and measure the missing ones.
         #[arg(long, requires = "json")]
         resume: bool,
         /// Measure with this number of concurrent busy loops.
@@ -112,9 +110,9 @@ enum Command {
     },
     /// Make deliberate mistakes in a copy of the sources, and check that the tests detect each mistake.
     Mutations {
-        /// Run only the mutations whose name contains one of these words, or whose package has one of these names.
+        /// Run only mutations with a name that contains one of these words, or with one of these package names.
         filters: Vec<String>,
-        /// Skip the mistakes that tests detected in earlier runs.
+        /// Skip mistakes that were detected in earlier runs.
         #[arg(long)]
         resume: bool,
     },
@@ -122,16 +120,16 @@ enum Command {
     Docs,
     /// Build the Debian packages.
     Package(package::PackageArgs),
-    /// Generate the Python client from the API's description and pack it as a wheel. Prints the path of the wheel, and
+    /// Generate the Python client from the API description and pack it as a wheel. Prints the path of the wheel, and
     /// the folder with the packages that it needs.
     PythonClient {
-        /// Folder for the wheel.
+        /// Output folder of the wheel.
         #[arg(long, value_name = "FOLDER")]
         out: Option<std::path::PathBuf>,
     },
     /// Print the folder of the Python packages that render and validate the Helm chart, and install them if necessary.
     HelmTools,
-    /// Boot two guests on one card, run the copy workloads in both and verify every byte.
+    /// Boot two guests on one card, run the copy workloads in both, and verify every byte.
     Demo {
         /// Arguments of the demo.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -139,7 +137,7 @@ enum Command {
     },
     /// Make sure that QEMU, the guest kernels, the paravirtual drivers, the initramfs and Prometheus exist.
     Setup {
-        /// Resolve the package versions again, even if older versions are in the cache.
+        /// Resolve the package versions again, even if older versions are cached.
         #[arg(long)]
         refresh: bool,
     },
@@ -150,20 +148,21 @@ struct TestArgs {
     /// The suite to run; all suites by default.
     #[arg(long)]
     suite: Option<suites::Suite>,
-    /// Time of each fuzz target, in seconds.
+    /// Time per fuzz target in seconds.
     #[arg(long, value_name = "N", default_value_t = 10)]
     fuzz_seconds: u32,
-    /// Number of processors for concurrent guest tests; by default all processors, but at most 8. A test may occupy
-    /// several of them.
+    /// Number of CPUs for concurrent guest tests; by default all CPUs, but at most 8. A test may occupy several of
+    /// them.
     #[arg(long, value_name = "N")]
     guest_threads: Option<usize>,
     /// Test with this number of concurrent busy loops.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MAX_LOOPS)))]
     beside_load: u32,
-    /// Also run the full scale: the tests in a module named `full`, and all other tests with their full workloads.
+    /// Run at full scale: also run the tests in modules named `full`, and run all other tests with their full
+    /// workloads.
     #[arg(long)]
     full: bool,
-    /// Run only the tests whose names contain this text.
+    /// Run only tests with names that contain this text.
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
 }
@@ -210,7 +209,7 @@ fn report_language(lower: bool) -> Result<()> {
     language::report(&layers::metadata("Cargo.toml")?, &lints::files(&run::root())?, lower)
 }
 
-/// Runs the tests that compare generated parts of the documentation with the code, in the mode that writes these parts.
+/// Runs the tests for generated parts of the documentation in write mode.
 fn write_pages() -> Result<bool> {
     check::generated_pages(true)
 }

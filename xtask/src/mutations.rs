@@ -1,15 +1,15 @@
-//! Deliberate mistakes in the code, each of which must make a test fail: `cargo xtask mutations`.
+//! Mutation testing with deliberate mistakes, each of which must make a test fail: `cargo xtask mutations`.
 //!
 //! Each mistake removes something that isolation depends on: a bound, one 4 KiB part of a check, a flush. The file
-//! `mutations.toml` of a crate lists the mistakes in that crate ([`list`]). The sources are copied. With the mistake, a
-//! test of the crate must fail in the copy; a failed build does not count. Only crates whose tests need no guests are
-//! mutated, and only the tests that should detect the mistake run.
+//! `mutations.toml` of a crate lists the mistakes in that crate ([`list`]). They are made in a copy of the sources,
+//! where a test of the crate must then fail; a failed build does not count. Only crates with tests that need no guests
+//! are mutated, and only the tests that should detect the mistake run.
 //!
-//! Most of the time is spent compiling, so all mistakes are compiled together: in the [`copy`], the function around a
-//! mistake has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not
-//! within one function, or that does not compile next to the correct body, is compiled separately. A mistake that no
-//! test detects is also tried separately, because a test that clears the environment of its processes disables the
-//! switch. [`trial`] builds and runs tests.
+//! Most of the time is spent compiling, so all mistakes are compiled together: in the [`copy`], a function with a
+//! mistake has both bodies, and an environment variable selects one of them ([`switch`], [`place`]). A mistake that is
+//! not within one function, or that does not compile next to the correct body, is compiled separately. An undetected
+//! mistake is also tried separately, because a test that clears the environment of its processes disables the switch.
+//! [`trial`] builds and runs tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -33,37 +33,36 @@ use list::mutations;
 use switch::{Switched, switched};
 use trial::{Build, Built, Verdict};
 
-/// A mistake.
+/// A deliberate mistake.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Mutation {
     name: String,
-    /// The check that the mistake removes.
+    /// Description of the mistake.
     what: String,
-    /// Package whose tests should detect the mistake. By default, this is the crate with the list. It may also be a
-    /// crate that uses that crate.
+    /// Package with the tests that should detect the mistake: by default the crate with the list, or else a crate that
+    /// depends on it.
     #[serde(default)]
     package: String,
-    /// Path of the file to change, relative to the root of the workspace. In the list it is relative to the crate's
-    /// folder.
+    /// Path of the file to change, relative to the workspace root. In the list, it is relative to the crate's folder.
     file: String,
-    /// The text to replace. The text must occur exactly once in the file.
+    /// Text to replace, which must occur exactly once in the file.
     from: String,
     to: String,
-    /// Words that select tests: only tests whose names contain one of them run. All tests run if this is empty.
+    /// Words that select tests: only tests with names that contain one of them run. If empty, all tests run.
     #[serde(default)]
     tests: String,
 }
 
 impl Mutation {
-    /// Returns the words in `tests`. If `tests` is empty, returns a word that is part of every name.
+    /// Returns the words in `tests`, or a word that matches every name if `tests` is empty.
     fn filters(&self) -> Vec<&str> {
         if self.tests.is_empty() { vec![""] } else { self.tests.split_whitespace().collect() }
     }
 }
 
-/// Tries each mistake in turn. Returns true if tests detected all mistakes. With `resume`, skips mistakes that were
-/// detected in earlier runs.
+/// Tries each mistake in turn. Returns true if tests detected all mistakes. If `resume` is set, skips mistakes that
+/// were detected in earlier runs.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let all = mutations(&metadata("Cargo.toml")?)?;
     let is_like = |mutation: &Mutation, filter: &str| mutation.name.contains(filter) || mutation.package == filter;
@@ -81,7 +80,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         .collect();
     let packages = wanted.iter().map(|mutation| mutation.package.as_str()).collect();
     let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
-    // The same tests must pass without a mistake, or their failure would prove nothing.
+    // The same tests must pass without a mistake; otherwise, their failure would prove nothing.
     for package in &packages {
         let of_package = wanted.iter().filter(|mutation| mutation.package == *package);
         let filters: BTreeSet<_> = of_package.flat_map(|mutation| mutation.filters()).collect();
@@ -94,7 +93,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         println!("{package}, without a mutation: {verdict}");
     }
     let mut missed: Vec<&str> = Vec::new();
-    // Mistakes that are compiled separately come last, because they rebuild the same programs.
+    // Try separately compiled mistakes last, because they rebuild the same programs.
     let mut alone = Vec::new();
     for mutation in wanted.iter().copied() {
         let concerned = build.concerned(&programs, &mutation.package, &mutation.filters())?;
@@ -115,7 +114,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     Ok(missed.is_empty())
 }
 
-/// Prints and records whether the tests detected a mistake. Returns true if the tests detected the mistake.
+/// Prints and records whether the tests detected a mistake. Returns true if they did.
 fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool> {
     let noticed = !verdict.good();
     println!(
@@ -179,7 +178,7 @@ fn original(file: &str) -> Result<String> {
     fs::read_to_string(root().join(file)).with_context(|| file.to_owned())
 }
 
-/// Builds the copy. A function that does not compile with both bodies gets only one body in the next attempt.
+/// Builds the copy. A function that does not compile with both bodies has only one body in the next attempt.
 fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Result<(Build, Sources<'m>, Vec<Program>)> {
     let mut alone = BTreeSet::new();
     loop {
@@ -201,7 +200,7 @@ fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Resu
     }
 }
 
-/// Names of the detected mistakes, in a file, so that an interrupted run can be resumed.
+/// File with the names of the detected mistakes, for resuming an interrupted run.
 struct Record {
     path: PathBuf,
     noticed: BTreeSet<String>,
@@ -212,7 +211,7 @@ impl Record {
         Self::at(&target().join("mutations-noticed"), resume)
     }
 
-    /// Loads a record to resume it, or creates an empty one.
+    /// Loads a record if `resume` is set, or else creates an empty one.
     fn at(path: &Path, resume: bool) -> Result<Self> {
         if !resume && path.exists() {
             fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;

@@ -1,4 +1,4 @@
-//! Finds Rust files that belong to no crate.
+//! Finds Rust files that do not belong to any crate.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::lints::File;
 
-/// Returns those of the `files` that no target of the workspace or of the fuzz crate includes through `mod`.
+/// Returns those `files` that no target of the workspace or of the fuzz crate includes through `mod`.
 pub fn find(metadata: &Metadata, root: &Path, files: &[File]) -> Result<Vec<String>> {
     let targets = metadata.workspace_packages().into_iter().flat_map(|p| p.targets.clone());
     let mut roots: Vec<_> = targets.map(|t| t.src_path.into_std_path_buf()).collect();
@@ -24,11 +24,11 @@ pub fn find(metadata: &Metadata, root: &Path, files: &[File]) -> Result<Vec<Stri
 pub struct FuzzTarget {
     /// Name of the target.
     pub name: String,
-    /// Path of the file with the entry point.
+    /// Path of the target's root file.
     pub source: PathBuf,
 }
 
-/// Returns the fuzz targets in `tests/fuzz/Cargo.toml`. The list is empty if the file does not exist.
+/// Returns the fuzz targets in `tests/fuzz/Cargo.toml`, or an empty list if the file does not exist.
 pub fn fuzz_targets(root: &Path) -> Result<Vec<FuzzTarget>> {
     #[derive(Deserialize)]
     struct Manifest {
@@ -46,7 +46,7 @@ pub fn fuzz_targets(root: &Path) -> Result<Vec<FuzzTarget>> {
     Ok(manifest.bin.into_iter().map(|b| FuzzTarget { name: b.name, source: folder.join(b.path) }).collect())
 }
 
-/// Returns the path without `..` components, as in the list of files.
+/// Returns the path without `..` components, as in the file list.
 fn without_turns(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -61,7 +61,7 @@ fn without_turns(path: &Path) -> PathBuf {
 
 fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
     let mut reached = BTreeSet::new();
-    // A crate root has its modules in its own folder, regardless of its name.
+    // A crate root has its modules in the same folder, regardless of its name.
     let mut queue: VecDeque<_> = roots.into_iter().map(|r| (r, true)).collect();
     while let Some((path, is_root)) = queue.pop_front() {
         let path = without_turns(&path);
@@ -75,8 +75,8 @@ fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
         for module in modules(&text) {
             let inline: PathBuf = module.inside.iter().collect();
             match module.path {
-                // Within an inline module, a path is relative to that module's folder. The file at the path has its own
-                // modules in its folder.
+                // Within an inline module, a path is relative to that module's folder. The file at the path has its
+                // modules in the same folder.
                 Some(place) if module.inside.is_empty() => queue.push_back((beside.join(place), true)),
                 Some(place) => queue.push_back((within.join(inline).join(place), true)),
                 None => {
@@ -90,7 +90,7 @@ fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
     reached
 }
 
-/// A module that is declared without a body.
+/// A module declaration without a body.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Module {
     name: String,
@@ -100,11 +100,11 @@ struct Module {
     path: Option<String>,
 }
 
-/// Returns the modules that `text` declares without a body. Expects one `mod` per line, as rustfmt formats it.
+/// Returns the modules declared without a body in `text`. Expects one `mod` per line, as formatted by rustfmt.
 fn modules(text: &str) -> Vec<Module> {
     let mut found = Vec::new();
     let mut path = None;
-    // These are the open inline modules, each with its indentation.
+    // Enclosing inline modules, each with its indentation.
     let mut open: Vec<(usize, String)> = Vec::new();
     for full in text.lines() {
         let (line, indent) = (full.trim(), full.len() - full.trim_start().len());

@@ -1,10 +1,10 @@
-//! `cargo xtask package`: the Debian packages, and the same files as RPMs.
+//! `cargo xtask package`: builds the Debian packages, and RPMs with the same files.
 //!
-//! Parts: `spec` (the packages), `recipe` (how to build a package), `symbols` (debug symbols), `tree` (layout of the
-//! files), `rpm` (the other format), `check` (checks of a finished package).
+//! Parts: `spec` (the packages), `recipe` (how to build a package), `symbols` (debug symbols), `tree` (file layout),
+//! `rpm` (the other format), `check` (checks of a finished package).
 //!
-//! Builds are reproducible: file times are the time of the last commit (or `SOURCE_DATE_EPOCH`),
-//! names are sorted, and root owns everything.
+//! Builds are reproducible: file timestamps are the time of the last commit (or `SOURCE_DATE_EPOCH`), names are sorted,
+//! and root owns all files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,22 +27,22 @@ mod tree;
 use recipe::Recipe;
 use spec::{DAEMON, GDEV, GUEST, KUBERNETES, Spec};
 
-/// The options.
+/// Command-line options.
 #[derive(Args)]
 pub struct PackageArgs {
-    /// Take the programs from this folder, instead of building them in release mode.
+    /// Use the programs in this folder instead of building them in release mode.
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
-    /// Folder for the packages; by default the folder `package` next to the builds.
+    /// Output folder; by default the folder `package` next to the builds.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Build the packages twice, and also as RPMs, and check their contents.
+    /// Build the packages twice and also as RPMs, and check their contents.
     #[arg(long)]
     check: bool,
     /// Also build RPMs.
     #[arg(long)]
     rpm: bool,
-    /// Build only the daemon's package, without its package of debug symbols.
+    /// Build only the daemon's package, without its debug symbol package.
     #[arg(long)]
     daemon: bool,
     /// Do not compress the packages.
@@ -50,7 +50,7 @@ pub struct PackageArgs {
     fast: bool,
 }
 
-/// Builds the packages, and prints their paths. Returns true if the packages pass the checks.
+/// Builds the packages, and prints their paths. Returns true if they pass the checks.
 pub fn run(args: &PackageArgs) -> Result<bool> {
     let binaries = match &args.binaries {
         Some(folder) => folder.clone(),
@@ -94,7 +94,7 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
     Ok(problems.is_empty())
 }
 
-/// Builds a package in all requested formats, and prints their paths. Returns the problems that the checks find.
+/// Builds a package in all requested formats, and prints the paths. Returns the problems found by the checks.
 fn made(spec: &Spec, recipe: &Recipe, args: &PackageArgs, out: &Path) -> Result<Vec<String>> {
     let package = recipe.make(spec, out)?;
     println!("{}", package.display());
@@ -116,7 +116,7 @@ fn made(spec: &Spec, recipe: &Recipe, args: &PackageArgs, out: &Path) -> Result<
     Ok(problems)
 }
 
-/// Returns the time of the last commit, unless the environment sets another time.
+/// Returns the time of the last commit, unless the environment overrides it.
 fn epoch() -> Result<u64> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
@@ -138,7 +138,7 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Returns the names of a folder's entries, sorted.
+/// Returns the sorted names of a folder's entries.
 fn names(folder: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let mut names = entries

@@ -1,5 +1,4 @@
-//! The test programs of the workspace: builds them once, together with the programs that they start, and lists their
-//! tests.
+//! The workspace's test programs: builds them once, together with the programs that they start, and lists their tests.
 
 use std::collections::BTreeSet;
 use std::io::BufReader;
@@ -12,13 +11,13 @@ use cargo_metadata::{Artifact, Message, TargetKind};
 use crate::guests::BIN_VARIABLE;
 use crate::run::{cargo, root, target};
 
-/// Features to enable, so that the programs for guests and for CUDA are built together with all other programs.
+/// Features to enable, so that the guest and CUDA programs are built together with all others.
 ///
 /// Cargo unifies the features of a dependency over all packages of a command. A command for only some packages would
 /// compile a third of all dependencies again.
 pub const FEATURES: &str = "tests/vm,cuda-table/headers,cuda-rig/libraries";
 
-/// Groups of crates whose tests are separate suites, by folder.
+/// Groups of crates with separate test suites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     /// The crates in `cuda`.
@@ -40,32 +39,32 @@ impl Group {
     }
 }
 
-/// One test program.
+/// A test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// The name of the package's folder.
+    /// Name of the package's folder.
     pub package: String,
-    /// The library, program or integration test that is tested.
+    /// Name of the library, program or integration test under test.
     pub target: String,
-    /// True for an integration test.
+    /// Set for an integration test.
     pub integration: bool,
-    /// The group that the program's crate belongs to.
+    /// Group of the program's crate.
     pub group: Group,
-    /// The option with which cargo builds the program.
+    /// Cargo option that selects the program.
     pub option: String,
     path: PathBuf,
-    /// The package's folder. Tests run in it.
+    /// Folder of the package, in which the tests run.
     folder: PathBuf,
 }
 
-/// Builds all test programs, and every program that a test program starts.
+/// Builds all test programs, and all programs that they start.
 ///
-/// A single command builds all programs with the same features and the same profile, so that nothing is compiled twice.
+/// A single command builds all programs with the same features and profile, so that nothing is compiled twice.
 pub fn build() -> Result<Vec<Program>> {
     built_by(cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples"]))
 }
 
-/// Builds only the test programs of the libraries, with the features of [`build`].
+/// Builds only the libraries' test programs, with the same features as [`build`].
 pub fn build_libraries() -> Result<Vec<Program>> {
     built_by(cargo(&["test", "--no-run", "--workspace", "--lib"]))
 }
@@ -87,7 +86,7 @@ fn built_by(mut command: Command) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Returns the test program that an artifact reported by cargo describes, if the artifact is a test program.
+/// Returns the test program for an artifact reported by cargo, if it is a test program.
 pub fn program(artifact: &Artifact) -> Option<Program> {
     let executable = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
     let folder = artifact.manifest_path.parent()?;
@@ -117,12 +116,12 @@ impl Program {
         Ok(all.into_iter().filter(|name| !ignored.contains(name)).collect())
     }
 
-    /// Returns true if the program tests the package in this folder.
+    /// Returns true if the program belongs to the package in this folder.
     pub fn is_in(&self, folder: &Path) -> bool {
         self.folder == folder
     }
 
-    /// Returns the program's command. Arguments can be added to it.
+    /// Returns the program's command, without arguments.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder).stdin(Stdio::null());

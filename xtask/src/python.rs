@@ -1,8 +1,7 @@
-//! The Python client, which is generated from the API's description, without handwritten code, and is packed as a
-//! wheel.
+//! The Python client, which is generated from the API description without handwritten code and packed as a wheel.
 //!
-//! The generator and the builder of the wheel come from the Python registry. These tools are installed in a folder of
-//! the cache, so that neither root nor a virtual environment is necessary.
+//! The generator and the wheel builder come from the Python registry. They are installed in a cache folder, so neither
+//! root nor a virtual environment is required.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,19 +11,19 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::run::{root, target};
 
-/// The generator of the client, and the wheel builder that its output requires.
+/// The client generator, and the wheel builder that its output requires.
 const GENERATOR: [&str; 2] = ["openapi-python-client==0.29.1", "poetry-core==2.5.0"];
 /// Helm as a library, and the schemas of Kubernetes objects.
 const HELM: [&str; 2] = ["helm-sdkpy==0.1.32", "kubernetes-validate==1.37.0"];
-/// The API's description.
+/// Path of the API description.
 const DOCUMENT: &str = "docs/reference/api.json";
 /// Name of the Python package.
 const PACKAGE: &str = "gpu_mediator_client";
 
-/// Creates the wheel in `out`, or in the folder for packages. Prints its path.
+/// Creates the wheel in `out`, or in the default package folder. Prints its path.
 ///
 /// # Errors
-/// Returns an error if Python or pip is missing, the registry does not answer, or the generator cannot read the
+/// Returns an error if Python or pip is missing, the registry does not respond, or the generator cannot read the
 /// description.
 pub fn client(out: Option<&Path>) -> Result<bool> {
     let tools = tools(&GENERATOR, &[]).context("the generator of the Python client")?;
@@ -56,9 +55,9 @@ pub fn client(out: Option<&Path>) -> Result<bool> {
 /// Prints the folder with the Python packages that render and validate the Helm chart.
 ///
 /// # Errors
-/// Returns an error if Python or pip is missing, or the registry does not answer.
+/// Returns an error if Python or pip is missing, or the registry does not respond.
 pub fn helm() -> Result<bool> {
-    // Helm's library claims to require a newer Python than Debian 12 has, but also works with Debian 12's Python.
+    // Helm's library claims to require a newer Python than Debian 12's, but also works with the latter.
     println!("{}", tools(&HELM, &["--ignore-requires-python"]).context("Helm's library")?.display());
     Ok(true)
 }
@@ -72,7 +71,7 @@ fn tools(packages: &[&str], options: &[&str]) -> Result<PathBuf> {
     }
     let parent = folder.parent().context("a cache")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    // An interrupted installation must not leave a folder with this name.
+    // Install to a temporary folder, so that an interrupted installation does not leave a folder with this name.
     let scratch = tempfile::tempdir_in(parent).context("a folder for Python packages")?;
     let place = scratch.path().join("tools");
     let mut install = python(None);

@@ -1,4 +1,4 @@
-//! The changelog, in the formats of packages.
+//! The changelog, in the packages' formats.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use jiff::civil::Date;
 
 use crate::run::root;
 
-/// The maintainer in the format of Debian and RPM. The domain is reserved for examples, because the project has no
-/// domain.
+/// Maintainer in the format of Debian and RPM. The domain is reserved for examples, because the project does not have
+/// one.
 pub const MAINTAINER: &str = "The gpu-mediator authors <maintainers@gpu-mediator.example.org>";
 
 /// A version in the changelog.
@@ -16,7 +16,7 @@ pub const MAINTAINER: &str = "The gpu-mediator authors <maintainers@gpu-mediator
 pub struct Release {
     pub version: String,
     pub date: Date,
-    /// The changes of the version, each on one line and without Markdown markup.
+    /// Changes in the version, each on one line and without Markdown markup.
     pub changes: Vec<String>,
 }
 
@@ -90,7 +90,7 @@ pub fn debian(package: &str, releases: &[Release]) -> String {
     text
 }
 
-/// Returns a change as a list item with at most 80 columns.
+/// Returns a change as a list item, wrapped to 80 columns.
 pub fn wrapped(change: &str) -> String {
     let mut lines = vec!["  *".to_owned()];
     for word in change.split_whitespace() {
@@ -106,7 +106,7 @@ pub fn wrapped(change: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Files that contain the version, each with the text around it.
+    /// Files that contain the version, each with the surrounding text.
     const SHOWN: [(&str, &str); 7] = [
         ("tests/fuzz/Cargo.toml", "version = \"VERSION\""),
         ("fleet/kubernetes/kustomization.yaml", "newTag: VERSION"),
@@ -127,7 +127,7 @@ mod tests {
             let expected = text.replace("VERSION", version);
             assert!(shown.contains(&expected), "{file} does not say {expected:?}");
         }
-        // The other man pages take the date from the changelog.
+        // The other man pages use the date from the changelog.
         let page = fs::read_to_string(root().join("packaging/guest/gpu-mediator-guest-doctor.1")).unwrap();
         assert!(page.contains(&format!("1 \"{}\"", newest.date)), "the date of gpu-mediator-guest-doctor.1");
     }

@@ -1,18 +1,18 @@
-//! Checks all crates for circular imports and for their size. In crates under `mediator/`, also checks the direction of
+//! Checks the size and circular imports of all crates. In crates under `mediator/`, also checks the direction of
 //! imports, and finds public items that no other crate names.
 //!
-//! Also checks which files use the software card. All checks work on the text, and not on the compiler's data, so a
-//! name counts as used if it occurs anywhere.
+//! Also checks which files use the software card. All checks work on the source text instead of the compiler's data, so
+//! a name counts as used if it occurs anywhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
 use crate::lints::File;
 
-/// Maximum number of lines of product code per crate, not counting tests.
+/// Maximum number of product code lines per crate, excluding tests.
 const MAX_CRATE_LINES: usize = 8000;
 
-/// Crates that may be larger, with their permitted number of lines. These numbers may only fall.
+/// Crates that may be larger, with their maximum number of lines. These numbers may only fall.
 const LARGE_CRATES: [(&str, usize); 5] = [
     ("cuda/owner", 8_402),
     ("mediator/ctl", 8_058),
@@ -21,11 +21,10 @@ const LARGE_CRATES: [(&str, usize); 5] = [
     ("vmm-glue", 9_350),
 ];
 
-/// Number of modules that import each other in circles, by crate, for crates outside `mediator/`. These numbers may
-/// only fall.
+/// Maximum number of modules in import cycles, for crates outside `mediator/`. These numbers may only fall.
 const MODULES_IN_CIRCLES: [(&str, usize); 3] = [("simgpu", 10), ("vmm-glue", 2), ("xtask", 4)];
 
-/// Returns the folder of the crate that a source file belongs to, and the module path of the file, starting at `src`.
+/// Returns the crate folder of a source file, and the file's module path starting at `src`.
 fn place(path: &Path) -> Option<(String, Vec<String>)> {
     let parts: Vec<_> = path
         .components()
@@ -43,7 +42,7 @@ fn place(path: &Path) -> Option<(String, Vec<String>)> {
     Some((folder, modules))
 }
 
-/// Same as [`place`], for crates under `mediator/` only.
+/// Same as [`place`], but only for crates under `mediator/`.
 fn room(path: &Path) -> Option<(String, Vec<String>)> {
     let (folder, modules) = place(path)?;
     folder.strip_prefix("mediator/").map(|name| (name.to_owned(), modules))
@@ -54,7 +53,7 @@ fn is_test(modules: &[String]) -> bool {
     modules.iter().any(|module| module == "tests" || module == "interleavings" || module == "fixture")
 }
 
-/// Returns the text without the unit tests, which are at its end.
+/// Returns the text without the unit tests at its end.
 fn product(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
@@ -94,7 +93,7 @@ fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
     names
 }
 
-/// The modules that each top-level module of a crate imports.
+/// Modules imported by each top-level module of a crate.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns the imports between the top-level modules of each crate, and the set of modules that are folders.
@@ -121,7 +120,7 @@ fn imports(files: &[File]) -> BTreeMap<String, (Imports, BTreeSet<String>)> {
     crates
 }
 
-/// Returns all modules that can be reached from a module through imports.
+/// Returns all modules reachable from a module through imports.
 fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut left = vec![from];
@@ -135,8 +134,7 @@ fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     found
 }
 
-/// Returns modules that import each other in a forbidden circle, and numbers in [`MODULES_IN_CIRCLES`] that are too
-/// high.
+/// Returns modules in forbidden import cycles, and numbers in [`MODULES_IN_CIRCLES`] that are too high.
 pub fn circles(files: &[File]) -> Vec<String> {
     circles_beyond(files, &MODULES_IN_CIRCLES)
 }
@@ -193,9 +191,9 @@ pub fn sizes(files: &[File]) -> Vec<String> {
     large.map(|(folder, lines)| format!("{folder}: {lines} lines of product code; at most {}", most(&folder))).collect()
 }
 
-/// Texts that name types of the software card. Texts for operators and keys of the configuration do not count.
+/// Patterns of references to the software card's types. Messages and configuration keys do not count.
 const SOFTWARE_CARD: [&str; 2] = ["use simgpu", "simgpu::"];
-/// The crate that describes cards, and the crates for the configuration and for tests.
+/// Crates that may use the software card: for card descriptions, the configuration, and tests.
 const KNOWS_KINDS: [&str; 3] = ["physical", "config", "rig"];
 
 /// Returns files above `card::Card` that use the software card.
@@ -215,11 +213,11 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// A public item: its name (`None` if it is public through another item), and the words in its declaration.
+/// A public item: its name, or `None` if it is public through another item, and the words in its declaration.
 type Declared<'a> = (Option<&'a str>, BTreeSet<&'a str>);
 
-/// Returns the public items that a text declares, except modules, with their public parts: fields, methods of traits,
-/// and types.
+/// Returns the public items declared in a text, except modules, with their public parts: fields, trait methods, and
+/// types.
 fn declared(text: &str) -> Vec<Declared<'_>> {
     const KINDS: [&str; 8] = ["fn ", "const fn ", "struct ", "enum ", "trait ", "type ", "const ", "static "];
     let mut found = Vec::new();
@@ -242,7 +240,7 @@ fn declared(text: &str) -> Vec<Declared<'_>> {
     found
 }
 
-/// Returns public items that no other crate names and that no other public declaration of their crate contains.
+/// Returns public items that neither another crate nor another public declaration in their crate names.
 pub fn unnamed(files: &[File]) -> Vec<String> {
     let mut items: BTreeMap<String, Vec<Declared<'_>>> = BTreeMap::new();
     let mut named: Vec<(Option<String>, BTreeSet<&str>)> = Vec::new();

@@ -12,32 +12,32 @@ pub fn root() -> PathBuf {
     images::cache::workspace()
 }
 
-/// Returns the folder of cargo's builds.
+/// Returns cargo's build folder.
 pub fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// Returns a command for the cargo that runs this program, in the workspace.
+/// Returns a command that runs the current cargo in the workspace.
 pub fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(args).stdin(Stdio::null());
-    // `cargo run` sets this variable for this program, and a child must not inherit it.
+    // `cargo run` has set this variable, which a child must not inherit.
     command.env_remove("CARGO_MANIFEST_DIR");
     command
 }
 
-/// Runs `command` with its output shown. Returns true if the command succeeded.
+/// Runs `command` and shows its output. Returns true on success.
 pub fn shown(command: &mut Command) -> Result<bool> {
     Ok(status(command)?.success())
 }
 
-/// Same as [`shown`], but returns the status.
+/// Same as [`shown`], but returns the exit status.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.status().with_context(|| format!("cannot start {name}"))
 }
 
-/// Runs `command`. Shows each line of its standard output and passes it to `line`.
+/// Runs `command`. Shows each line of its standard output, and passes it to `line`.
 pub fn lines(command: &mut Command, mut line: impl FnMut(&str)) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {name}"))?;

@@ -1,7 +1,7 @@
-//! Runs tests, each in its own process and several at a time, and measures each of them.
+//! Runs tests in parallel, each in its own process, and measures each of them.
 //!
-//! A process per test makes it possible to measure the cost of a test: its time, and the CPU time of all its processes.
-//! The CPU time is comparable even on a busy host. CPU time also lets tests of different programs run at the same time.
+//! Separate processes make it possible to measure each test's duration and the CPU time of all its processes, which is
+//! comparable even on a busy host. They also allow tests of different programs to run concurrently.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -21,10 +21,10 @@ use crate::programs::Program;
 use crate::tally::Tally;
 use crate::watch;
 
-/// Number of ticks per second in which `/proc` reports CPU time. This number is the same on every Linux.
+/// Ticks per second of CPU times in `/proc`, which is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Number of lines after a panic or an error that are repeated at the end.
+/// Number of lines repeated at the end for each panic or error.
 const REASON_LINES: usize = 6;
 /// Maximum number of repeated lines per test.
 const REASONS_LINES: usize = 20;
@@ -41,27 +41,26 @@ pub struct Test<'a> {
     pub load: Load,
 }
 
-/// Processors that a test uses while it runs.
+/// CPUs that a test uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// This number of processors, or all of them if the host has fewer.
+    /// This number of CPUs, or all of them if the host has fewer.
     Processors(usize),
-    /// Almost no processors, because the test waits most of the time. One such test at a time runs in addition to the
-    /// other tests.
+    /// Almost no CPU time, because the test mostly waits. One such test at a time runs in addition to the other tests.
     Waits,
 }
 
-/// Time of a test.
+/// Measured times of a test.
 #[derive(Clone, Debug)]
 pub struct Taken {
     /// Package, target and name.
     pub test: String,
-    /// Target of the program. For an integration test, it is the name of its suite.
+    /// Target of the program. For an integration test, this is the name of its suite.
     pub target: String,
     pub passed: bool,
-    /// Time from start to end.
+    /// Elapsed time.
     pub elapsed: Duration,
-    /// CPU time of the test's process and of the child processes that it waited for.
+    /// CPU time of the test process and of the children that it reaped.
     pub cpu: Duration,
 }
 
@@ -73,14 +72,14 @@ pub struct Outcome {
     pub failures: Vec<Failure>,
 }
 
-/// A test that failed, and the reason.
+/// A failed test, and the reason.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Package, target and name.
     pub test: String,
-    /// The program's target.
+    /// Target of the program.
     pub target: String,
-    /// Lines of the test's output that explain the failure.
+    /// Output lines that explain the failure.
     pub why: Vec<String>,
 }
 
@@ -93,7 +92,7 @@ impl AddAssign for Outcome {
 }
 
 impl Outcome {
-    /// Returns the part of the outcome that concerns the programs of one target.
+    /// Returns the part of the outcome for one target's programs.
     pub fn of_target(&self, target: &str) -> Self {
         let taken: Vec<Taken> = self.taken.iter().filter(|taken| taken.target == target).cloned().collect();
         let mut tally = Tally::default();
@@ -108,13 +107,13 @@ impl Outcome {
     }
 }
 
-/// Queue of tests, and the number of free processors. Tests start in order, except that a test that mostly waits may
-/// overtake tests that need processors.
+/// Test queue, and the number of free CPUs. Tests start in order, except that tests that mostly wait may overtake tests
+/// that need CPUs.
 struct Queue {
     waiting: VecDeque<usize>,
     working: VecDeque<(usize, usize)>,
     free: usize,
-    /// True unless a test that mostly waits is running.
+    /// Set unless a test that mostly waits is running.
     quiet: bool,
 }
 
@@ -130,7 +129,7 @@ impl Queue {
         Self { waiting, working, free: processors, quiet: true }
     }
 
-    /// Removes the next test that may start now. Returns the test with its number of processors.
+    /// Removes the next test that may start now. Returns its index and its number of CPUs.
     fn start(&mut self) -> Option<(usize, usize)> {
         if let Some(at) = self.quiet.then(|| self.waiting.pop_front()).flatten() {
             self.quiet = false;
@@ -141,7 +140,7 @@ impl Queue {
         Some(next)
     }
 
-    /// Frees the processors of a test that has ended.
+    /// Releases the CPUs of a finished test.
     fn end(&mut self, processors: usize) {
         self.free += processors;
         self.quiet |= processors == 0;
@@ -155,26 +154,26 @@ impl Queue {
 /// Parameters of a test run.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner<'a> {
-    /// Number of processors that tests may use together.
+    /// Total number of CPUs for tests.
     pub at_once: usize,
-    /// Time limit of a test. A test that exceeds it is killed and has failed. Like every time limit of tests, it is
-    /// multiplied by `GPU_MEDIATOR_TIME_SCALE`.
+    /// Time limit per test. A test that exceeds it is killed and fails. Like all test time limits, it is multiplied by
+    /// `GPU_MEDIATOR_TIME_SCALE`.
     pub limit: Duration,
     /// Additional environment variables for the tests.
     pub variables: &'a [(&'a str, &'a OsStr)],
-    /// Sets [`FULL_VARIABLE`].
+    /// Set to run at full scale, through [`FULL_VARIABLE`].
     pub full: bool,
 }
 
 /// Environment variable that makes tests run their full workloads; `tests::scale` reads it.
 const FULL_VARIABLE: &str = "GPU_MEDIATOR_FULL";
 
-/// Returns true if a test only runs at full scale, because one of the modules in its name is `full`.
+/// Returns true if a test runs only at full scale: it is in a module named `full`.
 pub fn is_full_scale(test: &str) -> bool {
     test.split("::").any(|module| module == "full")
 }
 
-/// Runs tests. Prints one line per test, the reports of tests, and the output of tests that fail.
+/// Runs tests. Prints one line per test, the tests' reports, and the output of failed tests.
 pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
     let at_once = manner.at_once.max(1);
     let (queue, ended) = (Mutex::new(Queue::new(tests, at_once)), Condvar::new());
@@ -219,7 +218,7 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
         Ok(())
     };
     thread::scope(|scope| {
-        // One additional worker runs a test that mostly waits.
+        // One additional worker runs the tests that mostly wait.
         let workers: Vec<_> = (0..=at_once).map(|_| scope.spawn(work)).collect();
         workers
             .into_iter()
@@ -238,10 +237,10 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     } else {
         command.env_remove(FULL_VARIABLE);
     }
-    // Write output as it arrives, because the output of a killed test matters most, and a test that passes may also
-    // print a report.
+    // Do not capture output, because the output of a killed test matters most, and a passing test may also print a
+    // report.
     command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
-    // Use a file, because a pipe would stay open as long as a process that a test has left behind.
+    // Use a file, because a pipe would stay open while a process left behind by a test is running.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
@@ -263,32 +262,31 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     Ok((passed, Taken { test, target: program.target.clone(), passed, elapsed, cpu }, text))
 }
 
-/// Returns the current contents of a file that processes may still be writing.
+/// Returns the current contents of a file that processes may still be writing to.
 ///
-/// The processes share the position of the file with this process. If this function changed the position, a process
-/// that a test has left behind would overwrite the beginning.
+/// The file offset is shared with these processes, so this function must not change it: a process left behind by a test
+/// would otherwise overwrite the beginning.
 pub fn written(file: &File) -> io::Result<String> {
     let mut bytes = vec![0; usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX)];
     file.read_exact_at(&mut bytes, 0)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns true if a program reports that it runs exactly one test. If the name were unknown, the program would run no
-/// test and succeed.
+/// Returns true if a program reports that it runs exactly one test. With an unknown name, it would run no test and
+/// succeed.
 ///
-/// The program reports this before any thread of a test starts. Output of such a thread may be mixed into the program's
-/// last lines.
+/// The program reports this before any of the test's threads start, which may print into the program's last lines.
 fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
 
-/// Returns true if a line begins a reason for a failure. The first such line follows the name of the test.
+/// Returns true if a line starts the reason for a failure. The first such line follows the name of the test.
 fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }
 
-/// Returns the reasons for the failure from a failed test's output: the lines from each panic or error up to the trace
-/// that follows.
+/// Extracts the reasons for a failure from a test's output: the lines from each panic or error up to the following
+/// backtrace.
 fn reasons(output: &str) -> Vec<String> {
     let mut lines = output.lines();
     let mut found = Vec::new();
@@ -300,7 +298,7 @@ fn reasons(output: &str) -> Vec<String> {
     found.into_iter().take(REASONS_LINES).map(|line| line.chars().take(REASON_CHARS).collect()).collect()
 }
 
-/// Waits for `child` to end without reaping it. Returns its CPU time, including that of its children that have ended.
+/// Waits for `child` to exit without reaping it. Returns its CPU time, including that of its reaped children.
 fn cpu_at_end(child: &Child) -> Result<Duration> {
     let pid = Pid::from_child(child);
     waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).context("waiting for a test")?;
@@ -309,20 +307,20 @@ fn cpu_at_end(child: &Child) -> Result<Duration> {
     cpu_of(&stat).with_context(|| format!("{path} has no CPU times: {stat}"))
 }
 
-/// Returns the CPU time of this program's children that have ended.
+/// Returns the CPU time of this process's reaped children.
 pub fn cpu_of_children() -> Duration {
     fs::read_to_string("/proc/self/stat").ok().and_then(|stat| ticks(&stat, 2)).unwrap_or_default()
 }
 
-/// Returns the CPU time of a process and of its children that have ended, from a line of `/proc/PID/stat`.
+/// Parses the CPU time of a process and its reaped children from a line of `/proc/PID/stat`.
 fn cpu_of(stat: &str) -> Option<Duration> {
     ticks(stat, 0)
 }
 
-/// Returns the sum of the CPU times that start at field `first`: user and system time of the process, and then of its
+/// Returns the sum of the CPU times from field `first` on: user and system time of the process, and then of its
 /// children.
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
-    // Eleven fields follow the name of the program, which may contain any characters.
+    // Eleven fields precede them after the program name, which may contain any characters.
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
     let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
     let ticks: u64 = ticks.get(first..).filter(|ticks| !ticks.is_empty())?.iter().sum();

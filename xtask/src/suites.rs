@@ -16,42 +16,42 @@ use crate::runner::{self, Load, Manner, Outcome, Test, cpu_of_children, is_full_
 use crate::tally::{Reader, Tally};
 use crate::{TestArgs, cuda, fuzz, guests, times};
 
-/// The package that contains the suites' integration tests.
+/// Package with the suites' integration tests.
 const PACKAGE: &str = "tests";
 
 /// A test suite. To add a suite, add a variant here and a line in [`Suite::runner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
-    /// Tests without guests: unit, property and integration tests of every crate except those of `cuda` and `fleet`.
+    /// Tests without guests: unit, property and integration tests of all crates except those in `cuda` and `fleet`.
     Unit,
-    /// The crates of `cuda`: programs with the library, on the fake driver. This suite runs before the suites with
+    /// The crates in `cuda`: programs with the library, on the fake driver. This suite runs before the suites with
     /// guests, which wait for images.
     Cuda,
-    /// Integrations with workload managers: the crates of `fleet`, as processes, and libvirt, Slurm and podman on a
-    /// Debian host in namespaces.
+    /// Workload manager integrations: the crates in `fleet`, as processes, and libvirt, Slurm and podman on a Debian
+    /// host in namespaces.
     Fleet,
-    /// Real guests that behave well.
+    /// Well-behaved real guests.
     Guest,
     /// Hostile guests and clients.
     Hostile,
     /// Faults, kills and restarts at random moments.
     Chaos,
-    /// A card with VFIO, in a machine that runs its own machines.
+    /// A card behind VFIO, in a machine that runs its own VMs.
     Nested,
-    /// Domains of Xen with vGPUs, in a machine that is a Xen host.
+    /// Xen domains with vGPUs, in a machine that is a Xen host.
     Xen,
-    /// Guests whose programs use CUDA, with the fake driver.
+    /// Guests with CUDA programs, on the fake driver.
     Vcuda,
-    /// Fuzz targets, each for a bounded time.
+    /// Fuzz targets, each for a limited time.
     Fuzz,
 }
 
 /// A way to run a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runner {
-    /// The integration test in the crate `tests` that has the suite's name, with the images of guests.
+    /// The integration test named after the suite in the crate `tests`, with guest images.
     Integration,
-    /// All test programs that belong to no other suite, and the examples in documentation.
+    /// All test programs that do not belong to another suite, and the documentation examples.
     Rest,
     /// The test programs of the crates in `cuda`, with NVIDIA's headers.
     Cuda,
@@ -72,26 +72,25 @@ impl Suite {
         }
     }
 
-    /// Returns the load of one of the suite's tests with guests.
+    /// Returns the CPU load of one of the suite's tests with guests.
     fn load(self, test: &str) -> Load {
         match self {
-            // The guests in this test compete for a card's time. A guest that gets no processor stops, and receives
-            // less time.
+            // The guests in these tests compete for a card's time. A guest without a CPU stalls, and receives less
+            // time.
             _ if test.starts_with("rogues::") => Load::Processors(usize::MAX),
-            // Daemons of batch systems poll and sleep.
+            // Batch systems' daemons poll and sleep.
             Self::Fleet => Load::Waits,
-            // Usually a single guest boots, on one processor. The same is true for a machine that is a Xen host or runs
-            // other machines.
+            // Usually, a single guest boots, on one CPU. The same applies to machines that are Xen hosts or run VMs.
             _ => Load::Processors(1),
         }
     }
 
-    /// Returns true if the suite's integration test needs the images of guests.
+    /// Returns true if the suite's integration test needs guest images.
     fn has_guests(self) -> bool {
         matches!(self.runner(), Runner::Integration | Runner::Fleet)
     }
 
-    /// Returns the time limit of the suite's tests: several times the longest duration with busy loops.
+    /// Returns the time limit of the suite's tests: several times the longest duration under busy loops.
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Unit | Self::Cuda | Self::Fuzz => 600,
@@ -104,23 +103,23 @@ impl Suite {
     }
 }
 
-/// A suite that has run.
+/// Result of a suite.
 pub struct Ran {
     pub name: String,
     pub outcome: Outcome,
-    /// Time from start to end, including builds for the suite. If other suites ran at the same time, this is the sum of
-    /// the times of the suite's tests.
+    /// Elapsed time, including builds for the suite. If other suites ran concurrently, this is the sum of the tests'
+    /// times.
     pub elapsed: Duration,
-    /// CPU time of all processes of the suite.
+    /// CPU time of all the suite's processes.
     pub cpu: Duration,
 }
 
-/// Runs the requested suite, or all suites. Returns true if nothing failed.
+/// Runs the requested suite, or all suites. Returns true if there were no failures.
 pub fn run(args: &TestArgs) -> Result<bool> {
     let suites: Vec<Suite> = args.suite.map_or_else(|| Suite::value_variants().to_vec(), |suite| vec![suite]);
     let mut session = Session::start(args, &suites);
     if args.beside_load > 0 {
-        // Only the tests should run under load, so create everything that they need first.
+        // Only the tests should run under load, so first create all files that they need.
         session.make()?;
     }
     let _loops = BusyLoops::start(args.beside_load);
@@ -131,7 +130,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let with_guests: Vec<Suite> = suites.iter().copied().filter(|suite| suite.has_guests()).collect();
     first.into_iter().for_each(|suite| ran.push(measured(&suite.name(), || session.run(suite))));
     if !with_guests.is_empty() {
-        // Run these suites together, so that no processor is idle at the end of each suite.
+        // Run these suites together, so that no CPU is idle at the end of each suite.
         let names: Vec<String> = with_guests.iter().map(|suite| suite.name()).collect();
         let all = measured(&names.join(", "), || session.with_guests(&with_guests));
         for part in with_guests.iter().map(|suite| all.of_suite(*suite)) {
@@ -161,7 +160,7 @@ impl AddAssign for Ran {
 }
 
 impl Ran {
-    /// Returns the part of a run that concerns one suite. Its time is the sum of the times of its tests.
+    /// Returns the part of a run for one suite. Its time is the sum of its tests' times.
     fn of_suite(&self, suite: Suite) -> Self {
         let outcome = self.outcome.of_target(&suite.name());
         let (elapsed, cpu) = (outcome.taken.iter().map(|taken| taken.elapsed).sum(), outcome.cpu());
@@ -182,32 +181,32 @@ fn measured(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Ran {
     Ran { name: name.to_owned(), outcome, elapsed, cpu }
 }
 
-/// One run of suites, with the state that the suites share.
+/// A run of suites, with their shared state.
 struct Session<'a> {
     args: &'a TestArgs,
-    /// Test programs, which are built when they are first needed.
+    /// Test programs, built on first use.
     programs: Option<Vec<Program>>,
-    /// Images of guests, if any suite has guests.
+    /// Guest images, if any suite has guests.
     images: Option<Background>,
     /// NVIDIA's headers, if the crates in `cuda` are tested.
     headers: Option<Background>,
-    /// True if the fuzz suite follows.
+    /// Set if the fuzz suite follows.
     fuzzes: bool,
-    /// The build of the fuzz targets, while it runs in parallel to another suite.
+    /// The build of the fuzz targets, if it runs in parallel to another suite.
     targets: Option<Background>,
 }
 
 impl<'a> Session<'a> {
     fn start(args: &'a TestArgs, suites: &[Suite]) -> Self {
         let any = |runner: Runner| suites.iter().any(|suite| suite.runner() == runner);
-        // Download and create them during the first build and the suites without guests.
+        // Download and create these during the first build and the suites without guests.
         let guests = suites.iter().any(|suite| suite.has_guests());
         let images = guests.then(guests::images);
         let headers = any(Runner::Cuda).then(|| Background::start(Priority::Behind, cuda::fetch_all));
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
     }
 
-    /// Creates all files that are otherwise created at first use, except the fuzz targets.
+    /// Creates all files that are otherwise created on first use, except the fuzz targets.
     fn make(&mut self) -> Result<()> {
         self.programs(|_| false)?;
         self.headers.iter_mut().chain(&mut self.images).try_for_each(Background::wait)
@@ -249,7 +248,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Runs the integration tests in the crate `tests` of several suites with guests, together.
+    /// Runs the integration tests of several suites with guests together.
     fn with_guests(&mut self, suites: &[Suite]) -> Result<Outcome> {
         let programs = self.programs(|program| suite_of(program).is_some_and(|suite| suites.contains(&suite)))?;
         for suite in suites {
@@ -260,7 +259,7 @@ impl<'a> Session<'a> {
             images.wait()?;
         }
         if self.fuzzes && self.targets.is_none() {
-            // While a single guest boots, some processors are idle.
+            // Some CPUs are idle while a single guest boots.
             self.targets = Some(Background::start(Priority::Behind, || fuzz::build(Some(1))));
         }
         let cpus = available_parallelism().map_or(1, usize::from).clamp(1, 8);
@@ -269,8 +268,8 @@ impl<'a> Session<'a> {
         for test in &mut tests {
             test.load = suite_of(test.program).map_or(test.load, |suite| suite.load(&test.name));
         }
-        // Start with tests that use several processors, because they would otherwise wait while a processor is idle.
-        // The longest tests come next.
+        // Start with tests that use several CPUs, because they would otherwise wait while a CPU is idle. The longest
+        // tests come next.
         tests.sort_by_key(|test| match (test.load, suite_of(test.program)) {
             (Load::Processors(2..), _) => 0,
             (_, Some(Suite::Xen | Suite::Nested)) => 1,
@@ -280,7 +279,7 @@ impl<'a> Session<'a> {
         runner::run(&tests, &Manner { at_once, limit, variables: &[], full: self.args.full })
     }
 
-    /// Returns the test programs for which `wanted` is true.
+    /// Returns the test programs that `wanted` accepts.
     fn programs(&mut self, wanted: impl Fn(&Program) -> bool) -> Result<Vec<Program>> {
         if self.programs.is_none() {
             self.programs = Some(programs::build()?);
@@ -312,7 +311,7 @@ impl<'a> Session<'a> {
         runner::run(&self.tests(programs)?, manner)
     }
 
-    /// Runs the examples in documentation.
+    /// Runs the documentation examples.
     fn documentation(&self) -> Result<Tally> {
         let mut command = cargo(&["test", "--workspace", "--doc", "--no-fail-fast", "--features", programs::FEATURES]);
         cargo_test(command.args(&self.args.filter))

@@ -1,24 +1,24 @@
-//! Counts of tests, and a parser for the output of test programs.
+//! Test counts, and a parser for the output of test programs.
 
 use std::fmt;
 use std::ops::AddAssign;
 
-/// Numbers of tests that passed and failed.
+/// Numbers of passed and failed tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Number of tests that passed.
+    /// Number of passed tests.
     pub passed: u64,
-    /// Number of tests that failed, plus the number of programs that ended without a result.
+    /// Number of failed tests, plus the number of programs that exited without a result.
     pub failed: u64,
 }
 
 impl Tally {
-    /// Returns the counts for one test.
+    /// Returns the counts of one test.
     pub fn one(passed: bool) -> Self {
         Self { passed: u64::from(passed), failed: u64::from(!passed) }
     }
 
-    /// Returns true if nothing failed.
+    /// Returns true if there were no failures.
     pub fn good(self) -> bool {
         self.failed == 0
     }
@@ -48,7 +48,7 @@ impl Reader {
     /// Parses one line.
     pub fn line(&mut self, line: &str) {
         if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
-            // The previous program has printed no result, so it has crashed.
+            // The previous program printed no result, so it crashed.
             self.lost();
             self.running = true;
         } else if let Some(result) = line.strip_prefix("test result: ") {
@@ -57,8 +57,8 @@ impl Reader {
         }
     }
 
-    /// Returns the counts. A program that crashed counts as one failure, and so does a failure of cargo without any
-    /// other failure.
+    /// Returns the counts. A crashed program counts as one failure. So does a failure of cargo without any other
+    /// failure.
     pub fn finish(mut self, success: bool) -> Tally {
         self.lost();
         if !success && self.tally.good() {
@@ -72,7 +72,7 @@ impl Reader {
     }
 }
 
-/// Returns the number before `word`.
+/// Returns the number that precedes `word`.
 fn count(text: &str, word: &str) -> u64 {
     let before = text.split(word).next().unwrap_or_default();
     before.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0)

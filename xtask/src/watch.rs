@@ -1,4 +1,4 @@
-//! Time limits: a test that hangs fails, its threads are listed, and the other tests continue.
+//! Time limits: a hanging test fails, its threads are listed, and the other tests continue.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,18 +10,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// Maximum number of processes and threads to read, because a test may fork endlessly.
+/// Maximum number of processes and threads examined, because a test may fork endlessly.
 const MAX_PROCESSES: usize = 4096;
 
-/// Multiplies a limit by the factor for slow hosts. The crate `tests`, on which this program does not depend, reads the
-/// same environment variable.
+/// Multiplies a limit by the factor for slow hosts. The crate `tests` reads the same environment variable, but this
+/// program does not depend on it.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = std::env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|text| text.parse::<f64>().ok());
     let scale = scale.filter(|scale| scale.is_finite() && *scale > 0.0).unwrap_or(1.0);
     Duration::try_from_secs_f64(limit.as_secs_f64() * scale).unwrap_or(limit)
 }
 
-/// Waits for `child` to end, for at most `limit`. Returns true if the child has ended.
+/// Waits for `child` to exit, for at most `limit`. Returns true if it has exited.
 pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     let fd = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).context("watching a test")?;
     let began = Instant::now();
@@ -38,7 +38,7 @@ pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     }
 }
 
-/// Kills a process and all its descendants. Returns one line per thread, with the function in which the thread was
+/// Kills a process and all its descendants. Returns one line per thread, with the kernel function in which it was
 /// waiting.
 pub fn end(process: u32) -> String {
     let processes = family(process);
@@ -47,7 +47,7 @@ pub fn end(process: u32) -> String {
         threads(process, &mut text);
     }
     for process in processes.into_iter().filter_map(|process| Pid::from_raw(process.try_into().ok()?)) {
-        // The process may have ended already.
+        // The process may have already exited.
         let _ = kill_process(process, Signal::KILL);
     }
     text
@@ -71,11 +71,11 @@ fn family(first: u32) -> Vec<u32> {
 
 fn parent(process: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The process's state and its parent follow the name of the program, which may contain any characters.
+    // The state and the parent's ID follow the program name, which may contain any characters.
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
-/// Appends the functions in which the threads of a process are waiting.
+/// Appends the kernel functions in which a process's threads are waiting.
 fn threads(process: u32, text: &mut String) {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     for task in tasks.take(MAX_PROCESSES) {

@@ -1,11 +1,11 @@
 //! Computes bounds of the optimal policy from the whole trace.
 //!
-//! Belady's rule evicts the chunk whose next use is farthest away. This rule minimizes copies in, but ignores copies
-//! out. Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020),
-//! so this module computes bounds from both sides:
+//! Belady's rule evicts the chunk with the farthest next use. It minimizes copies in, but ignores copies out.
+//! Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so
+//! this module computes bounds from both sides:
 //! - The lower bound is the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk
-//!   must be copied out at least once each time it leaves between a write and its next use. Minimizing these copies is
-//!   the same problem, restricted to these times, and the same rule solves it.
+//!   must be copied out each time it leaves between a write and its next use. Minimizing these copies is the same
+//!   problem restricted to these intervals, so the same rule solves it.
 //! - The upper bound is the number of copies in feasible schedules: Belady's schedule, which prefers clean chunks among
 //!   equals, and variants in which the next use of a dirty chunk counts as nearer.
 
@@ -16,19 +16,19 @@ use super::replay::{Copied, Memory, Piece};
 /// A chunk of a VM.
 type Chunk = (usize, u32);
 
-/// Divisors of the time to a dirty chunk's next use. The best result is used.
+/// Divisors of the distance to a dirty chunk's next use. The best result is used.
 const DIRTY: [u64; 4] = [1, 2, 3, 6];
 
-/// Bounds of the minimum number of copied chunks.
+/// Bounds on the minimum number of copied chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Optimum {
     /// Lower bound of the number of copied chunks.
     pub(super) least: u64,
-    /// Number of copied chunks in the best schedule that was found.
+    /// Number of copied chunks in the best schedule found.
     pub(super) reached: u64,
 }
 
-/// Uses of each chunk, as indices of steps.
+/// Uses of each chunk, as step indices.
 struct Uses(BTreeMap<Chunk, Vec<usize>>);
 
 impl Uses {
@@ -57,7 +57,7 @@ pub(super) fn optimum(pieces: &[Piece<'_>], vms: usize, capacity: usize) -> Opti
     Optimum { least: ins + fewest_outs(pieces, &uses, capacity), reached }
 }
 
-/// Evicts the chunk whose next use is farthest away.
+/// Simulates a schedule that evicts the chunk with the farthest next use.
 fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divisor: u64) -> Copied {
     let mut memory = Memory::new(vms);
     for (at, piece) in pieces.iter().enumerate() {
@@ -79,9 +79,9 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
     memory.copied()
 }
 
-/// Returns the minimum number of times that a chunk must leave between a write and its next use or the end.
+/// Returns the minimum number of evictions of chunks between a write and their next use, or the end.
 fn fewest_outs(pieces: &[Piece<'_>], uses: &Uses, capacity: usize) -> u64 {
-    // These chunks are kept for their next use, sorted by that use, and each of them was written at its last use.
+    // Chunks kept until their next use, sorted by that use. Each was written at its last use.
     let mut kept: BTreeSet<(usize, Chunk)> = BTreeSet::new();
     let mut outs = 0;
     for (at, piece) in pieces.iter().enumerate() {

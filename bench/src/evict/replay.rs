@@ -1,10 +1,10 @@
-//! Replays traces on a card that is too small for them: each step of work needs all its chunks on the card, and the
-//! product's victim policies choose the chunks to evict.
+//! Replays traces on a card that is too small for them: each step needs all its chunks on the card, and the mediator's
+//! victim policies choose the chunks to evict.
 //!
-//! A chunk is created on the card at its first use, at no cost. A chunk that returns is copied in. An evicted chunk is
-//! copied out if it was written since it arrived. Otherwise it is dropped, because host memory still has a copy.
-//! GPUswap's rule chooses the VM to evict from, which equals the balancer's rule for equal weights: the VM with the
-//! most chunks, including the request.
+//! A chunk is created on the card at its first use, at no cost. A returning chunk is copied in. An evicted chunk is
+//! copied out if it was written since its arrival; otherwise it is dropped, because host memory still has a copy.
+//! GPUswap's rule chooses the VM to evict from: the VM with the most chunks, including the request. For equal weights,
+//! this is also the balancer's rule.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,34 +13,34 @@ use vram::victim::{Choose, Hints, PRIORITY_DEFAULT, VictimPolicy};
 
 use super::trace::{Step, Submission, Trace};
 
-/// Maximum number of chunks of a VM.
+/// Maximum number of chunks per VM.
 const CHUNKS_MAX: u32 = 1024;
 
-/// The uses that a policy sees.
+/// Uses visible to a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
-    /// The uses that the mediator sees: memory that submissions refer to, and accesses by the CPU.
+    /// The uses visible to the mediator: memory referenced by submissions, and CPU accesses.
     Named,
     /// Every access, as on a card with reference bits.
     All,
 }
 
-/// A policy that is measured.
+/// A policy under test.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contender {
     pub(super) name: &'static str,
-    /// A policy of the product. `None` evicts the newest chunk. No real policy does this, but the result shows the
-    /// possible gain.
+    /// A policy of the mediator. `None` evicts the newest chunk, which no real policy does, but shows the possible
+    /// gain.
     pub(super) policy: Option<VictimPolicy>,
     pub(super) sees: Sees,
 }
 
-/// Profile of a program, from a run with a different input.
+/// Profile of a program, recorded with a different input.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     /// Number of bytes transferred from and to each chunk.
     accesses: BTreeMap<u32, u64>,
-    /// Priorities that the owner would give its buffers: the number of accesses relative to the size.
+    /// Priorities that the owner would assign to its buffers: accesses relative to size.
     priorities: BTreeMap<u32, u8>,
 }
 
@@ -83,11 +83,11 @@ pub(super) struct Instance<'a> {
     pub(super) known: &'a Known,
 }
 
-/// A step of work of one of several VMs.
+/// A step of one of several VMs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
     pub(super) vm: usize,
-    /// Chunks that the step's submission refers to, if the step is the first of its submission.
+    /// Chunks referenced by the step's submission, for the first step of a submission.
     pub(super) seen: Option<&'a BTreeSet<u32>>,
     pub(super) step: &'a Step,
 }
@@ -174,7 +174,7 @@ impl Memory {
         self.copied.outs += u64::from(self.dirty.remove(&(vm, chunk)));
     }
 
-    /// Executes a step of work. The caller has freed enough memory for the step.
+    /// Executes a step. The caller must have freed enough memory for it.
     pub(super) fn run(&mut self, piece: &Piece<'_>) {
         self.pieces += 1;
         for (&chunk, used) in piece.step {
@@ -196,7 +196,7 @@ impl Memory {
     }
 }
 
-/// Replays steps on a card with `capacity` chunks, with the profile of each VM's program.
+/// Replays steps on a card of `capacity` chunks, with the profile of each VM's program.
 pub(super) fn replay(
     pieces: &[Piece<'_>],
     instances: &[Instance<'_>],
@@ -244,7 +244,7 @@ fn make_room(
             memory.on_card[vm].len() + wanted - counts[vm]
         };
         let givers = (0..hints.len()).filter(|&vm| candidates[vm].len() > counts[vm]);
-        // If several VMs have the same number of chunks, take the first VM.
+        // If several VMs have the same number of chunks, choose the first one.
         let Some(sender) = givers.rev().max_by_key(|&vm| has(vm)) else { break };
         counts[sender] += 1;
     }

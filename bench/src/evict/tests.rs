@@ -4,7 +4,7 @@ use super::replay::Piece;
 use super::trace::{Step, Submission, Use};
 use super::*;
 
-/// Creates a trace of steps, each with its chunks and a flag that is true for a write.
+/// Creates a trace of steps. Each step lists its chunks, with a flag that is true for a write.
 fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
     let step = |piece: &&[(u32, bool)]| -> Step {
         piece.iter().map(|&(chunk, write)| (chunk, Use { read: 128, written: u64::from(write) * 128 })).collect()
@@ -15,8 +15,8 @@ fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
 
 /// Returns the minimum over all schedules, by exhaustive search.
 fn exhaustive(pieces: &[Piece<'_>], capacity: usize) -> u64 {
-    // The key of a state is the set of chunks on the card, with true for each chunk that was written since it arrived.
-    // The value is the minimum cost of the state.
+    // A state is the set of chunks on the card, with a flag that is set if the chunk was written since its arrival. The
+    // value is the state's minimum cost.
     let mut states: BTreeMap<BTreeMap<u32, bool>, u64> = [(BTreeMap::new(), 0)].into_iter().collect();
     let mut born = BTreeSet::new();
     for piece in pieces {

@@ -1,11 +1,10 @@
-//! Records a workload's memory accesses in order, while it runs as a mediated guest on a card that has room for all of
-//! its memory.
+//! Records a workload's memory accesses in order, while it runs as a mediated guest on a card with space for all of its
+//! memory.
 //!
-//! The card records the blocks that its engines access, in short steps of their work
-//! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table maps the blocks to chunks of the guest. The
-//! mediator's access tracking adds the chunks that it saw in use: chunks that submissions refer to, and chunks that the
-//! guest's CPU accesses. A step is about one block of a grid. Each step uses the memory that must be on a card at the
-//! same time if accesses to host memory are not permitted.
+//! The card records the memory blocks that its engines access, in short steps ([`simgpu::SimGpu::take_touches`]). The
+//! mediator's chunk table maps these blocks to the guest's chunks. The mediator's access tracking adds the chunks that
+//! it saw in use: those referenced by submissions or accessed by the guest's CPU. A step is about one thread block of a
+//! grid. If accesses to host memory are not permitted, all memory used by a step must be on the card at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,15 +17,15 @@ use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
 use rig::in_process_vm::{CardConfig, LightGpu, MIB, gpu};
 
-/// Size of a recorded chunk in bytes, which is the smallest chunk size of a card and the unit in which the software
-/// card records.
+/// Size of a recorded chunk in bytes: the smallest chunk size of a card, and the software card's recording granularity.
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;
 /// ID of the only VM.
 const VM: TenantId = TenantId(0);
 /// Size of the VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
 
-/// Use of a chunk in bytes. Both numbers are 0 if only the mediator saw the chunk: code, constants, the driver's rings.
+/// Use of a chunk in bytes. Both numbers are 0 if only the mediator saw the chunk (code, constants, the driver's
+/// rings).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) read: u64,
@@ -44,7 +43,7 @@ pub(super) struct Submission {
     pub(super) steps: Vec<Step>,
 }
 
-/// Trace of a whole run.
+/// Trace of a complete run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trace {
     pub(super) submissions: Vec<Submission>,
@@ -77,7 +76,7 @@ pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     let gpu = gpu(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?;
     let mut recorder = Recorder { gpu, rig: &rig, trace: Trace::default() };
     let workload = by_name(name, Options { scale, seed, ..Options::default() }).context("a workload")?;
-    // Discard the accesses of the driver's start, which do not belong to the workload.
+    // Discard the accesses of the driver's initialization, which do not belong to the workload.
     drop(rig.card.take_touches());
     recorder.take_seen();
     let report = workloads::run(&*workload, &mut recorder)?;
@@ -98,7 +97,7 @@ impl Recorder<'_> {
         touched.into_iter().filter(|(vm, _)| *vm == VM).map(|(_, chunk)| chunk as u32).collect()
     }
 
-    /// Maps the card's blocks to the guest's chunks.
+    /// Returns the mapping from the card's blocks to the guest's chunks.
     fn chunks_by_block(&self) -> BTreeMap<u64, u32> {
         let state = self.rig.host.lock();
         let chunks = &state.vram().chunks;
@@ -123,7 +122,7 @@ impl Recorder<'_> {
             steps.push(of_guest.collect());
         }
         steps.retain(|step| !step.is_empty());
-        // Memory that the submission refers to counts as used at its start.
+        // Memory referenced by the submission counts as used at its start.
         if steps.is_empty() {
             steps.push(Step::new());
         }

@@ -1,5 +1,5 @@
-//! Moves a working VM back and forth between two cards of a daemon. Measures its pauses, relative to the time that this
-//! processor needs to copy the VM's memory once, and the number of bytes copied.
+//! Moves a working VM back and forth between two cards of a daemon. Measures the number of bytes copied, and the VM's
+//! pauses relative to the time that this CPU needs to copy the VM's memory once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,13 +15,13 @@ use crate::report::{Metric, Target, median, quantile};
 
 /// Loads of the VM.
 const LOADS: [Load; 3] = [Load { mib: 8, channels: 1 }, Load { mib: 64, channels: 4 }, Load { mib: 224, channels: 8 }];
-/// Load of a VM on cards that have no host memory for chunks.
+/// Load of a VM on cards without host memory for chunks.
 const ON_CARD: Load = Load { mib: 64, channels: 4 };
 /// Host memory of each card in MiB.
 const HOST_MIB: u32 = 512;
 /// Number of moves per load.
 const MOVES: usize = 60;
-/// Target for a pause, as a multiple of the time to copy the VM's memory once.
+/// Target for a pause, as a multiple of the time for copying the VM's memory once.
 const MOST_PAUSE: f64 = 2.0;
 /// Target for the bytes copied, as a multiple of the VM's memory.
 const MOST_BYTES: f64 = 1.3;
@@ -29,7 +29,7 @@ const MOST_BYTES: f64 = 1.3;
 const BASELINE_MIB: u64 = 64;
 const BASELINES: usize = 9;
 
-/// Returns the speed in MiB per second at which this processor copies memory that is already mapped.
+/// Returns this CPU's copy speed in MiB/s for memory that is already mapped.
 fn copy_rate() -> f64 {
     let from = vec![0x5a_u8; (BASELINE_MIB * MIB) as usize];
     let rates: Vec<f64> = (0..BASELINES)
@@ -44,7 +44,7 @@ fn copy_rate() -> f64 {
     median(&rates).unwrap_or(f64::NAN)
 }
 
-/// Names of the parts of a pause, as the daemon reports them.
+/// Names of the parts of a pause, as reported by the daemon.
 const PARTS: [&str; 5] = ["rest", "still", "memory", "anew", "go_on"];
 
 /// One move.
@@ -71,8 +71,8 @@ impl Move {
     }
 }
 
-/// Moves a VM between cards with `host_mib` MiB of host memory. Returns the moves, and the durations of the VM's rounds
-/// meanwhile in ms.
+/// Moves a VM between cards with `host_mib` MiB of host memory. Returns the moves, and the durations in ms of the VM's
+/// rounds in the meantime.
 fn moves(load: Load, host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
     let memory = &format!("memory = {{ host_mib = {host_mib} }}\n");
     let other = format!("\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 512\n{memory}");
@@ -122,7 +122,7 @@ fn measure_load(load: Load, host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
     let copied = median(&copied).context("no moves")?;
     let on_card = if host_mib == 0 { "_on_card" } else { "" };
     let name = |what: &str| format!("move.card.{what}_{mib}_mib_{channels}_channels{on_card}");
-    // Time that this processor needs to copy the VM's memory once.
+    // Time that this CPU needs to copy the VM's memory once.
     let once_ms = mib as f64 / rate * 1000.0;
     let mut metrics = vec![
         Metric::ratio(name("pause_p50"), at(0.5)?, "ms", once_ms, Target::AtMost(MOST_PAUSE)),

@@ -1,4 +1,4 @@
-//! Hands PGRAPH over from one VM to another and back, with and without clearing registers and shared memory in between.
+//! Switches PGRAPH between two VMs, with and without clearing registers and shared memory in between.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Number of measurements of each kind.
 const ROUNDS: usize = 15;
-/// Number of handovers per measurement.
+/// Number of switches per measurement.
 const HANDOVERS_PER_MEASUREMENT: u32 = 40;
 
 /// A VM with a channel that copies a page.
@@ -64,7 +64,7 @@ impl Scene {
         self.rig.host.lock().tenancy_counts().map_or(0, |counts| counts.cleared)
     }
 
-    /// Copies for the two VMs alternately, and records the duration of each copy in microseconds.
+    /// Copies for the two VMs in alternation, and records the duration of each copy in microseconds.
     fn round(&mut self) {
         let began = Instant::now();
         for _ in 0..HANDOVERS_PER_MEASUREMENT / 2 {

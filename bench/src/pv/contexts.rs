@@ -1,9 +1,9 @@
 //! GPUvm's figure 6: 1 to 8 computing contexts, in one VM and in the same number of VMs, under full virtualization and
 //! with the modified driver. The baseline is a VM with a passed-through card.
 //!
-//! As in the paper, each context launches `madd` repeatedly, on a card whose kernels take a fixed time. A model
-//! computes the cost of contexts in addition to their kernels from the counts, also for the host itself
-//! ([`crate::model`]). Measured times would have little meaning, because the emulated guests share two processors.
+//! As in the paper, each context launches `madd` repeatedly, on a card with a fixed kernel duration. A model computes
+//! the cost of contexts, excluding their kernels, from the counts, also for the host ([`crate::model`]). Measured times
+//! would mean little, because the emulated guests share two CPUs.
 
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ struct Host {
     vms: Vec<Vm>,
 }
 
-/// Result for several contexts: the time in ms until the last context has ended, and the total counts.
+/// Result for several contexts: the time in ms until the last context ends, and the total counts.
 struct Run {
     contexts: usize,
     ms: f64,
@@ -69,8 +69,8 @@ impl Host {
             guest::load_driver(vm)?;
         }
         let host = Self { daemon, vms };
-        // The first context of a VM creates state that later contexts reuse. Creating this state is two thirds of the
-        // context's work, and would hide any growth.
+        // The first context of a VM creates state that later contexts reuse. This accounts for two thirds of its work,
+        // and would hide any growth.
         host.run(count, |context| context)?;
         Ok(host)
     }
@@ -106,7 +106,7 @@ impl Host {
     }
 }
 
-/// Sums up counts.
+/// Sums counts.
 trait SumUp {
     fn sum_up(self) -> Result<Counts>;
 }
@@ -117,7 +117,7 @@ impl<I: Iterator<Item = Result<Counts>>> SumUp for I {
     }
 }
 
-/// Runs the benchmark. Its parts are the ways to give a card to VMs: `passthrough`, `fv`, `pv`.
+/// Runs the benchmark. Its parts are the ways to provide a card to VMs: `passthrough`, `fv`, `pv`.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mediated = Platform::Mediated { posted: true };
@@ -139,7 +139,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the figures per context of one way, compared with a single context.
+/// Returns the figures per context for one of the ways, compared with a single context.
 fn figures(name: &str, platform: Platform, runs: &[Run]) -> Result<Vec<Metric>> {
     let bill = |run: &Run| Bill::for_counts(platform, &run.counts.times(1.0 / run.contexts as f64));
     let alone = bill(runs.first().context("no measurement")?);

@@ -1,5 +1,5 @@
-//! Counts a guest's operations in each phase of a workload with the daemon's counters. The guest's program pauses
-//! between two phases until the counters have been read.
+//! Counts a guest's operations in each phase of a workload with the daemon's counters. The guest program pauses between
+//! phases until the counters have been read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum number of polls for a guest's posted messages.
 const MAX_POLLS: u32 = 40;
 
-/// Counts by phase.
+/// Counts, keyed by phase.
 pub type Phases = BTreeMap<&'static str, Counts>;
 
 /// Reads a VM's total counts.
@@ -27,7 +27,7 @@ pub fn total(daemon: &Daemon, vm: &str) -> Result<Counts> {
     Ok(Counts::from_counters(|counter| shown["counters"][counter].as_f64().unwrap_or(0.0)))
 }
 
-/// Reads the total counts of an idle guest after its earlier messages have arrived.
+/// Reads the total counts of an idle guest once its posted messages have arrived.
 fn settled(daemon: &Daemon, vm: &str) -> Result<Counts> {
     let mut before = total(daemon, vm)?;
     for _ in 0..MAX_POLLS {
@@ -41,7 +41,7 @@ fn settled(daemon: &Daemon, vm: &str) -> Result<Counts> {
     Ok(before)
 }
 
-/// Counts the operations of unbinding the driver from the device and binding it again.
+/// Counts the operations for unbinding and rebinding the driver.
 pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     let before = total(daemon, vm.name())?;
     vm.run_within("unbind", LOAD_LIMIT)?.success()?;
@@ -51,8 +51,8 @@ pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     Ok([("close", between.minus(&before)), ("init", after.minus(&between))].into())
 }
 
-/// Runs `gpu-workloads`, and counts operations after its mark `begin`. Each mark names the count of the operations
-/// before it. `last` names the count of the operations between the last mark and the end of the program.
+/// Runs `gpu-workloads`, and counts operations after its mark `begin`. Each mark labels the operations before it.
+/// `last` labels the operations between the last mark and the end of the program.
 pub fn marked(
     daemon: &Daemon,
     vm: &Vm,
@@ -83,7 +83,7 @@ pub fn marked(
     Ok(phases)
 }
 
-/// Adds the copies that the guest reports.
+/// Adds the copies reported by the guest.
 fn with_copies(counts: Counts, line: &str) -> Counts {
     let said = |key: &str| {
         let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));

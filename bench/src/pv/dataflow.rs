@@ -1,8 +1,7 @@
-//! Gdev's figure 11: graphs whose nodes pass their outputs on in segments, compared with copies through CPU memory.
+//! Gdev's figure 11: graphs with nodes that pass their outputs in segments, compared with copies through CPU memory.
 //!
-//! An emulated processor makes the copies through CPU memory, so measured times would overstate the benefit of
-//! segments. The copies are therefore counted, and a model computes the times of both methods on a real host
-//! ([`crate::model`]).
+//! An emulated CPU performs the copies through CPU memory, so measured times would overstate the benefit of segments.
+//! Therefore, the copies are counted, and a model computes the times of both methods on a real host ([`crate::model`]).
 
 use anyhow::{Context, Result};
 use tests::guest;
@@ -15,8 +14,8 @@ use crate::report::{Metric, Target};
 
 /// Name of the VM.
 const VM: &str = "pv";
-/// Shape, kernel and matrix size of each data-flow program. The papers' matrices have 256 and 1024 rows; here a product
-/// of 64 rows takes as long as a product in the papers.
+/// Shape, kernel and matrix size of each data-flow program. The papers' matrices have 256 and 1024 rows; here, a
+/// product of 64 rows takes as long as a product in the papers.
 const FLOWS: [(&str, &str, u32); 6] = [
     ("tree", "madd", 64),
     ("tree", "madd", 256),
@@ -25,11 +24,11 @@ const FLOWS: [(&str, &str, u32); 6] = [
     ("rectangle", "madd", 256),
     ("rectangle", "mmul", 64),
 ];
-/// Number of rows and columns of a tile of `mmul`.
+/// Number of rows and columns of a tile in `mmul`.
 const TILE: f64 = 16.0;
 const PEER: &str = "Gdev: down to 0.67";
 
-/// A method of passing outputs on.
+/// A method of passing outputs to the next node.
 #[derive(Default)]
 struct Side {
     ms: Vec<f64>,
@@ -74,7 +73,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the number of bytes that a node's kernel transfers in card memory.
+/// Returns the number of card memory bytes that a node's kernel transfers.
 fn traffic(kernel: &str, side: u32) -> f64 {
     let side = f64::from(side);
     match kernel {

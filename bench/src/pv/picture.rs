@@ -1,4 +1,4 @@
-//! Draws pictures from a file of figures. The pictures show only data in the file.
+//! Draws charts from a results file. The charts show only data in the file.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::{BASELINE, NATIVE, workloads};
 use crate::bars::{self, Axis, Kind};
 use crate::report::Metric;
 
-/// Names of the kinds in pictures.
+/// Names of the kinds in charts.
 const TITLES: [(&str, &str); 9] = [
     (NATIVE, "native"),
     (BASELINE, "passthrough"),
@@ -20,13 +20,13 @@ const TITLES: [(&str, &str); 9] = [
     ("pv-naive", "PV naive"),
     ("pv", "PV multicall"),
 ];
-/// Value at which bars of measured times are cut off.
+/// Value at which bars of measured times are clipped.
 const MAX_SHOWN: f64 = 3.0;
-/// Value at which bars of the model's times are cut off. Their scale is logarithmic.
+/// Value at which bars of modelled times are clipped. Their scale is logarithmic.
 const MODEL_TOP: f64 = 1000.0;
 /// Numbers of contexts.
 const CONTEXTS: [&str; 4] = ["1", "2", "4", "8"];
-/// Methods of creating the contexts: their names in the results and in the picture.
+/// Methods of creating the contexts: their names in the results and in the chart.
 const WAYS: [(&str, &str); 6] = [
     ("native", "native"),
     ("passthrough", "passthrough"),
@@ -36,11 +36,11 @@ const WAYS: [(&str, &str); 6] = [
     ("pv-vms", "PV, a VM each"),
 ];
 
-/// Draws pictures next to `file`, the file of figures: `NAME.svg` and `NAME-model.svg` for workloads, and `NAME.svg`
-/// for contexts. Skips a picture that would have no data.
+/// Draws charts next to the results file `file`: `NAME.svg` and `NAME-model.svg` for workloads, and `NAME.svg` for
+/// contexts. Skips charts without data.
 ///
 /// # Errors
-/// Returns an error if a picture cannot be written.
+/// Returns an error if a chart cannot be written.
 pub fn draw(file: &Path, metrics: &[Metric]) -> Result<()> {
     let value = |name: &str| metrics.iter().find(|metric| metric.name == name).map(|metric| metric.value);
     let groups: Vec<&str> =

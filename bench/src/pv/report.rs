@@ -1,4 +1,4 @@
-//! Figures of the workloads: measured times, counts, and times of the model.
+//! Figures of the workloads: measured times, counts, and modelled times.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,7 @@ struct Column {
     target: Target,
 }
 
-/// Returns the columns of all kinds, and the column of the host itself, which uses the counts of the driver in
-/// passthrough mode.
+/// Returns the columns of all kinds, and a column for the host, which uses the driver's counts in passthrough mode.
 fn columns() -> impl Iterator<Item = Column> {
     let native = Column { name: NATIVE, counts: BASELINE, platform: Platform::Native, target: Target::None };
     let kinds = KINDS.iter().map(|kind| Column {
@@ -43,7 +42,7 @@ fn sum<'a>(counts: impl IntoIterator<Item = &'a Counts>) -> Counts {
     counts.into_iter().fold(Counts::default(), |sum, counts| sum.plus(counts))
 }
 
-/// Returns all figures of the table. `factor` is the factor by which a guest's processor is slower than the host's.
+/// Returns all figures of the table. `factor` is the number of times that a guest's CPU is slower than the host's.
 pub fn all(table: &Table, factor: f64) -> Result<Vec<Metric>> {
     let measured: Vec<&'static str> =
         workloads().filter(|workload| table.contains_key(&(*workload, BASELINE))).collect();
@@ -99,7 +98,7 @@ pub fn all(table: &Table, factor: f64) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the figures of all workloads together, phase by phase.
+/// Returns the figures of all workloads combined, by phase.
 fn phases(table: &Table, measured: &[&'static str]) -> Result<Vec<Metric>> {
     let programs: Vec<&'static str> = measured.iter().copied().filter(|workload| *workload != DRIVER).collect();
     let mut metrics = Vec::new();
@@ -145,8 +144,8 @@ fn counted(name: &str, counts: &Counts) -> Vec<Metric> {
     .collect()
 }
 
-/// Returns the time in seconds that all kinds have in common: the fastest time of each phase, scaled to a real
-/// processor. It includes messages and the software card, so it exceeds the guest's own time.
+/// Returns the time in seconds that is common to all kinds: the fastest time of each phase, scaled to a real CPU. It
+/// includes messages and the software card, so it exceeds the guest's own time.
 fn common(table: &Table, workload: &'static str, factor: f64) -> Result<f64> {
     let mut seconds = 0.0;
     for phase in PHASES {

@@ -1,4 +1,4 @@
-//! Conditions of a measurement: its subject, place and time. Each file of figures contains these conditions.
+//! Conditions of a measurement: commit, host, command and time. Each results file contains them.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-/// Environment variable that names the commit if the sources are not available, as on the CUDA benchmark's machine.
+/// Environment variable with the commit, for machines without the sources, such as the CUDA benchmark's.
 const COMMIT_VARIABLE: &str = "GPU_MEDIATOR_COMMIT";
 
-/// Records the conditions once. Call it at the start of the program, before the program causes load.
+/// Records the conditions once. Must be called at program start, before the program causes load.
 pub fn note() -> &'static Value {
     static NOTED: OnceLock<Value> = OnceLock::new();
     NOTED.get_or_init(|| {
@@ -35,12 +35,12 @@ fn root() -> &'static Path {
     folder.parent().unwrap_or(folder)
 }
 
-/// Makes the path of an argument within `root` relative, because files of figures are read on other machines.
+/// Makes the path of an argument within `root` relative, because results files are read on other machines.
 fn within(root: &Path, arg: &str) -> String {
     Path::new(arg).strip_prefix(root).ok().and_then(Path::to_str).unwrap_or(arg).to_owned()
 }
 
-/// Returns the commit of the sources, followed by `+` if they have changed since.
+/// Returns the commit of the sources, followed by `+` if they contain uncommitted changes.
 fn commit() -> Option<String> {
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).current_dir(root()).output().ok()?;
@@ -53,13 +53,13 @@ fn commit() -> Option<String> {
     Some(if changed.is_empty() { head } else { head + "+" })
 }
 
-/// Returns the processor model from the text of `/proc/cpuinfo`.
+/// Returns the CPU model from the text of `/proc/cpuinfo`.
 fn processor(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     line.split_once(':').map(|(_, model)| model.trim().to_owned())
 }
 
-/// Returns the load of the last minute from the text of `/proc/loadavg`.
+/// Returns the 1-minute load average from the text of `/proc/loadavg`.
 fn load(text: &str) -> Option<f64> {
     text.split(' ').next()?.parse().ok()
 }

@@ -1,37 +1,37 @@
-//! Confidence intervals of figures: ranges that would contain the figure in an estimated 95 of 100 repetitions.
+//! 95 % confidence intervals of figures.
 //!
-//! Bootstrap: draw as many rounds as were measured, with replacement, compute the figure from these rounds, and repeat.
+//! Bootstrap: draws as many rounds as were measured, with replacement, computes the figure from them, and repeats this.
 //! The interval is the middle 95 % of the results. The method does not assume a distribution, and works for any figure
-//! that is computed from rounds. Values that are compared within a round (a measurement and its baseline) are drawn
-//! together, so that a change of the host's speed between rounds does not widen the interval.
+//! that is computed from rounds. A measurement and its baseline in the same round are drawn together, so that changes
+//! in the host's speed between rounds do not widen the interval.
 
 use fastrand::Rng;
 use serde_json::Value;
 
 /// Number of bootstrap resamples.
 const DRAWS: usize = 4000;
-/// Fraction of the results that is cut off at each end.
+/// Fraction of the results discarded at each end.
 const TAIL_FRACTION: f64 = 0.025;
 /// Minimum number of rounds. With fewer rounds, nearly every draw repeats the measured rounds.
 const MIN_ROUNDS: usize = 5;
 
-/// Interval of a figure.
+/// Confidence interval of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
-    /// Lower end.
+    /// Lower bound.
     pub low: f64,
-    /// Upper end.
+    /// Upper bound.
     pub high: f64,
 }
 
 impl Interval {
-    /// Returns the interval of a figure that is computed from rounds. The rounds are given by their numbers, and a
-    /// number may occur several times. Returns `None` if there are too few rounds, or if the figure cannot be computed.
+    /// Returns the interval of a figure that is computed from rounds. `figure` receives round indices, which may
+    /// repeat. Returns `None` if there are too few rounds, or if the figure cannot be computed.
     pub fn of_rounds(rounds: usize, figure: impl Fn(&[usize]) -> Option<f64>) -> Option<Self> {
         if rounds < MIN_ROUNDS {
             return None;
         }
-        // Use a fixed seed, so that equal samples have equal intervals.
+        // Use a fixed seed, so that equal samples yield equal intervals.
         let mut random = Rng::with_seed(rounds as u64);
         let mut drawn = vec![0; rounds];
         let draw = |_| {
@@ -49,25 +49,25 @@ impl Interval {
         Self::of_rounds(samples.len(), |rounds| figure(&picked(samples, rounds)))
     }
 
-    /// Returns the interval of the ratio between a figure of samples and the same figure of a baseline that was
-    /// measured in the same rounds.
+    /// Returns the interval of the ratio of a figure of the samples to the same figure of a baseline from the same
+    /// rounds.
     pub fn of_ratio(samples: &[f64], baseline: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         let rounds = samples.len().min(baseline.len());
         Self::of_rounds(rounds, |rounds| Some(figure(&picked(samples, rounds))? / figure(&picked(baseline, rounds))?))
     }
 
-    /// Parses the interval in a file of figures.
+    /// Parses the interval in a row of a results file.
     pub(super) fn of_json(row: &Value) -> Option<Self> {
         Some(Self { low: row["low"].as_f64()?, high: row["high"].as_f64()? })
     }
 }
 
-/// Returns the samples of some rounds.
+/// Returns the samples of the given rounds.
 pub fn picked(samples: &[f64], rounds: &[usize]) -> Vec<f64> {
     rounds.iter().filter_map(|round| samples.get(*round).copied()).collect()
 }
 
-/// Returns the mean of `values`; `None` if `values` is empty.
+/// Returns the mean of `values`, or `None` if `values` is empty.
 pub fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
@@ -77,7 +77,7 @@ mod tests {
     use super::super::median;
     use super::*;
 
-    /// Returns samples of a uniform distribution from 0 to 1.
+    /// Returns samples from a uniform distribution between 0 and 1.
     fn uniform(random: &mut Rng, count: usize) -> Vec<f64> {
         (0..count).map(|_| random.f64()).collect()
     }

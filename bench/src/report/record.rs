@@ -1,5 +1,4 @@
-//! Figures of a run, written to a file as soon as they are known, because a measurement that takes many hours may be
-//! interrupted.
+//! Figures of a run, written to a file immediately, because long measurements may be interrupted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Metric, conditions};
 
-/// Recorded figures and complete benchmarks.
+/// Recorded figures, and completed benchmarks.
 #[derive(Debug, Default)]
 pub struct Record {
     file: Option<PathBuf>,
@@ -19,7 +18,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Opens a record in `file`, if a file is given. With `resume`, keeps the contents of the file.
+    /// Opens a record in `file`, if given. If `resume` is set, keeps the contents of the file.
     ///
     /// # Errors
     /// Returns an error if the file is not a record.
@@ -45,7 +44,7 @@ impl Record {
         self.ended.contains(benchmark)
     }
 
-    /// Replaces figures that have the same names, and appends the others.
+    /// Replaces figures with the same names, and appends the others.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.

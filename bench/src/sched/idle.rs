@@ -1,6 +1,6 @@
-//! Simulates sixteen VMs, of which a few compete while the others are idle, as on a host where most guests have booted
-//! and wait. Half of the competitors run short kernels, and the other half runs long kernels. Kernels are either
-//! queued, or each kernel is submitted when the previous kernel has ended.
+//! Simulates sixteen VMs, of which a few compete while the others are idle, as on a host where most guests are idle
+//! after booting. Half of the competitors run short kernels, and the other half long kernels. Kernels are either
+//! queued, or submitted when the previous kernel has ended.
 
 use anyhow::Result;
 use sched::Engine;
@@ -11,10 +11,10 @@ use crate::report::{Metric, Target};
 
 const VMS: usize = 16;
 const SIMULATED_SECONDS: u64 = 20;
-/// Lengths of the short and of the long kernels, in ns.
+/// Durations of the short and the long kernels in ns.
 const KERNEL_LENGTHS_NS: [(u64, u64); 5] =
     [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS), (5 * MS, 5 * MS)];
-/// Weights of the VMs with short kernels, and of the VMs with long kernels.
+/// Weights of the VMs with short and with long kernels.
 const WEIGHTS: [(u32, u32); 3] = [(1, 1), (3, 1), (1, 3)];
 
 /// Runs the benchmark.
@@ -61,7 +61,7 @@ fn guests(short: u64, long: u64, weights: (u32, u32), depth: u32, vms: usize) ->
     competing.chain((vms..VMS).map(|_| guest(0, MS))).collect()
 }
 
-/// Returns the figures. CREDIT has a target only if guests queue work, because it does not wait for a guest that has no
+/// Returns the figures. CREDIT has a target only if guests queue work, because it does not wait for guests without
 /// work.
 fn figures(row: &str, kind: &str, policy: &str, errors: &[f64]) -> Vec<Metric> {
     let (half, tenth) = match (policy, kind) {

@@ -1,5 +1,5 @@
-//! Two, four or eight of sixteen VMs compete. Measures errors of shares under each policy (GPUvm's figures 7 and 8),
-//! for several lengths of kernels.
+//! Two, four or eight of sixteen VMs compete. Measures share errors under each policy (GPUvm's figures 7 and 8) for
+//! several kernel durations.
 
 use anyhow::Result;
 use tests::many_vms::Crowd;
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::report::{Metric, Record};
 
-/// Numbers of rounds of the kernels in the two halves of the VMs. The kernels take 0.4 and 1.9 ms (GPUvm's `madd` and
+/// Numbers of kernel rounds in the two halves of the VMs. The kernels take 0.4 and 1.9 ms (GPUvm's `madd` and
 /// `long-madd`, to the extent that its paper specifies them); then 0.4, 1.9 or 5 ms in both halves; and finally 0.4 and
 /// 5 ms.
 const KERNEL_ROUNDS: [(u32, u32); 5] = [(MADD, LONG_MADD), (1, 1), (5, 5), (13, 13), (1, 13)];
@@ -32,7 +32,7 @@ pub fn run(stage: &mut Stage, record: &mut Record) -> Result<Vec<Metric>> {
     Ok(Vec::new())
 }
 
-/// Measures two and four VMs under BAND with the default, which clears PGRAPH between VMs.
+/// Measures two and four VMs under BAND with the default setting, which clears PGRAPH between VMs.
 pub fn cleared(stage: &Stage) -> Result<Vec<Metric>> {
     const BOOTED: usize = 4;
     let stage = Stage { crowd: Crowd::boot("sched-cleared", BOOTED, MEMORY_MIB, "")?, measured: stage.measured };

@@ -1,4 +1,4 @@
-//! Figures of Gdev (ATC 2012).
+//! Figures of the Gdev paper (ATC 2012).
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use tests::many_vms::COPY_MIB_PER_S;
 use super::{BAND, CREDIT, FIFO, HALF, LONG_MADD, MADD, MS, Stage, TENTH, Work, equal, percent, steady};
 use crate::report::Metric;
 
-/// Size of a copy in bytes, which the guest rounds up. The copy takes 2 ms, about as long as a long kernel.
+/// Size of a copy in bytes, which the guest rounds up. A copy takes 2 ms, about as long as a long kernel.
 const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 
-/// Time before and after an arrival for which windows are omitted: it covers the setup of the VM that arrives, and a
+/// Time in ns before and after an arrival in which windows are omitted. It covers the setup of the arriving VM, and a
 /// window of history.
 const ARRIVAL: u64 = HALF;
 
-/// Returns the start of a load, and the start of the next load or the end of the run.
+/// Returns the start of a load, and the start of the next load or else the end of the run.
 fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     let from = outcome.marks.get(load).context("a load that has not begun")? + ARRIVAL;
     let until = outcome.marks.get(load + 1).map_or(outcome.length, |next| next.saturating_sub(ARRIVAL));
     Ok((from.next_multiple_of(TENTH), until))
 }
 
-/// Measures short tasks next to long tasks that arrive later.
+/// Measures short tasks next to long tasks that start later.
 pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for policy in [FIFO, CREDIT, BAND] {
@@ -75,7 +75,7 @@ pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures Gdev's figure 15 with copies of two lengths, and with equal and different shares for copies and compute.
+/// Measures Gdev's figure 15 with copies of two durations, and with equal and different shares for copies and compute.
 pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, weight, wanted) in [("equal", "compute", [0.5, 0.5]), ("weights_3_1", "300", [0.75, 0.25])] {
@@ -97,7 +97,7 @@ pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures four equal VMs that arrive one after another.
+/// Measures four equal VMs that start at different times.
 pub fn gdev_16(stage: &Stage) -> Result<Vec<Metric>> {
     let row = "sched.guests.gdev16";
     let loads = (0..4).map(|vm| steady(vm, MADD).after(Duration::from_secs(5) * vm as u32));

@@ -1,4 +1,4 @@
-//! Measures unequal weights, bursts next to batches, and the throughput of one VM alone and of sixteen VMs.
+//! Measures unequal weights, bursts next to batch work, and the throughput of a single VM and of sixteen VMs.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use super::{
 use crate::report::interval::mean;
 use crate::report::{Interval, Metric, Target};
 
-/// Number of measurements of a lone VM under each of two policies, in alternation. A single measurement would not be
-/// sufficient, because the fluctuation of the guest's speed exceeds the scheduler's cost.
+/// Number of measurements of a single VM under each of two policies, in alternation. One measurement is not sufficient,
+/// because fluctuations of the guest's speed exceed the scheduler's cost.
 const ALONE_RUNS: usize = 2;
-/// Number of kernels that the lone VM keeps in flight.
+/// Number of kernels that the single VM keeps in flight.
 const KERNELS_IN_FLIGHT: u32 = 64;
-/// Measured time of the interactive VM. The VM launches hundreds of kernels, so that the 99th percentile is not the
-/// slowest launch.
+/// Measured time of the interactive VM. It launches hundreds of kernels, so that the 99th percentile is not the slowest
+/// launch.
 const INTERACTIVE: Duration = Duration::from_secs(20);
 /// Pause between launches of the interactive VM, in ms.
 const PAUSE_MS: u32 = 14;
 /// Minimum number of launches for which the 99th percentile differs from the slowest launch.
 const MIN_SAMPLES: f64 = 100.0;
-/// Numbers of rounds of the kernels for one VM and for sixteen VMs: 0.4, 1.9 and 5 ms.
+/// Numbers of kernel rounds for one VM and for sixteen VMs: 0.4, 1.9 and 5 ms.
 const KERNEL_ROUNDS: [u32; 3] = [MADD, LONG_MADD, 13];
 
 /// Measures unequal weights. HAMi publishes a similar figure: completed launches of two programs with limits of 10 %
@@ -64,8 +64,8 @@ pub fn weights(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures a VM that needs 2 ms about every 16 ms, next to three VMs that always have work. The mediator measures the
-/// VM's wait from the doorbell to the start; the guest measures `each`, from a launch to its return.
+/// Measures a VM that needs 2 ms about every 16 ms next to three VMs that always have work. The mediator measures the
+/// VM's wait from doorbell to start; the guest measures `each`, from launch to return.
 pub fn interactive(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mut row = |name: &str, policy, class: &str, batch: usize| -> Result<()> {
@@ -97,7 +97,7 @@ pub fn interactive(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures the throughput of one VM without and with a scheduler, and of sixteen VMs.
+/// Measures the throughput of one VM with and without a scheduler, and of sixteen VMs.
 pub fn throughput(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = alone(stage)?;
     for rounds in KERNEL_ROUNDS {
@@ -106,7 +106,7 @@ pub fn throughput(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the number of kernels per second, of all VMs together, in each of the longer windows.
+/// Returns the total number of kernels per second of all VMs in each of the longer windows.
 fn rates(outcome: &Outcome, rounds: u32) -> Vec<f64> {
     let vms = outcome.vms.len();
     let work = Work::from_outcome(outcome, &vec![rounds; vms]);
@@ -122,7 +122,7 @@ fn beside(name: String, rates: &[f64], baseline: &[f64], least: f64) -> Metric {
     ratio.within(Interval::of_ratio(rates, baseline, mean))
 }
 
-/// Compares one VM with a scheduler with the same VM without a scheduler.
+/// Compares a single VM with and without a scheduler.
 fn alone(stage: &Stage) -> Result<Vec<Metric>> {
     let mut rates_of = [Vec::new(), Vec::new()];
     for _ in 0..ALONE_RUNS {

@@ -1,4 +1,4 @@
-//! Measures the speed of moving chunks, compared with plain copies between the same memories by the same engines, and
+//! Measures the speed of moving chunks, compared with plain copies between the same memories with the same engines, and
 //! the effect of the chunk size (GPUswap's figures 7 to 9).
 
 use std::time::Instant;
@@ -16,7 +16,7 @@ use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
 /// Number of bytes per copy or move.
 pub(super) const BYTES: u64 = 32 * MIB;
-/// Address of the guest's buffer in its VRAM. This address is a chunk boundary for every chunk size.
+/// Guest VRAM address of the buffer. It is a chunk boundary for every chunk size.
 pub(super) const BUFFER_AT: u64 = 64 * MIB;
 /// GPU virtual address of the buffer.
 pub(super) const VRAM_VA: u64 = 0x100_0000;
@@ -26,12 +26,12 @@ pub(super) const RAM_VA: u64 = VRAM_VA + BYTES;
 const GPA: u64 = 64 * MIB;
 /// Number of measurements of each kind. The report contains the median.
 const ROUNDS: usize = 5;
-/// Number of bytes per line of a copy.
+/// Line length of a copy in bytes.
 const LINE: u64 = 16 << 10;
 /// Number of bytes per copy.
 const COPY_BYTES: u64 = MIB;
 
-/// A card with one guest that has a filled buffer.
+/// A card with one guest, which has a filled buffer.
 pub(super) struct Scene {
     pub(super) rig: Rig,
     driver: Driver,
@@ -41,7 +41,7 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
-        // The mover must not move chunks back, although a busy host would give it enough time for this.
+        // The mover must not move chunks back, even if a busy host gives it enough time to do so.
         let mut division = division();
         division.balance.return_interval_ns = u64::try_from(WAIT_TIMEOUT.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };
@@ -69,7 +69,7 @@ impl Scene {
         }
     }
 
-    /// Returns the speed of plain copies with both engines, in bytes per second.
+    /// Returns the speed of plain copies with both engines in bytes per second.
     pub(super) fn plain(&mut self, from: u64, to: u64) -> Result<f64> {
         let began = Instant::now();
         for (lane, (channel, engine)) in (0..).zip(self.lanes.iter_mut().zip([CE0, CE1])) {
@@ -84,8 +84,7 @@ impl Scene {
         Ok(BYTES as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// Returns the speed of moving chunks in bytes per second, and the time for which the VM was suspended in
-    /// milliseconds.
+    /// Returns the speed of moving chunks in bytes per second, and the VM's suspension time in milliseconds.
     pub(super) fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
         let steps: Vec<_> = chunks.map(|index| Step { vm: TenantId(0), index: index as u32, to }).collect();
         let began = Instant::now();
@@ -116,15 +115,15 @@ fn middle(values: &[f64]) -> Result<f64> {
 
 /// Speeds in both directions, each measured in alternation with its baseline.
 struct Rates {
-    /// Speeds with unused host memory as the target, whose pages the host must allocate first: the speed of the
-    /// relocation, the time of suspension in milliseconds, and the speed of plain copies.
+    /// Speeds with unused host memory as the target, where the host must allocate pages first: relocation speed,
+    /// suspension time in milliseconds, and plain copy speed.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
     out: f64,
     back: f64,
     plain_out: f64,
     plain_back: f64,
-    /// Speed of scrubbing vacated card chunks.
+    /// Scrubbing speed of vacated card chunks.
     scrub: f64,
 }
 

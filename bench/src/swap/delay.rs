@@ -1,6 +1,6 @@
-//! GPUswap's figures 6 and 9: the time for which a VM waits for other VMs' memory, and the time for which these VMs are
-//! suspended meanwhile. Both times are relative to the time of a copy of the evicted bytes. Both times are measured by
-//! the number of requested bytes and by the chunk size.
+//! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the suspension time of those VMs.
+//! Both are relative to the time for copying the evicted bytes, and are measured by number of requested bytes and by
+//! chunk size.
 
 use std::time::Instant;
 
@@ -14,16 +14,15 @@ use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
-/// Size of the card in MiB. The victim uses all of the card's memory.
+/// Size of the card in MiB. The victim uses all card memory.
 const CARD_MIB: u64 = 48;
 /// Size of each VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
 /// Numbers of chunks per request.
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
-/// Number of requests of each size.
+/// Number of requests per size.
 const REQUESTS_PER_SIZE: u32 = 6;
-/// First address in guests' VRAM that is beyond all memory of the driver. This address is a chunk boundary for every
-/// chunk size.
+/// First guest VRAM address beyond the driver's memory. It is a chunk boundary for every chunk size.
 const FIRST_FREE_AT: u64 = 8 * MIB;
 /// Chunk sizes in KiB. GPUswap's range is 128 to 65,536.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
@@ -49,7 +48,7 @@ impl Vm {
         Ok(Self { driver, channel, chunk })
     }
 
-    /// Creates a VM that has taken all card memory. Also returns the VM's number of chunks.
+    /// Creates a VM that occupies all card memory. Also returns its number of chunks.
     fn of_all(rig: &Rig, vm: u32, chunk: u64) -> Result<(Self, u64)> {
         let one = Self::new(rig, vm, chunk)?;
         let mut chunks = 0;
@@ -60,7 +59,7 @@ impl Vm {
         Ok((one, chunks))
     }
 
-    /// Returns true if these chunks still have the contents that [`Self::of_all`] wrote.
+    /// Returns true if the first `chunks` chunks still have the contents written by [`Self::of_all`].
     fn kept(&self, chunks: u64) -> bool {
         (0..chunks).all(|number| {
             let (mut found, expected) = (vec![0; PAGE as usize], pattern(9, number));
@@ -69,14 +68,14 @@ impl Vm {
         })
     }
 
-    /// Makes the GPU write to `chunks` unused chunks. Returns the duration in seconds.
+    /// Writes to `chunks` unused chunks with the GPU. Returns the duration in seconds.
     fn allocate(&mut self, chunks: u64) -> Result<f64> {
         let Self { driver, channel, chunk: bytes } = self;
         let began = Instant::now();
         for chunk in 0..chunks {
             driver.map(channel.space, VA + chunk * PAGE, At::Vram(FIRST_FREE_AT + chunk * *bytes), 1);
         }
-        // M2MF in PGRAPH executes these copies.
+        // PGRAPH's M2MF executes these copies.
         let touches = (0..chunks).map(|chunk| m2mf_copy(VA + chunk * PAGE, VA + chunk * PAGE, 64));
         driver.submit(channel, &[object(M2MF)].into_iter().chain(touches).collect::<Vec<_>>().concat());
         wait(driver, channel)?;
@@ -88,7 +87,7 @@ fn moved_of(rig: &Rig, vm: u32) -> (u64, u64) {
     rig.host.lock().memory().moved(TenantId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
 }
 
-/// Cost of a request: its duration in seconds, and the bytes evicted for it.
+/// Cost of a request: its duration in seconds, and the number of bytes evicted.
 struct Cost {
     usable: f64,
     on_card: f64,
@@ -98,7 +97,7 @@ struct Cost {
 
 fn request(rig: &Rig, vm: u32, chunks: u64, chunk: u64) -> Result<Cost> {
     let mut requester = Vm::new(rig, vm, chunk)?;
-    // Do not count memory that the driver itself needs.
+    // Do not count memory that the driver needs for its own purposes.
     let settled = |rig: &Rig| -> Result<bool> {
         let own = account(rig, vm)?;
         Ok(own.host == 0 && own.moving == 0 && account(rig, 0)?.moving == 0)
@@ -123,12 +122,12 @@ fn request(rig: &Rig, vm: u32, chunks: u64, chunk: u64) -> Result<Cost> {
 
 fn config(chunk_bytes: u64) -> CardConfig {
     let mut division = division();
-    // The victim does no work, but must not count as idle.
+    // The victim is idle, but must not count as such.
     division.balance.idle_after_ns = 3_600_000_000_000;
     CardConfig { chunk_bytes, division, time: time(), ..CardConfig::new(CARD_MIB, 128) }
 }
 
-/// Returns the time in s for copying the memory that a request evicted.
+/// Returns the time in seconds for copying the memory evicted by a request.
 fn copy(cost: &Cost) -> f64 {
     (cost.bytes / (LANES * BUS_RATE as f64)).max(1e-6)
 }

@@ -23,9 +23,9 @@ const EACH_MIB: u64 = 120;
 const ALLOCATION_INTERVAL: Duration = Duration::from_millis(25);
 /// Start time of the second VM.
 const SECOND_VM_START: Duration = Duration::from_millis(2500);
-/// Time for which each VM keeps its memory.
+/// Time for which each VM holds its memory.
 const HOLD_TIME: Duration = Duration::from_millis(3500);
-/// Number of the first chunk of guests' VRAM that the driver itself does not use.
+/// Index of the first guest VRAM chunk that the driver does not use.
 const FIRST_FREE_CHUNK: u64 = 4;
 /// GPU virtual address at which the first page of each chunk is mapped, in order.
 const VA: u64 = 0x100_0000;
@@ -37,7 +37,7 @@ struct Sample {
     host: [u32; 2],
 }
 
-/// Allocates one chunk at a time, makes the GPU use the chunk, keeps all chunks, and verifies them at the end.
+/// Allocates one chunk at a time, uses it on the GPU, holds all chunks, and verifies them at the end.
 fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     let mut driver = guest(rig, vm, EACH_MIB + FIRST_FREE_CHUNK * CHUNK / MIB, Limits::default())?;
     let mut channel = driver.channel(1);
@@ -72,7 +72,7 @@ fn sample(rig: &Rig, at: Duration) -> Sample {
     Sample { at, card: [0, 1].map(|vm| of(vm).placed), host: [0, 1].map(|vm| of(vm).host) }
 }
 
-/// Runs the benchmark, and draws the shares to `file`.
+/// Runs the benchmark, and draws a chart of the shares to `file`.
 pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
     let config = CardConfig { division: division(), time: time(), ..CardConfig::new(CARD_MIB, 256) };
     let rig = config.open()?;
@@ -96,7 +96,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         done.and(first.flatten())?;
         sampler.join().ok().context("the sampler panicked")
     })?;
-    // Use the samples from the time when both VMs have more than half of the card until the first VM ends.
+    // Use the samples taken while both VMs need more than half of the card.
     let card = (CARD_MIB * MIB / CHUNK) as u32;
     let both: Vec<&Sample> = samples
         .iter()
@@ -104,7 +104,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         .skip_while(|sample| sample.card[1] + 1 < card / 2)
         .collect();
     ensure!(!both.is_empty(), "the two VMs never competed for the card");
-    // Count only the final state: while a VM grows, its next chunk always exceeds its share by one.
+    // Evaluate only the final state: while a VM grows, its next chunk always exceeds its share by one.
     let settled = both.len() / 2;
     let imbalance =
         |samples: &[&Sample]| samples.iter().map(|sample| sample.card[0].abs_diff(sample.card[1])).max().unwrap_or(0);

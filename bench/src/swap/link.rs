@@ -1,11 +1,11 @@
-//! Measures the overhead of moving chunks, relative to the time that a link needs for their bytes, and the resulting
-//! speeds on links of 6 to 50 GB/s.
+//! Measures the overhead of moving chunks relative to their transfer time on a link, and the resulting speeds on links
+//! of 6 to 50 GB/s.
 //!
-//! The software card transfers bytes with this machine's processors, and measures the time of these transfers. The rest
-//! of a relocation's time is software overhead: the mover, the model of the card's engines and rings, and waits for
-//! both. The engines of a real card transfer the bytes concurrently. Here the time of a link is added to the time of
-//! the software, as if they never overlapped, so times are upper bounds and speeds are lower bounds. The baseline, a
-//! guest driver's copies with the same engines, is computed in the same way.
+//! The software card transfers bytes with this machine's CPUs, and measures the duration of the transfers. The rest of
+//! a relocation's time is software overhead: the mover, the model of the card's engines and rings, and waits for both.
+//! A real card's engines transfer the bytes concurrently. Here, link time and software time are added as if they never
+//! overlapped, so times are upper bounds and speeds are lower bounds. The baseline, a guest driver's copies with the
+//! same engines, is computed in the same way.
 
 use std::time::Instant;
 
@@ -17,19 +17,19 @@ use super::bandwidth::{BUFFER_AT, BYTES, RAM_VA, Scene, VRAM_VA};
 use crate::report::{Metric, Target, quantile};
 use rig::in_process_vm::MIB;
 
-/// Speeds of PCI Express that copies reach, in bytes per second: version 2.0 with 16 lanes as in a GF100, version 3.0,
-/// and version 5.0.
+/// Achievable PCI Express copy speeds in bytes per second: version 2.0 with 16 lanes as on a GF100, version 3.0, and
+/// version 5.0.
 const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
 /// Chunk sizes in KiB.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
-/// Number of measurements of each kind. The kinds alternate; an additional first measurement touches unused memory.
+/// Number of measurements of each type. The types alternate; an additional first measurement populates unused memory.
 const ROUNDS: usize = 10;
 
-/// Time of an operation, in seconds.
+/// Duration of an operation.
 #[derive(Clone, Copy)]
 struct Took {
     all: f64,
-    /// Time in seconds, excluding the time to transfer the bytes.
+    /// Time in seconds, excluding the transfer of the bytes.
     own: f64,
 }
 
@@ -43,10 +43,10 @@ fn timed(scene: &mut Scene, work: impl FnOnce(&mut Scene) -> Result<()>) -> Resu
     Ok(Took { all, own: (all - moving).max(0.0) })
 }
 
-/// Methods of transferring bytes: a relocation and a guest's copies, in both directions.
+/// Transfer methods: relocation and a guest's copies, in both directions.
 const WAYS: [&str; 4] = ["out", "back", "plain_out", "plain_back"];
 
-/// Measures each method, by round.
+/// Measures each method in each round.
 fn rounds(chunk_bytes: u64) -> Result<[Vec<Took>; WAYS.len()]> {
     let mut scene = Scene::new(chunk_bytes, None)?;
     let chunks = BUFFER_AT / chunk_bytes..(BUFFER_AT + BYTES).div_ceil(chunk_bytes);
@@ -90,7 +90,7 @@ pub fn run() -> Result<Vec<Metric>> {
             let modelled = |times: &[Took]| times.iter().map(|took| (took.own + BYTES as f64 / rate) * 1e3).collect();
             for (way, relocated, plain) in [("out", out, plain_out), ("back", back, plain_back)] {
                 let (relocated, plain): (Vec<f64>, Vec<f64>) = (modelled(relocated), modelled(plain));
-                // The target is equivalent to 0.9 of the speed. The other sizes are for comparison.
+                // The target corresponds to 0.9 of the speed. The other sizes are for comparison.
                 let target = if chunk == CHUNK { Target::AtMost(1.0 / 0.9) } else { Target::None };
                 let name = format!("{row}.{link}.{way}");
                 metrics.push(Metric::ratio_of_samples(format!("{name}.to_plain"), &relocated, "ms", &plain, target));

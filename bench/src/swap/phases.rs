@@ -1,10 +1,10 @@
-//! Jobs whose kernels access memory through pointers and indices that no submission contains, with CPU phases in
-//! between (unified-memory thesis, table 12.2). Two such jobs, which do not fit on the card together, run without
+//! Jobs with kernels that access memory through pointers and indices not contained in submissions, and with CPU phases
+//! in between (unified-memory thesis, table 12.2). Two such jobs, which do not fit on the card together, run without
 //! quanta, with quanta, and with quanta of fixed lengths.
 //!
 //! A job runs one of the workloads repeatedly: it fills its buffers, computes, reads the result back, and compares
-//! every byte, which takes CPU time. Both sides of a ratio make the same number of runs. This number is chosen so that
-//! a job takes much longer than a quantum, and than the 2 s after which other VMs get an idle VM's memory.
+//! every byte, which takes CPU time. Both sides of a ratio have the same number of runs. It is chosen so that a job
+//! takes much longer than a quantum, and than the 2 s after which other VMs receive an idle VM's memory.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -17,8 +17,8 @@ use super::{division, time};
 use crate::report::{Metric, Target, median};
 use rig::in_process_vm::{CardConfig, LightGpu, MIB, gpu};
 
-/// Programs and scales: one whose kernels follow the edges of a graph, one with a single large kernel, and one with
-/// many small kernels.
+/// Programs and scales: one with kernels that follow graph edges, one with a single large kernel, and one with many
+/// small kernels.
 const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)];
 /// Minimum duration of a job alone, in seconds.
 const MIN_JOB_SECONDS: f64 = 8.0;
@@ -27,18 +27,18 @@ const ROUNDS: usize = 3;
 /// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 64;
 const HOST_MIB: u64 = 2 * VM_MIB;
-/// Chunk size in KiB. The chunks are small, so that the change between quanta is short compared with a quantum.
+/// Chunk size in KiB. Chunks are small, so that a switch between quanta is short compared with a quantum.
 const CHUNK_KIB: u64 = 512;
-/// Size of the card in MiB, beyond the buffers of one job, for other memory of the driver.
+/// Card memory in MiB for the driver, in addition to the buffers of one job.
 const BESIDE_MIB: u64 = 4;
-/// Lengths of the quanta to measure, in ms.
+/// Quantum lengths to measure in ms.
 const QUANTA_MS: [u64; 3] = [250, 1000, 4000];
 
-/// Quanta that a job runs with.
+/// Quantum settings of a job.
 #[derive(Clone, Copy)]
 struct Turns {
     mode: Mode,
-    /// Length of a quantum in ms; with `None`, the mediator chooses it.
+    /// Quantum length in ms, or `None` to let the mediator choose it.
     quantum_ms: Option<u64>,
 }
 
@@ -48,16 +48,16 @@ impl Turns {
     }
 }
 
-/// Result of jobs that ran at the same time.
+/// Result of concurrent jobs.
 struct Outcome {
     makespan: f64,
-    /// Number of bytes that were moved.
+    /// Number of bytes moved.
     moved: u64,
     /// Maximum VRAM that one job uses, in bytes.
     footprint: u64,
 }
 
-/// Runs `count` jobs with `runs` runs each at the same time.
+/// Runs `count` concurrent jobs with `runs` runs each.
 fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Turns) -> Result<Outcome> {
     let mut division = division();
     division.quanta.mode = turns.mode;
@@ -96,7 +96,7 @@ fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Tur
     Ok(Outcome { makespan, moved, footprint: footprints.into_iter().max().unwrap_or(0) })
 }
 
-/// Compares one program in each mode with the same jobs run one after another.
+/// Compares one program in each mode with the same jobs run sequentially.
 fn program(name: &str, scale: u32, rounds: usize) -> Result<Vec<Metric>> {
     let Outcome { makespan, footprint, .. } = jobs(name, scale, 3, 1, VM_MIB, Turns::by(Mode::Off))?;
     let runs = (3.0 * MIN_JOB_SECONDS / makespan).ceil() as u64;

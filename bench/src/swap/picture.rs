@@ -15,10 +15,10 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
 ];
-/// Width and height of a picture in pixels.
+/// Width and height of an image in pixels.
 const PICTURE_SIZE_PX: (u32, u32) = (900, 480);
 
-/// Texts of a picture.
+/// Texts of a chart.
 pub struct Picture<'a> {
     /// Title above the chart.
     pub title: &'a str,
@@ -28,7 +28,7 @@ pub struct Picture<'a> {
     pub y: &'a str,
 }
 
-/// A line.
+/// A line of a chart.
 pub struct Series {
     /// Name in the legend.
     pub name: String,

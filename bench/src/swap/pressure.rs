@@ -1,5 +1,5 @@
 //! GPUswap's figure 5: two instances of a program with decreasing amounts of card memory, down to the minimum that
-//! works. Also measures the cost of relocation while memory suffices. Verifies every byte of every run.
+//! works. Also measures the cost of relocation support when memory is sufficient. Verifies every byte of every run.
 
 use std::path::Path;
 use std::time::Instant;
@@ -21,10 +21,9 @@ pub(super) const PROGRAMS: [(&str, u32); 7] =
 pub(super) const VM_MIB: u64 = 64;
 /// Host memory in MiB: enough for both VMs.
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
-/// Sizes of the card in MiB, from enough for all memory to enough for almost none. In the paper the sizes are 500 MB to
-/// 20 MB.
+/// Sizes of the card in MiB, from enough for all memory to enough for almost none. The paper uses 500 MB to 20 MB.
 const CARD_SIZES_MIB: [u64; 5] = [128, 20, 12, 8, 4];
-/// Size of a card that has room for both instances, in MiB.
+/// Size in MiB of a card with space for both instances.
 const UNPRESSURED_CARD_MIB: u64 = CARD_SIZES_MIB[0];
 /// Number of runs per size. The sizes alternate, as in GPUswap.
 const RUNS: usize = 10;
@@ -41,12 +40,12 @@ pub(super) struct Outcome {
     footprint: u64,
 }
 
-/// Runs both instances at the same time.
+/// Runs both instances concurrently.
 pub(super) fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     several(name, scale, 2, config, limits)
 }
 
-/// Runs `count` instances at the same time.
+/// Runs `count` concurrent instances.
 pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     let rig = config.open()?;
     let vms = 0..u32::try_from(count)?;
@@ -76,7 +75,7 @@ pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig,
     })
 }
 
-/// Measures one program with decreasing amounts of memory. Returns the program's times, and its line in the picture.
+/// Measures one program with decreasing amounts of memory. Returns the program's times, and its line in the chart.
 fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     let mut outcomes: [Vec<Outcome>; CARD_SIZES_MIB.len()] = Default::default();
     for run in 0..runs {
@@ -114,7 +113,7 @@ fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     Ok((metrics, Series { name: name.to_owned(), points }))
 }
 
-/// Compares a card that can relocate memory with a card that cannot, while memory suffices.
+/// Compares a card with relocation support to a card without it, with sufficient memory.
 fn without_pressure() -> Result<Metric> {
     let mut fastest = [f64::INFINITY; 2];
     for _ in 0..SPARE_MEMORY_RUNS {
@@ -132,7 +131,7 @@ fn without_pressure() -> Result<Metric> {
     Ok(metric.beside("GPUswap: native speed; NVIDIA's vGPU: 2-6 %"))
 }
 
-/// Returns the minimum card memory for VMs, in MiB, with which two instances that use 4 MiB each compute correctly.
+/// Returns the minimum card memory for VMs in MiB with which two instances of 4 MiB each compute correctly.
 fn smallest() -> Result<Metric> {
     let mut least = None;
     for card_mib in [8, 4, 2, 1] {

@@ -1,5 +1,5 @@
 //! Gdev's figures 12 and 13: small jobs next to a job that occupies most of the card, with and without a reserve for
-//! immediate evictions; and jobs in a VM whose share of the card decreases.
+//! immediate evictions; and jobs in a VM with a decreasing share of the card.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, SharedGuest, guest};
 
-/// Size of the card in MiB: a sixteenth of the size in Gdev.
+/// Size of the card in MiB: a sixteenth of the size in the Gdev paper.
 const CARD_MIB: u64 = 100;
 /// Size of the large job in MiB.
 const LARGE_MIB: u64 = 64;
@@ -20,14 +20,14 @@ const LARGE_MIB: u64 = 64;
 const SMALL_MIB: u64 = 8;
 /// VRAM of a VM in addition to its job's memory, in MiB.
 const BESIDE_MIB: u64 = 16;
-/// Numbers of small jobs that run at the same time.
+/// Numbers of concurrent small jobs.
 const JOBS: [u32; 4] = [1, 2, 4, 6];
-/// Size of the reserve in MiB: a tenth of the card, as in Gdev.
+/// Size of the reserve in MiB: a tenth of the card, as in the Gdev paper.
 const RESERVE_MIB: u64 = 10;
 /// Number of passes of a job over its memory.
 const PASSES: u32 = 2;
 
-/// Runs a job in its own VM to its end, and removes the VM.
+/// Runs a job to completion in its own VM, and removes the VM.
 fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     let guest = SharedGuest::new(rig, vm, mib + BESIDE_MIB, limits);
     let mut gpu = guest.start()?;
@@ -42,8 +42,8 @@ fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     Ok(took)
 }
 
-/// Starts `jobs` small jobs together, next to the large job, which keeps its memory. Returns the time in seconds until
-/// all small jobs have ended.
+/// Starts `jobs` small jobs at the same time, next to the large job, which keeps its memory. Returns the time in
+/// seconds until all small jobs have finished.
 fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
     let mut division = division();
     division.reserve = u32::try_from(reserve_mib * MIB / CHUNK)?;

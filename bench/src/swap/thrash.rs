@@ -1,8 +1,8 @@
-//! Two jobs, each of which fits on the card, although both together do not (unified-memory thesis, chapters 11 to 13).
-//! The jobs run without quanta, with quanta, and with quanta only while they thrash.
+//! Two jobs that fit on the card individually, but not together (unified-memory thesis, chapters 11 to 13). The jobs
+//! run without quanta, with quanta, and with quanta only while they thrash.
 //!
-//! The engine of a job copies every piece of its working set to the next piece, pass after pass. The duration of a pass
-//! is modelled for data on the card and in host memory, so the result does not depend on the speed of kernels.
+//! In each pass, a job's engine copies every piece of its working set to the next piece. The duration of a pass is
+//! modelled for data on the card and in host memory, so the result does not depend on the speed of kernels.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -16,16 +16,16 @@ use super::{BUS_RATE, LANES, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
-/// Size of a chunk in bytes. The size is small, so that the change between two quanta is short, and several changes
-/// happen within seconds.
+/// Chunk size in bytes. It is small, so that a switch between quanta is short, and several switches occur within
+/// seconds.
 const CHUNK: u64 = 512 << 10;
-/// Number of chunks of the card.
+/// Size of the card in chunks.
 const CARD: u64 = 22;
 /// Size of a piece in bytes.
 const PIECE_BYTES: u64 = CHUNK / 2;
-/// Number of pieces in a job's working set, not counting the spare piece.
+/// Number of pieces in a job's working set, excluding the spare piece.
 const PIECES_PER_JOB: u64 = 32;
-/// First address of guests' VRAM that the driver itself does not use.
+/// First guest VRAM address that the driver does not use.
 const FIRST_FREE_AT: u64 = 4 * MIB;
 /// GPU virtual address of the working set.
 const VA: u64 = 0x100_0000;
@@ -33,7 +33,7 @@ const VA: u64 = 0x100_0000;
 const PASSES: u64 = 500;
 /// Number of passes in modes that are much slower.
 const FEW_PASSES: u64 = PASSES / 20;
-/// Number of passes in flight. A job that wakes up late on this machine has less effect on the mean of several passes.
+/// Number of passes in flight. Late wake-ups on this machine have less effect on the mean of several passes.
 const QUEUED: u64 = 5;
 
 /// A job and its guest.
@@ -92,10 +92,10 @@ impl Job {
 /// Result of the two jobs in a mode.
 struct Outcome {
     makespan: f64,
-    /// Number of bytes that were in host memory at the start.
+    /// Number of bytes in host memory at the start.
     outside: u64,
     moved: u64,
-    /// Number of changes of quanta.
+    /// Number of quantum switches.
     turns: u64,
 }
 
@@ -135,7 +135,7 @@ pub fn run() -> Result<Vec<Metric>> {
         chunk_bytes: CHUNK,
         ..CardConfig::new(CARD * CHUNK / MIB, 64)
     };
-    // Run one job after the other, each with as many passes as when both run together.
+    // Run the jobs sequentially, each with as many passes as when both run together.
     let serial = |passes: u64| -> Result<f64> {
         let mut alone = f64::INFINITY;
         for vm in 0..2 {
@@ -143,7 +143,7 @@ pub fn run() -> Result<Vec<Metric>> {
             let mut job = Job::new(&rig, vm)?;
             let began = Instant::now();
             job.run(passes)?;
-            // The jobs are equal, so differences between their times come from other work on this machine.
+            // The jobs are identical, so differences between their times are caused by other work on this machine.
             alone = alone.min(began.elapsed().as_secs_f64());
             job.verify(passes)?;
         }
@@ -155,7 +155,7 @@ pub fn run() -> Result<Vec<Metric>> {
         ("off", Mode::Off, CARD, FEW_PASSES),
         ("auto", Mode::Auto, CARD, PASSES),
         ("forced", Mode::Forced, CARD, PASSES),
-        // If both jobs fit, quanta only cost time, so the detector must not use them.
+        // If both jobs fit, quanta only cost time, so the detector must not enable them.
         ("both_fit.auto", Mode::Auto, 3 * CARD, PASSES),
         ("both_fit.forced", Mode::Forced, 3 * CARD, PASSES),
     ] {

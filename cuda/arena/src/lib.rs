@@ -1,7 +1,7 @@
-//! Places the allocations of a CUDA program in a range of addresses that chunks back.
+//! Places a CUDA program's allocations in an address range backed by chunks.
 //!
-//! The strategy is best fit: it chooses the smallest hole that is large enough, so that small allocations fill chunks
-//! that are already in use. A caller that restores a program can choose the offset itself ([`Arena::place_at`]).
+//! The strategy is best fit: the arena uses the smallest sufficiently large hole, so that small allocations fill chunks
+//! that are already in use. A caller that restores a program can specify the offset ([`Arena::place_at`]).
 //!
 //! The crate does not map memory and does not know addresses: it works on offsets.
 
@@ -9,12 +9,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Alignment of every allocation, the same as the driver's.
+/// Alignment of every allocation, the same as in the driver.
 const ALIGN: u64 = 512;
 /// Alignment of allocations of at least this size.
 const LARGE_ALIGN: u64 = 2 << 20;
 
-/// Returns the number of bytes that an allocation takes, or `None` if no range can be large enough.
+/// Returns the number of bytes that an allocation occupies, or `None` if no range can be large enough.
 pub fn rounded(bytes: u64) -> Option<u64> {
     bytes.max(1).checked_next_multiple_of(align(bytes))
 }
@@ -23,13 +23,13 @@ fn align(bytes: u64) -> u64 {
     if bytes >= LARGE_ALIGN { LARGE_ALIGN } else { ALIGN }
 }
 
-/// Allocations and holes of one range of addresses.
+/// Allocations and holes in one address range.
 #[derive(Debug)]
 pub struct Arena {
     chunk_bytes: u64,
     /// Holes: offset and length.
     holes: BTreeMap<u64, u64>,
-    /// The same holes, by length.
+    /// The same holes, sorted by length.
     lengths: BTreeSet<(u64, u64)>,
     /// Allocations: offset and length.
     used: BTreeMap<u64, u64>,
@@ -80,7 +80,7 @@ impl Arena {
         fits.then(|| self.take((at, length), start, bytes))
     }
 
-    /// Uses `bytes` at `start` of a hole with this offset and length. The hole is large enough.
+    /// Allocates `bytes` at `start` in a hole, given by its offset and length. The hole must be large enough.
     fn take(&mut self, (at, length): (u64, u64), start: u64, bytes: u64) -> Placed {
         self.remove_hole(at, length);
         self.add_hole(at, start - at);

@@ -1,11 +1,11 @@
-//! Requests that the daemon sends to the owner of a CUDA card, which is a separate process, and the owner's answers.
+//! Messages between the daemon and the owner of a CUDA card, which is a separate process.
 //!
-//! The messages use the owner's standard input and output, with one JSON object per line. The first message is
-//! [`Settings`], which the owner answers with [`Answer::Ready`] or [`Answer::Failed`]. Then the owner answers each
-//! [`Request`], in order. The owner ends when its input ends.
+//! The messages are JSON objects, one per line, on the owner's standard input and output. The first message is
+//! [`Settings`]. The owner replies with [`Answer::Ready`] or [`Answer::Failed`], and then replies to each [`Request`]
+//! in order. The owner exits when its input is closed.
 //!
-//! Sizes are in bytes, and times are in nanoseconds unless the name gives another unit. The crate contains only the
-//! messages; it does not manage memory or set policy.
+//! Sizes are in bytes. Times are in nanoseconds unless the name specifies another unit. The crate contains only the
+//! messages. It does not manage memory or set policy.
 
 #![forbid(unsafe_code)]
 
@@ -18,44 +18,44 @@ use sched::groups::Sharing;
 use serde::{Deserialize, Serialize};
 use tenancy::{MemoryView, TimeView};
 
-/// Exit status of the owner's process if its card was reset or has failed, which means that all programs' data on the
+/// Exit status of the owner process if its card was reset or has failed. In this case, the data of all programs on the
 /// card is lost.
 pub const CARD_LOST: i32 = 75;
 
 /// A card's settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Path of NVIDIA's library, or a name that the loader can find.
+    /// Path of NVIDIA's library, or a name for the dynamic loader.
     pub driver: PathBuf,
-    /// The card, identified by its number, by its UUID after `GPU-`, or by its PCI address.
+    /// The card, identified by its index, its UUID with the prefix `GPU-`, or its PCI address.
     pub device: String,
-    /// Memory of the card that tenants share.
+    /// Card memory shared by tenants.
     pub card_bytes: u64,
     /// Host memory for chunks that are not on the card.
     pub host_bytes: u64,
     /// Host memory that is pinned in advance.
     pub host_ready_bytes: u64,
-    /// Unit in which memory is allocated and moved.
+    /// Size of a chunk, the unit in which memory is allocated and moved.
     pub chunk_bytes: u64,
     /// Length of a slice of the card's time.
     pub slice_ns: u64,
     /// Limit on a tenant's work in flight while other tenants have work, in microseconds.
     pub run_ahead_us: u32,
-    /// If true, the owner kills unmanaged processes instead of only reporting them. The owner also kills a tenant's
-    /// processes whose unaccounted memory exceeds the tenant's limit.
+    /// If set, the owner kills unmanaged processes instead of only reporting them. It also kills a tenant's processes
+    /// if their unaccounted memory exceeds the tenant's limit.
     #[serde(default)]
     pub kills_strangers: bool,
-    /// Amount by which a process, and the whole card, may exceed the accounts.
+    /// Amount by which the memory of a process and of the whole card may exceed their accounts.
     #[serde(default)]
     pub margin_bytes: u64,
     /// Rules that can be changed while the owner runs.
     pub rules: Rules,
     /// File that records the served processes for the next owner.
     pub journal: PathBuf,
-    /// MPS servers of share groups; absent in the settings of an earlier version.
+    /// MPS servers of share groups. Missing in settings from earlier versions.
     #[serde(default)]
     pub mps: Option<MpsSettings>,
-    /// Links to the owners of other cards; absent in the settings of an earlier version.
+    /// Links to the owners of other cards. Missing in settings from earlier versions.
     #[serde(default)]
     pub gangs: Option<GangSettings>,
 }
@@ -69,12 +69,12 @@ pub struct GangSettings {
     pub socket: PathBuf,
 }
 
-/// The cards of a tenant with several cards. It is the same for the owners of all of them.
+/// The cards of a tenant with several cards. All owners of these cards get the same value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gang {
     /// Number of the tenant, unique on the host.
     pub number: GangId,
-    /// The sockets of the owners of all cards of the tenant, including the card of this owner.
+    /// The owners' sockets for all cards of the tenant, including this owner's card.
     pub cards: BTreeMap<CardId, PathBuf>,
 }
 
@@ -87,20 +87,20 @@ pub struct MpsSettings {
     pub folder: PathBuf,
 }
 
-/// Rules for sharing a card; they can be changed while the owner runs.
+/// Rules for sharing a card. They can be changed while the owner runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
     /// Policy for the card's time, with its parameters.
     pub scheduler: sched::Config,
     /// Host memory for chunks that are not on the card, at most the amount in [`Settings`].
     pub host_bytes: u64,
-    /// Card memory that stays free when chunks are returned to the card.
+    /// Amount of card memory that remains free when chunks are moved back to the card.
     pub low_water_bytes: u64,
-    /// Name of the policy for the order of evictions.
+    /// Name of the policy that selects chunks for eviction.
     pub victims: String,
-    /// Time between two returns of chunks to the card.
+    /// Interval at which chunks are moved back to the card.
     pub return_ns: u64,
-    /// Time for which a moved chunk must not move back.
+    /// Minimum time before a moved chunk can be moved back.
     pub settle_ns: u64,
     /// Time without work after which a tenant yields to working tenants.
     pub idle_ns: u64,
@@ -113,14 +113,14 @@ pub struct Rules {
 pub struct Quanta {
     /// `auto`, `off` or `forced`.
     pub mode: String,
-    /// Time over which traffic is measured.
+    /// Length of the window over which traffic is measured.
     pub window_ns: u64,
-    /// Traffic above which tenants count as thrashing, in thousandths of the bytes that can be copied within the
+    /// Traffic above which tenants are considered thrashing, in thousandths of the bytes that can be copied within the
     /// window.
     pub on_permille: u32,
-    /// Free part of the card's memory at which quanta end, in thousandths.
+    /// Free fraction of the card's memory at which quanta end, in thousandths.
     pub margin_permille: u32,
-    /// Length of a quantum, as a multiple of the copies at its start.
+    /// Length of a quantum, as a multiple of the duration of the copies at its start.
     pub factor: u32,
     /// Shortest quantum.
     pub min_ns: u64,
@@ -128,14 +128,14 @@ pub struct Quanta {
     pub max_ns: u64,
 }
 
-/// A tenant's share of the card's memory; sizes are multiples of a chunk, in bytes.
+/// A tenant's share of the card's memory. Sizes are multiples of the chunk size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryShare {
-    /// Maximum memory on the card; `None` means the tenant's whole memory size.
+    /// Maximum memory on the card, or `None` for the tenant's full memory size.
     pub quota: Option<u64>,
     /// Memory on the card that is guaranteed to the tenant.
     pub guarantee: u64,
-    /// Maximum memory in host memory.
+    /// Maximum amount of data in host memory.
     pub swap_cap: Option<u64>,
     /// Weight while memory is scarce.
     pub weight: u32,
@@ -148,13 +148,13 @@ pub struct MemoryShare {
 pub struct TimeShare {
     /// Weight.
     pub weight: u32,
-    /// Minimum part, in thousandths.
+    /// Minimum share in thousandths.
     pub guarantee_permille: u32,
-    /// Maximum part, in thousandths.
+    /// Maximum share in thousandths.
     pub cap_permille: u32,
     /// Latency class: `interactive`, `normal` or `background`.
     pub class: String,
-    /// Time limit for one piece of work; `None` means no limit.
+    /// Time limit for one unit of work, or `None` for no limit.
     pub max_run_ns: Option<u64>,
 }
 
@@ -163,16 +163,16 @@ pub struct TimeShare {
 pub struct Tenant {
     /// Name of the tenant.
     pub name: String,
-    /// Size of the memory that the tenant sees.
+    /// Memory size that the tenant sees.
     pub memory_bytes: u64,
-    /// Size of the tenant's window, which counts as host memory of the card; 0 without a window.
+    /// Size of the tenant's window, or 0 if it has none. It counts as host memory of the card.
     #[serde(default)]
     pub window_bytes: u64,
     /// The tenant's share of the card's memory.
     pub memory: MemoryShare,
     /// The tenant's share of the card's time.
     pub time: TimeShare,
-    /// True if the driver suspends an unresponsive program instead of killing it.
+    /// If set, unresponsive programs are suspended instead of killed.
     pub suspends: bool,
     /// Path of the tenant's socket.
     pub socket: PathBuf,
@@ -182,13 +182,13 @@ pub struct Tenant {
     pub uid: Option<u32>,
     /// Group of the socket.
     pub gid: Option<u32>,
-    /// Name of the group of tenants whose programs may use the card at the same time.
+    /// Name of a group of tenants whose programs can use the card concurrently.
     #[serde(default)]
     pub share_group: Option<String>,
     /// The mode in which the group shares the card.
     #[serde(default)]
     pub sharing: Sharing,
-    /// The tenant's cards, if it has several.
+    /// The tenant's cards, if it has more than one.
     #[serde(default)]
     pub gang: Option<Gang>,
 }
@@ -197,36 +197,36 @@ pub struct Tenant {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Creates a tenant and listens on its socket. Answered with [`Answer::Moving`] while other tenants use its
+    /// Creates a tenant and listens on its socket. The reply is [`Answer::Moving`] while other tenants use its
     /// guaranteed memory.
     Add(Tenant),
-    /// Changes the limits and the memory size of the tenant with this name, but not its socket. Like [`Request::Add`],
-    /// it may be answered with [`Answer::Moving`].
+    /// Changes the limits and the memory size of the tenant with this name, but not its socket. As for
+    /// [`Request::Add`], the reply can be [`Answer::Moving`].
     Change(Tenant),
-    /// Removes a tenant by its name. Answered with [`Answer::Leaving`] while the tenant has programs.
+    /// Removes a tenant. The reply is [`Answer::Leaving`] while the tenant has programs.
     Remove {
         /// Name of the tenant.
         name: String,
-        /// True if the tenant's programs are killed; if false, only their connections are closed.
+        /// If set, the tenant's programs are killed. Otherwise, only their connections are closed.
         kills: bool,
     },
     /// Changes the rules of the card, with immediate effect.
     Tune(Box<Rules>),
-    /// Releases the tenant with this name from quarantine, and clears its strikes.
+    /// Releases the tenant with this name from quarantine and clears its strikes.
     Release(String),
-    /// Starts a record of the card's turns in the format of `sched::trace`, of at most this many bytes.
+    /// Starts recording the card's turns in the format of `sched::trace`, up to this number of bytes.
     Record(usize),
-    /// Ends the record. Answered by [`Answer::Record`].
+    /// Ends the recording. The reply is [`Answer::Record`].
     EndRecord,
-    /// Queries the card's state, with the use of its time in the intervals that begin at `since_ns` or later. Times are
-    /// on the owner's clock.
+    /// Queries the card's state, including the usage of its time in intervals that begin at `since_ns` or later. Times
+    /// are on the owner's clock.
     View {
         /// Start of the first interval.
         since_ns: u64,
     },
 }
 
-/// An answer.
+/// A reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -239,13 +239,13 @@ pub enum Answer {
         /// Total memory of the card.
         total_bytes: u64,
     },
-    /// The request is done.
+    /// The request has completed.
     Done,
     /// The request failed, and the state is unchanged.
     Failed(String),
-    /// The request is not complete yet, because other tenants' memory must be evicted first. Repeat it later.
+    /// Other tenants' memory must be evicted first. Repeat the request later.
     Moving(String),
-    /// The request will complete when these processes have ended.
+    /// The request completes when these processes have exited.
     Leaving(Vec<u32>),
     /// Lines of a record.
     Record(String),
@@ -264,77 +264,77 @@ pub struct Card {
     pub turns: u64,
     /// Number of moved chunks.
     pub relocations: u64,
-    /// Number of orders that programs declined.
+    /// Number of relocation orders that programs declined.
     pub declined: u64,
-    /// State of the tenants that exists only for this kind of card.
+    /// Tenant state specific to this kind of card.
     pub tenants: BTreeMap<TenantId, TenantView>,
-    /// Unmanaged processes that use the card: process ID, program, and bytes on the card if known.
+    /// Unmanaged processes that use the card: process ID, program name, and bytes on the card if known.
     pub strangers: Vec<(u32, String, Option<u64>)>,
-    /// Actions on programs and tenants since the last answer, oldest first.
+    /// Actions on programs and tenants since the last reply, oldest first.
     pub incidents: Vec<Incident>,
-    /// Used card memory that cannot be charged to any process or tenant, in bytes.
+    /// Used card memory that cannot be attributed to any process or tenant, in bytes.
     pub unexplained_bytes: u64,
 }
 
-/// The current state of a tenant, in addition to its memory and its time.
+/// The current state of a tenant, except its memory and time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantView {
     /// Name of the tenant.
     pub name: String,
     /// The tenant's programs: process ID and name.
     pub programs: Vec<(u32, String)>,
-    /// Time in the tenant's turns for which it had work in flight, according to the card's events.
+    /// Time within the tenant's turns during which it had work in flight, according to the card's events.
     pub busy_ns: u64,
-    /// Part of `busy_ns` in which only copies were in flight.
+    /// Part of `busy_ns` during which only copies were in flight.
     pub copy_ns: u64,
-    /// Number of submissions, without those made while the tenant was alone.
+    /// Number of submissions, excluding those made while the tenant was alone.
     pub launches: u64,
-    /// Number of the tenant's programs that were killed because they did not answer.
+    /// Number of the tenant's programs that were killed because they were unresponsive.
     pub killed: u64,
     /// Number of the tenant's abandoned programs that could not be killed.
     pub kill_failures: u64,
-    /// Number of the tenant's programs that were suspended because they did not answer.
+    /// Number of the tenant's programs that were suspended because they were unresponsive.
     pub suspended: u64,
-    /// The tenant's last abandoned programs, oldest first, at most 4.
+    /// The tenant's last abandoned programs (at most 4), oldest first.
     pub given_up: Vec<GivenUp>,
-    /// Time for which the tenant's turn has overrun; 0 if the turn is within its limit.
+    /// Time by which the tenant's turn exceeds its limit, or 0 if it is within its limit.
     pub overrun_ns: u64,
-    /// The tenant's processes with card memory in excess of its account: process ID, program and bytes.
+    /// The tenant's processes with unaccounted card memory: process ID, program name and bytes.
     pub unaccounted: Vec<(u32, String, u64)>,
-    /// Card memory that the tenant has returned but that is still referenced.
+    /// Card memory that the tenant has returned, but that still has references.
     pub kept_bytes: u64,
-    /// Sum of unaccounted memory and kept memory that exceeds the tenant's limits.
+    /// Part of the unaccounted and kept memory that exceeds the tenant's limits.
     pub over_quota_bytes: u64,
     /// State within the tenant's share group.
     #[serde(default)]
     pub sharing: Option<SharingView>,
-    /// State of the turns of a tenant with several cards.
+    /// State of the turns, if the tenant has several cards.
     #[serde(default)]
     pub gang: Option<GangView>,
 }
 
-/// State of a tenant with several cards, as seen by the owner of one card.
+/// State of a tenant with several cards from the perspective of one card's owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GangView {
-    /// Cards whose owners this owner cannot reach.
+    /// Cards with unreachable owners.
     pub missing: Vec<CardId>,
-    /// True if the tenant has work on this card.
+    /// Set if the tenant has work on this card.
     pub has_work: bool,
-    /// True if the tenant's gate on this card is open.
+    /// Set if the tenant's gate on this card is open.
     pub runs: bool,
-    /// True if this card waits for the tenant's other cards.
+    /// Set if this card waits for the tenant's other cards.
     pub is_offered: bool,
     /// Number of turns.
     pub turns: u64,
-    /// Number of turns that did not begin, because other cards were not free in time.
+    /// Number of turns that did not begin because other cards were not free in time.
     pub cancelled: u64,
-    /// Time for which this card was free for the tenant and waited for its other cards.
+    /// Time during which this card was free for the tenant and waited for the other cards.
     pub gather_ns: u64,
     /// Longest such wait.
     pub longest_gather_ns: u64,
-    /// Time in the tenant's turns for which it had no work on this card.
+    /// Time within the tenant's turns during which it had no work on this card.
     pub rest_ns: u64,
-    /// 99th percentile of the waits for a turn.
+    /// 99th percentile of the waiting times for turns.
     pub wait_p99_ns: u64,
 }
 
@@ -368,11 +368,11 @@ impl Gang {
 pub struct SharingView {
     /// The strictest mode of the group's members.
     pub mode: Sharing,
-    /// True if the members of the group whose programs can run concurrently use the card at the same time.
+    /// Set if the group's members whose programs can run concurrently use the card concurrently.
     pub is_together: bool,
-    /// True if this tenant uses the card together with the other members.
+    /// Set if this tenant uses the card concurrently with other members.
     pub takes_part: bool,
-    /// Lag of the tenant: its share minus its work, in ns; negative if its work exceeds its share.
+    /// The tenant's share minus its work, in ns. Negative if its work exceeds its share.
     pub lack_ns: i64,
     /// The tenant's programs that are not clients of the group's MPS server: process ID and name. While such programs
     /// exist, the tenant gets exclusive turns.
@@ -380,7 +380,7 @@ pub struct SharingView {
     /// State of the group's MPS server.
     #[serde(default)]
     pub server: ServerState,
-    /// Folder to which the tenant's next programs must set `CUDA_MPS_PIPE_DIRECTORY`, if the group needs a server.
+    /// If the group needs a server, the value of `CUDA_MPS_PIPE_DIRECTORY` for programs that the tenant starts.
     #[serde(default)]
     pub pipes: Option<PathBuf>,
 }
@@ -389,14 +389,14 @@ pub struct SharingView {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ServerState {
-    /// The group needs no server, because its members only take turns.
+    /// The group does not need a server, because its members only take turns.
     #[default]
     Unused,
-    /// The server is being started.
+    /// The server is starting.
     Starting,
     /// The server is running.
     Serves,
-    /// The server is not running; the text is the reason.
+    /// The server is not running. Contains the reason.
     Unavailable(String),
 }
 
@@ -419,20 +419,20 @@ pub enum Action {
     KillFailed(GivenUp),
     /// A program was suspended.
     Suspended(GivenUp),
-    /// A turn exceeded its limit. The number of such turns.
+    /// A turn exceeded its limit. Contains the number of such turns.
     Struck(u32),
-    /// The tenant gets no turn until it is released.
+    /// The tenant gets no turns until it is released.
     Quarantined,
-    /// This number of earlier incidents was dropped.
+    /// This number of earlier incidents has been dropped.
     Forgotten(u64),
-    /// The MPS server of a group has ended, or has ended its clients. The incident names the group.
+    /// A group's MPS server has exited or terminated its clients. The incident names the group.
     ServerEnded {
         /// The reason.
         why: String,
-        /// The programs whose work was lost.
+        /// The programs that lost their work.
         programs: Vec<GivenUp>,
     },
-    /// The MPS server of a group was started again. The incident names the group.
+    /// A group's MPS server was restarted. The incident names the group.
     ServerStarted,
 }
 

@@ -1,6 +1,6 @@
-//! The real driver's functions that the shim calls itself.
+//! Functions of the real driver that the shim calls directly.
 //!
-//! UNSAFETY: calls functions with the signatures from NVIDIA's headers.
+//! UNSAFETY: calls functions with their signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -29,7 +29,7 @@ pub const NOT_READY: c_int = 600;
 pub const NOT_SUPPORTED: c_int = 801;
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 pub const CAPTURE_UNSUPPORTED: c_int = 900;
-/// `CUDA_ERROR_STREAM_CAPTURE_...`: results of calls that a capture forbids.
+/// `CUDA_ERROR_STREAM_CAPTURE_...`: results of calls that are not permitted during a capture.
 pub const CAPTURE_FORBIDS: std::ops::RangeInclusive<c_int> = 900..=908;
 /// `CUDA_ERROR_CAPTURED_EVENT`.
 pub const CAPTURED_EVENT: c_int = 907;
@@ -38,7 +38,7 @@ pub const SYSTEM_NOT_READY: c_int = 802;
 
 /// Address in the card's address space.
 pub type Address = u64;
-/// Handle of an allocation that can be mapped.
+/// Handle of a mappable allocation.
 pub type Handle = u64;
 /// A stream, event or context.
 pub type Object = *mut c_void;
@@ -48,7 +48,7 @@ pub type Object = *mut c_void;
 #[derive(Clone, Copy, Debug)]
 pub struct Ipc(pub [u8; 64]);
 
-/// `CUmemAccessDesc`: a location, and its access to a mapping.
+/// `CUmemAccessDesc`: a location and its access to a mapping.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
@@ -58,17 +58,17 @@ pub struct Access {
 }
 
 impl Access {
-    /// Returns read and write access for card `device`.
+    /// Returns the location `device` (a card) with read and write access.
     pub fn all(device: c_int) -> Self {
         Self { kind: 1, id: device, flags: 3 }
     }
 
-    /// Returns card `device` without access.
+    /// Returns the location `device` (a card) without access.
     pub fn none_of(device: c_int) -> Self {
         Self::none(1, device)
     }
 
-    /// Returns the card of a location that is a card.
+    /// Returns the card if the location is a card.
     pub fn device(&self) -> Option<c_int> {
         self.is_device().then_some(self.id)
     }
@@ -94,17 +94,17 @@ impl Access {
     }
 }
 
-/// Stub for functions that the real driver does not have.
+/// Stub for functions that do not exist in the real driver.
 pub extern "C" fn not_supported() -> c_int {
     NOT_SUPPORTED
 }
 
-/// Stub for all functions in a child of a process that had initialised the driver.
+/// Stub for all functions in the child of a process that had initialised the driver.
 pub extern "C" fn not_initialized() -> c_int {
     NOT_INITIALIZED
 }
 
-/// Stub for all functions if no driver was found.
+/// Stub for all functions if no driver is found.
 pub extern "C" fn no_driver() -> c_int {
     NO_DEVICE
 }
@@ -280,7 +280,8 @@ pub fn current_device() -> Result<c_int, c_int> {
     }
 }
 
-/// Runs `work`, and permits calls of this thread that a capture in another thread would forbid.
+/// Runs `work`. In the meantime, this thread can make calls that are otherwise not permitted during a capture in
+/// another thread.
 pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let mut mode: c_int = 2;
     // SAFETY: the pointer is valid. The call exchanges the given mode with the thread's mode.
@@ -291,12 +292,12 @@ pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Environment variable with the range of addresses that the library requests for memory of the card: two hexadecimal
-/// numbers with a hyphen between them. A VM's worker uses the same addresses as its guest.
+/// Environment variable with the address range that the library requests for card memory: two hexadecimal numbers
+/// separated by a hyphen. The worker of a VM uses the same addresses as the guest.
 pub const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
 
-/// Addresses of [`ADDRESSES_VARIABLE`] that have not been requested yet: start and end. Static, because the
-/// reservations of all cards share the range.
+/// Part of the range in [`ADDRESSES_VARIABLE`] that has not been requested yet. Static because the reservations of all
+/// cards share the range.
 static REQUESTED: OnceLock<Mutex<Range<Address>>> = OnceLock::new();
 
 fn parse_range(text: &str) -> Option<Range<Address>> {
@@ -305,7 +306,7 @@ fn parse_range(text: &str) -> Option<Range<Address>> {
     Some(parse(first)?..parse(end)?)
 }
 
-/// Returns the address to request for a reservation of `bytes`, or 0 if no range is set or it has no space.
+/// Returns the address to request for a reservation of `bytes`, or 0 if no range is set or the range has no space.
 fn address_to_request(bytes: usize, align: usize) -> Address {
     let range = REQUESTED.get_or_init(|| {
         Mutex::new(std::env::var(ADDRESSES_VARIABLE).ok().and_then(|text| parse_range(&text)).unwrap_or(0..0))
@@ -321,7 +322,7 @@ fn address_to_request(bytes: usize, align: usize) -> Address {
 /// Minimum alignment of requested addresses.
 const GRANULE: u64 = 2 << 20;
 
-/// Reserves addresses, in the range of [`ADDRESSES_VARIABLE`] if it is set. Returns the driver's result.
+/// Reserves addresses, within the range in [`ADDRESSES_VARIABLE`] if it is set. Returns the driver's result.
 pub fn reserve_addresses(base: &mut Address, bytes: usize, align: usize) -> c_int {
     // SAFETY: the pointer is valid.
     unsafe { mem_address_reserve(base, bytes, align, address_to_request(bytes, align), 0) }

@@ -1,6 +1,6 @@
 //! Finds the stream of a submission.
 //!
-//! UNSAFETY: reads the arguments of calls by position.
+//! UNSAFETY: reads arguments of calls by position.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cell::Cell;
@@ -15,12 +15,12 @@ const PER_THREAD_HANDLE: u64 = 2;
 /// `CU_STREAM_LEGACY`.
 const LEGACY: u64 = 1;
 
-/// A stream, regardless of how a call refers to it.
+/// A stream, independent of how a call refers to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream {
-    /// Handle of the stream; 0 for the default stream that all threads share.
+    /// Handle of the stream, or 0 for the default stream shared by all threads.
     pub handle: u64,
-    /// Number that this module assigned to the thread, for a per-thread default stream; 0 for every other stream.
+    /// For a per-thread default stream, the number assigned to the thread by this module. Otherwise, 0.
     thread: u32,
 }
 
@@ -29,7 +29,7 @@ fn thread() -> u32 {
     thread_local! {
         static THREAD_NUMBER: Cell<u32> = const { Cell::new(0) };
     }
-    /// Static, because the numbers of threads must be unique in the process.
+    /// Static because thread numbers must be unique in the process.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     THREAD_NUMBER
         .try_with(|mine| {
@@ -38,18 +38,18 @@ fn thread() -> u32 {
             }
             mine.get()
         })
-        // The thread is ending, so its number is no longer available.
+        // The thread is exiting, so its number is no longer available.
         .unwrap_or(u32::MAX)
 }
 
 impl Stream {
-    /// Returns the stream that the program created with this handle.
+    /// Returns the stream with a handle that the program created.
     pub const fn made(handle: u64) -> Self {
         Self { handle, thread: 0 }
     }
 
-    /// Returns the stream to which `handle` refers in this thread. A null handle means the thread's own stream if
-    /// `per_thread` is true, and otherwise the context's default stream.
+    /// Returns the stream that `handle` refers to in this thread. A null handle refers to the thread's own stream if
+    /// `per_thread` is true, and otherwise to the context's default stream.
     #[inline]
     pub fn named(handle: u64, per_thread: bool) -> Self {
         match handle {
@@ -65,14 +65,14 @@ impl Stream {
         self.thread != 0
     }
 
-    /// Returns true for the default streams, which each context has.
+    /// Returns true for the default streams of contexts.
     #[inline]
     pub fn is_default(self) -> bool {
         self.handle <= PER_THREAD_HANDLE
     }
 
-    /// Returns true if this thread can refer to the stream. It cannot query another thread's per-thread stream, or
-    /// record an event in it.
+    /// Returns true if this thread can refer to the stream. It cannot query another thread's per-thread stream or
+    /// record events in it.
     #[inline]
     pub fn is_in_reach(self) -> bool {
         self.thread == 0 || self.thread == thread()
@@ -83,24 +83,24 @@ impl Stream {
         self.handle as Object
     }
 
-    /// Returns true if the stream is capturing, or if a query is not permitted because another stream is capturing.
+    /// Returns true if the stream is capturing, or if the query is not permitted because another stream is capturing.
     pub fn is_capturing(self) -> bool {
         let mut status: c_int = 0;
-        // SAFETY: the program passes this stream to a submission.
+        // SAFETY: the program submits work to this stream.
         let result = unsafe { calls::stream_is_capturing(self.object(), &raw mut status) };
         // An error means that the query would disturb a capture.
         result != SUCCESS || status != 0
     }
 }
 
-/// No argument names a stream, so the call uses the default stream.
+/// The call has no stream argument, so it uses the default stream.
 const DEFAULT: u8 = u8::MAX;
 /// The stream is in the `CUlaunchConfig` argument.
 const CONFIG: u8 = u8::MAX - 1;
-/// The call uses several streams, or an unknown stream.
+/// The call uses several streams or an unknown stream.
 const UNKNOWN: u8 = u8::MAX - 2;
 
-/// Index of the stream argument of each function that submits work, starting at 0.
+/// Zero-based index of the stream argument of each function that submits work.
 static PLACES: [u8; COUNT] = places();
 
 const fn places() -> [u8; COUNT] {
@@ -206,7 +206,7 @@ const ALL: [(u8, &[usize]); 11] = [
             at::cuMemBatchDecompressAsync_ptsz,
             at::cuMemDiscardBatchAsync,
             at::cuMemDiscardBatchAsync_ptsz,
-            // The location has eight bytes, and is passed as one argument.
+            // The location has eight bytes and is passed as one argument.
             at::cuMemPrefetchAsync_v2,
             at::cuMemPrefetchAsync_v2_ptsz,
             at::cuMemcpy3DBatchAsync,
@@ -258,12 +258,12 @@ const ALL: [(u8, &[usize]); 11] = [
     ),
     (CONFIG, &[at::cuLaunchKernelEx, at::cuLaunchKernelEx_ptsz]),
     (UNKNOWN, &[at::cuLaunchCooperativeKernelMultiDevice]),
-    // The work of these calls has already ended, or continues in the default stream.
+    // The work of these calls has already completed or continues in the default stream.
     (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
 ];
 
-/// Returns the stream to which a call submits. Synchronous calls use the default stream. If a call uses several
-/// streams, the result is an unknown stream: see [`is_known`].
+/// Returns the stream that a call submits to. Synchronous calls use the default stream. If a call uses several streams,
+/// the result is an unknown stream (see [`is_known`]).
 #[inline]
 pub fn stream(index: usize, arguments: Arguments) -> Stream {
     let per_thread = PER_THREAD.get(index).copied().unwrap_or(false);
@@ -283,7 +283,7 @@ pub fn stream(index: usize, arguments: Arguments) -> Stream {
     Stream::named(handle, per_thread)
 }
 
-/// Returns true if [`stream`] can find the stream of a call.
+/// Returns true if [`stream`] can determine the stream of a call.
 #[inline]
 pub fn is_known(index: usize) -> bool {
     PLACES.get(index) != Some(&UNKNOWN)

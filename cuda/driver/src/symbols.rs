@@ -1,6 +1,6 @@
-//! The symbols of the driver API and of NVML, and their real functions.
+//! The symbols in the driver API and in NVML, and the corresponding real functions.
 //!
-//! UNSAFETY: reads the arguments of functions by position.
+//! UNSAFETY: reads arguments of functions by position.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
 
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 
-/// Functions of the real libraries, or null for functions that a library does not have. The driver's functions come
-/// first, and then NVML's. Static, because the stubs of submissions jump through this table.
+/// Functions of the real libraries, or null for functions that do not exist. The driver's functions precede those of
+/// NVML. Static because the stubs of submissions jump through this table.
 pub static REAL: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
 
-/// Returns the real function of a symbol, or null if the library does not have it.
+/// Returns the real function of a symbol, or null if it does not exist.
 #[inline]
 pub fn real(index: usize) -> *mut () {
     REAL.get(index).map_or(std::ptr::null_mut(), |r| r.load(Ordering::Relaxed))
@@ -27,7 +27,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Wraps the arguments that a stub has saved: six registers, and the rest on the caller's stack.
+    /// Wraps the arguments that a stub has saved: six registers, and the remaining arguments on the caller's stack.
     pub const fn new(registers: *const u64, stack: *const u64) -> Self {
         Self { registers, stack }
     }
@@ -35,13 +35,14 @@ impl Arguments {
     /// The value for a call without arguments.
     pub const NONE: Self = Self { registers: std::ptr::null(), stack: std::ptr::null() };
 
-    /// Returns argument `n`, starting at 0, as an integer or pointer.
+    /// Returns the argument with the zero-based index `n` as an integer or pointer.
     ///
     /// # Safety
-    /// The function must have more than `n` arguments, and none of them may be a floating-point number.
+    /// The function must have more than `n` arguments, none of which is a floating-point number.
     #[inline]
     pub unsafe fn get(&self, n: usize) -> u64 {
-        // SAFETY: the stub has saved six registers, in descending order, and the rest is on the caller's stack.
+        // SAFETY: the stub has saved six registers in descending order. The remaining arguments are on the caller's
+        // stack.
         unsafe { if n < 6 { *self.registers.add(5 - n) } else { *self.stack.add(n - 6) } }
     }
 }

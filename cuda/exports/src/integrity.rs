@@ -1,7 +1,8 @@
-//! Answers the runtime's integrity query about the driver: a keyed hash (RFC 2104) with MD2 (RFC 1319) over facts about
-//! the process and the devices. [Decision 143](../../../docs/decisions/143-integrity-answer.md) explains the reasons.
+//! Computes the result of the runtime's integrity query about the driver: a keyed hash (RFC 2104) with MD2 (RFC 1319)
+//! of properties of the process and the devices. [Decision 143](../../../docs/decisions/143-integrity-answer.md) gives
+//! the reasons.
 //!
-//! UNSAFETY: calls libc to identify the thread.
+//! UNSAFETY: calls libc to get the thread's identity.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use hmac::digest::KeyInit;
@@ -13,14 +14,14 @@ use crate::{Device, driver};
 
 /// The key of the hash.
 const KEY: [u8; 16] = 0x146A_DDAE_53A9_A752_AA08_4136_0BF5_5A9F_u128.to_be_bytes();
-/// First word of the answer to versions that end in 0.
+/// First word of the result for versions that end in 0.
 const FIRST_OF_0: u64 = 0x3341_181C_03CB_675C;
-/// First word of the answer to versions that end in 1.
+/// First word of the result for versions that end in 1.
 const FIRST_OF_1: u64 = 0x1841_181C_03CB_675C;
-/// Second word of both answers.
+/// Second word of both results.
 const SECOND: u64 = 0x8ED3_83AA_1F4C_D1E8;
 
-/// Addresses that the hash covers.
+/// Addresses included in the hash.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses {
     /// Address of the runtime's table.
@@ -31,7 +32,7 @@ pub struct Addresses {
     pub function: u64,
 }
 
-/// Facts about the process, in the order in which the hash covers them.
+/// Properties of the process, in the order in which they are hashed.
 #[derive(Clone, Copy, Debug)]
 struct Process {
     driver_version: u32,
@@ -41,7 +42,7 @@ struct Process {
     addresses: Addresses,
 }
 
-/// Returns the answer of this process for `version` and the time in seconds.
+/// Returns this process's result for `version` and the time in seconds.
 pub fn answer(version: u32, seconds: u64, addresses: Addresses) -> Result<[u8; 16], i32> {
     let driver = driver()?;
     driver.ready()?;
@@ -57,14 +58,14 @@ pub fn answer(version: u32, seconds: u64, addresses: Addresses) -> Result<[u8; 1
     }
 }
 
-/// Returns an answer that is the same for all processes.
+/// Returns a result that is the same for all processes.
 fn words(first: u64) -> [u8; 16] {
     (u128::from(SECOND) << 64 | u128::from(first)).to_le_bytes()
 }
 
-/// Returns the answer that depends on the process, the time and the devices.
+/// Returns a result that depends on the process, the time and the devices.
 fn hash(version: u32, seconds: u64, process: &Process, devices: &[Device]) -> [u8; 16] {
-    // The type ensures that the key has exactly the length of a block.
+    // The type guarantees that the key has the length of a block.
     let mut mac = <SimpleHmac<Md2> as KeyInit>::new(&KEY.into());
     for half in [process.driver_version, version, process.process, process.thread] {
         mac.update(&half.to_le_bytes());
@@ -110,7 +111,7 @@ mod tests {
         }
     }
 
-    /// Checks the hash against the construction of RFC 2104, step by step, over bytes that the test writes itself.
+    /// Compares the hash with a step-by-step computation as in RFC 2104, on input assembled by the test.
     #[test]
     fn answer_is_the_keyed_hash_of_the_facts() {
         let device = Device { uuid: *b"sixteen letters.", domain: 1, bus: 0x41, device: -1 };

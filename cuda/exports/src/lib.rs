@@ -1,21 +1,20 @@
 //! The export tables of the guests' CUDA library: tables of functions that `cuGetExportTable` returns for a UUID.
 //!
-//! NVIDIA's runtime and the libraries above it call the driver through these tables in addition to the driver API. The
-//! guest's library implements them in the guest's process, because most answers are about that process. The UUIDs, the
-//! slots and their behaviour are facts that were measured with NVIDIA's runtimes 11.8, 12.9 and 13.5, and on a card
+//! In addition to the driver API, NVIDIA's runtime and libraries use these tables to call the driver. The guest's
+//! library implements the tables inside the guest process, because most results depend on that process. The UUIDs, the
+//! slots and their behaviour were determined by measurements with NVIDIA's runtimes 11.8, 12.9 and 13.5, and on a card
 //! with driver 580.
 //!
-//! - [`table`] returns the table for a UUID, or `None` for a UUID that this crate does not know.
-//! - `runtime` contains the functions that the runtime needs to start: primary contexts, modules, and buffers for
-//!   tools.
-//! - `store` keeps libraries' values for each context. Nearly every runtime call reads such a value.
-//! - `integrity` answers the runtime's integrity query about the driver ([decision
+//! - [`table`] returns the table for a UUID, or `None` for an unknown UUID.
+//! - `runtime` contains the functions that the runtime needs during initialisation: primary contexts, modules, and
+//!   buffers for tools.
+//! - `store` stores values of libraries per context. Nearly every runtime call reads such a value.
+//! - `integrity` computes the result of the runtime's integrity query about the driver ([decision
 //!   143](../../../docs/decisions/143-integrity-answer.md)).
-//! - `refusal` fills the slots whose meaning is unknown. It fails with "not supported", and reports the first call of
-//!   each slot.
+//! - `refusal` fills slots of unknown meaning. They fail with "not supported", and the first call of each slot is
+//!   reported.
 //!
-//! The crate queries the guest library through the trait [`Driver`]. The crate does not create contexts and does not
-//! send messages.
+//! The crate calls the guest library through the trait [`Driver`]. It does not create contexts or send messages.
 
 mod integrity;
 mod refusal;
@@ -38,7 +37,7 @@ pub mod result {
     pub const SUCCESS: i32 = 0;
     /// An argument is not valid.
     pub const INVALID_VALUE: i32 = 1;
-    /// A limit is reached.
+    /// A limit has been reached.
     pub const OUT_OF_MEMORY: i32 = 2;
     /// The process has not called `cuInit`.
     pub const NOT_INITIALIZED: i32 = 3;
@@ -48,10 +47,10 @@ pub mod result {
     pub const NOT_SUPPORTED: i32 = 801;
 }
 
-/// Identity of a device in the form that the integrity answer covers.
+/// Identity of a device as used in the integrity result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// The answer of `cuDeviceGetUuid`.
+    /// The result of `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
     /// Attribute 50, the PCI domain.
     pub domain: i32,
@@ -61,15 +60,15 @@ pub struct Device {
     pub device: i32,
 }
 
-/// The functions of the guest library that the tables need. Errors are results of the driver API.
+/// The functions of the guest library that the tables need. Errors are result codes of the driver API.
 pub trait Driver: Sync {
-    /// Fails with code 3 before `cuInit`, and in children of the process that called `cuInit`.
+    /// Fails with code 3 before `cuInit` and in children of the process that called `cuInit`.
     fn ready(&self) -> Result<(), i32>;
 
     /// Returns the result of `cuDriverGetVersion`.
     fn version(&self) -> u32;
 
-    /// Returns all devices of the process, in the order of their numbers.
+    /// Returns all devices of the process, ordered by number.
     fn devices(&self) -> Vec<Device>;
 
     /// Returns the handle of the device's primary context, even if the context is inactive.
@@ -86,14 +85,14 @@ pub trait Driver: Sync {
     /// wrapper.
     fn load_module(&self, image: *const c_void) -> Result<u64, i32>;
 
-    /// Reports the first refused call of each slot: the table's UUID and the number of the slot.
+    /// Reports the first call of an unsupported slot: the table's UUID and the slot number.
     fn refused(&self, table: &str, slot: usize);
 }
 
-/// The guest library. Static, because the functions in the static tables use it.
+/// The guest library. Static because the functions in the static tables use it.
 static DRIVER: OnceLock<&'static dyn Driver> = OnceLock::new();
 
-/// Sets the library for the tables. Later calls have no effect.
+/// Sets the library that the tables use. Only the first call has an effect.
 pub fn install(driver: &'static dyn Driver) {
     let _ = DRIVER.set(driver);
 }
@@ -107,7 +106,7 @@ fn driver() -> Result<&'static dyn Driver, i32> {
     DRIVER.get().copied().ok_or(result::NOT_INITIALIZED)
 }
 
-/// Returns the result of a call as a number.
+/// Returns the result of a call as a result code.
 fn code(outcome: Result<(), i32>) -> i32 {
     outcome.err().unwrap_or(result::SUCCESS)
 }

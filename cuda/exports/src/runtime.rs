@@ -1,4 +1,4 @@
-//! Functions that the runtime calls while it starts.
+//! Functions that the runtime calls during its initialisation.
 //!
 //! UNSAFETY: writes to the pointers that the runtime passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -9,15 +9,15 @@ use std::ffi::c_void;
 use crate::driver;
 use crate::result::{INVALID_VALUE, SUCCESS};
 
-/// Zeros in the place of values that tools would write. The runtime reads an entry before each call, and calls tools if
-/// the entry is not zero.
+/// Zeros in place of values that tools would write. Before each call, the runtime reads an entry, and calls tools if it
+/// is not zero.
 struct Zeros<const WORDS: usize>(UnsafeCell<[u64; WORDS]>);
 
-// SAFETY: this crate never reads or writes the words; it only passes their address, as NVIDIA's driver does.
+// SAFETY: this crate never reads or writes the words. As in NVIDIA's driver, it only passes their address.
 unsafe impl<const WORDS: usize> Sync for Zeros<WORDS> {}
 
-/// Size of the first buffer of the hooks, as reported to the runtime. Runtimes read beyond this number of bytes, so the
-/// number must count entries. A buffer with 8 bytes per entry is sufficient.
+/// Size of the first hook buffer, as reported to the runtime. Runtimes read beyond this number of bytes, so it must be
+/// the number of entries. A buffer with 8 bytes per entry is sufficient.
 const HOOKS_SIZE: usize = 1024;
 /// Size of the second buffer.
 const FURTHER_HOOKS_SIZE: usize = 14;
@@ -25,7 +25,7 @@ const FURTHER_HOOKS_SIZE: usize = 14;
 static HOOKS: Zeros<HOOKS_SIZE> = Zeros(UnsafeCell::new([0; HOOKS_SIZE]));
 static FURTHER_HOOKS: Zeros<FURTHER_HOOKS_SIZE> = Zeros(UnsafeCell::new([0; FURTHER_HOOKS_SIZE]));
 
-/// Slot 2 of the hooks: the buffer for callbacks of tools before and after calls. The buffer stays zero.
+/// Slot 2 of the hooks: the buffer for tools' callbacks before and after calls. The buffer always contains zeros.
 ///
 /// # Safety
 ///
@@ -35,21 +35,21 @@ pub unsafe extern "C" fn hooks(to: *mut *mut c_void, bytes: *mut usize) {
     unsafe { buffer(to, bytes, HOOKS.0.get().cast(), HOOKS_SIZE) }
 }
 
-/// Slot 6 of the hooks: another buffer for callbacks of tools.
+/// Slot 6 of the hooks: another buffer for tools' callbacks.
 ///
 /// # Safety
 ///
-/// As for [`hooks`].
+/// Same as for [`hooks`].
 pub unsafe extern "C" fn further_hooks(to: *mut *mut c_void, bytes: *mut usize) {
     // SAFETY: guaranteed by the caller.
     unsafe { buffer(to, bytes, FURTHER_HOOKS.0.get().cast(), FURTHER_HOOKS_SIZE) }
 }
 
-/// Returns a buffer with its size.
+/// Returns a buffer and its size.
 ///
 /// # Safety
 ///
-/// As for [`hooks`].
+/// Same as for [`hooks`].
 unsafe fn buffer(to: *mut *mut c_void, bytes: *mut usize, buffer: *mut c_void, size: usize) {
     if to.is_null() || bytes.is_null() {
         return;
@@ -71,8 +71,8 @@ pub unsafe extern "C" fn primary_context(to: *mut u64, device: i32) -> i32 {
     unsafe { put(to, driver().and_then(|driver| driver.primary_context(device))) }
 }
 
-/// Slot 6 of the runtime's table: loads a module, as `cuModuleLoadData` does. The CUDA 11 runtime passes zeros for the
-/// other arguments. Their meaning is unknown, so other values are rejected.
+/// Slot 6 of the runtime's table: loads a module, like `cuModuleLoadData`. The CUDA 11 runtime passes zeros for the
+/// other arguments. Other values are rejected, because their meaning is unknown.
 ///
 /// # Safety
 ///
@@ -85,12 +85,12 @@ pub unsafe extern "C" fn load_module(to: *mut u64, image: *const c_void, a: u64,
     unsafe { put(to, driver().and_then(|driver| driver.load_module(image))) }
 }
 
-/// Slot 1 of the runtime's table: loads a module for older runtimes. The function returns no result code, and stores
-/// null if the image cannot be loaded.
+/// Slot 1 of the runtime's table: loads a module for older runtimes. It does not return a result code, and stores null
+/// if the image cannot be loaded.
 ///
 /// # Safety
 ///
-/// As for [`load_module`].
+/// Same as for [`load_module`].
 pub unsafe extern "C" fn load_module_silently(to: *mut u64, image: *const c_void) {
     if to.is_null() {
         return;
@@ -102,13 +102,13 @@ pub unsafe extern "C" fn load_module_silently(to: *mut u64, image: *const c_void
     }
 }
 
-/// Slot 7 of the runtime's table, which the runtime calls when it is about to end.
+/// Slot 7 of the runtime's table. The runtime calls it at shutdown.
 pub extern "C" fn end(_: usize) -> i32 {
     SUCCESS
 }
 
-/// Slot 12 of the runtime's table: loads the compilers. The worker's driver has its own compilers, and loads them on
-/// demand.
+/// Slot 12 of the runtime's table: loads the compilers. Does nothing, because the worker's driver has its own compilers
+/// and loads them on demand.
 pub extern "C" fn load_compilers() -> i32 {
     SUCCESS
 }
@@ -124,8 +124,8 @@ pub unsafe extern "C" fn current_context(to: *mut u64) -> i32 {
     unsafe { put(to, context) }
 }
 
-/// Slot 4 of the table of identities: the result of `cuCtxGetId`, or 0 for a null context. cuBLASLt calls this before
-/// each matrix product.
+/// Slot 4 of the table of identities: the result of `cuCtxGetId`, or 0 for a null context. cuBLASLt calls this function
+/// before each matrix product.
 ///
 /// # Safety
 ///
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn context_id(context: u64, to: *mut u64) -> i32 {
     unsafe { put(to, id) }
 }
 
-/// Slot 2 of the checks: reports that no check of a launch is active.
+/// Slot 2 of the checks: reports that no launch check is active.
 ///
 /// # Safety
 ///
@@ -146,12 +146,12 @@ pub unsafe extern "C" fn active_checks(_context: u64, to: *mut u32, _: *mut *mut
     unsafe { put(to, Ok(0)) }
 }
 
-/// Slot 3 of the checks: reports that the driver needs no check.
+/// Slot 3 of the checks: reports that the driver does not need any checks.
 pub extern "C" fn needed_checks() -> i32 {
     SUCCESS
 }
 
-/// Writes a value and returns success, or returns the error.
+/// Writes a value and returns success, or returns an error.
 ///
 /// # Safety
 ///

@@ -1,10 +1,10 @@
-//! The context store: values that libraries keep for each context.
+//! The context store, in which libraries store values per context.
 //!
-//! Nearly every runtime call reads the runtime's value for the current context. If the thread has read the value
-//! before, a read therefore takes no lock and allocates no memory. Each thread has a small cache, which is invalidated
-//! when any value changes. Values change only when a library first uses a context, and when a context ends.
+//! Nearly every runtime call reads the runtime's value for the current context. Therefore, repeated reads by a thread
+//! do not acquire a lock or allocate memory: each thread has a small cache, which is invalidated when any value
+//! changes. Values change only when a library first uses a context and when a context is destroyed.
 //!
-//! UNSAFETY: writes to the pointers that libraries pass, and calls their destructors.
+//! UNSAFETY: writes to the pointers that libraries pass and calls their destructors.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cell::Cell;
@@ -18,22 +18,22 @@ use crate::{code, driver};
 /// A library's destructor for a value. Its arguments are the context, the key and the value.
 type Destructor = unsafe extern "C" fn(u64, u64, u64);
 
-/// A value of a context.
+/// A value for a context.
 #[derive(Clone, Copy)]
 struct Entry {
     context: u64,
-    /// The key, which is an address in the library, so that it is unique.
+    /// The key, which is unique because it is an address in the library.
     key: u64,
     value: u64,
     destructor: Option<Destructor>,
 }
 
-/// Maximum number of values in a process. The number of values is the number of libraries times the number of contexts.
+/// Maximum number of values in a process, which has one value per library and context.
 const MAX_VALUES: usize = 4096;
 
-/// All values. Reads that miss the cache search this list. Processes have about ten values.
+/// All values. Reads that miss the cache search this list. A process typically has about ten values.
 static VALUES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
-/// Number of changes so far. A cache with an older number counts as empty.
+/// Number of changes so far. Cache entries with an older number are invalid.
 static CHANGES: AtomicU64 = AtomicU64::new(1);
 
 /// A value that a thread has read.
@@ -46,7 +46,7 @@ struct Cached {
     value: u64,
 }
 
-/// Number of entries of a thread's cache; a power of two.
+/// Number of entries in a thread's cache. Must be a power of two.
 const CACHED: usize = 16;
 
 thread_local! {
@@ -54,7 +54,8 @@ thread_local! {
         const { [const { Cell::new(Cached { changes: 0, context: 0, key: 0, value: 0 }) }; CACHED] };
 }
 
-/// Returns the index of a value in the cache. Keys are addresses of data, so their low bits are equal.
+/// Returns the cache index of a value. Mixes the bits of the key, because keys are aligned addresses with equal low
+/// bits.
 fn place(context: u64, key: u64) -> usize {
     let mixed = (context ^ key.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> 32) as usize % CACHED
@@ -69,11 +70,11 @@ fn named(context: u64) -> Result<u64, i32> {
     if context == 0 { driver()?.current_context() } else { Ok(context) }
 }
 
-/// Slot 0: sets a value for a context. The destructor runs when the context ends.
+/// Slot 0: sets a value for a context. The destructor runs when the context is destroyed.
 ///
 /// # Safety
 ///
-/// `destructor` must be null, or a function that accepts the context, the key and the value.
+/// `destructor` must be null or a function that accepts the context, the key and the value.
 pub unsafe extern "C" fn put(context: u64, key: u64, value: u64, destructor: Option<Destructor>) -> i32 {
     code(insert(context, key, value, destructor))
 }
@@ -93,7 +94,7 @@ fn insert(context: u64, key: u64, value: u64, destructor: Option<Destructor>) ->
     Ok(())
 }
 
-/// Slot 1: removes a value of a context without calling its destructor.
+/// Slot 1: removes a context's value without calling the destructor.
 pub extern "C" fn delete(context: u64, key: u64) -> i32 {
     code(remove(context, key))
 }
@@ -108,7 +109,7 @@ fn remove(context: u64, key: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// Slot 2: reads a value of a context. Fails with code 400 if the value does not exist.
+/// Slot 2: reads a context's value. Fails with code 400 if the value does not exist.
 ///
 /// # Safety
 ///
@@ -130,7 +131,7 @@ pub unsafe extern "C" fn get(to: *mut *mut c_void, context: u64, key: u64) -> i3
 fn find(context: u64, key: u64) -> Result<u64, i32> {
     let context = named(context)?;
     let changes = CHANGES.load(Ordering::Acquire);
-    // An ending thread can still call this, because the cache has no destructor.
+    // Also works in an exiting thread, because the cache has no destructor.
     CACHE.with(|cache| {
         let cached = &cache[place(context, key)];
         let known = cached.get();
@@ -138,7 +139,7 @@ fn find(context: u64, key: u64) -> Result<u64, i32> {
             return Ok(known.value);
         }
         driver()?.ready()?;
-        // The number was read before the value, so that a change in between makes the cache invalid again.
+        // The number of changes was read before the value, so that a change in between invalidates the cache entry.
         let values = values();
         let entry = values.iter().find(|e| e.context == context && e.key == key).ok_or(INVALID_HANDLE)?;
         cached.set(Cached { changes, context, key, value: entry.value });
@@ -146,8 +147,8 @@ fn find(context: u64, key: u64) -> Result<u64, i32> {
     })
 }
 
-/// Removes all values of a context, and calls their destructors. The guest library calls this before the context's
-/// handle becomes invalid. Destructors may call the store.
+/// Removes all values of a context and calls their destructors, which may call the store. The guest library calls this
+/// function before the context's handle becomes invalid.
 pub fn forget(context: u64) {
     let ended: Vec<Entry> = {
         let mut values = values();
@@ -157,7 +158,7 @@ pub fn forget(context: u64) {
     };
     for Entry { key, value, destructor, .. } in ended {
         if let Some(destructor) = destructor {
-            // SAFETY: the library guaranteed in `put` that its function accepts these arguments.
+            // SAFETY: the caller of `put` guarantees that the function accepts these arguments.
             unsafe { destructor(context, key, value) };
         }
     }

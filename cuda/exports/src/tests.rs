@@ -1,6 +1,6 @@
-//! Tests the tables as programs use them: finds them by UUID, and calls their slots.
+//! Tests the tables as programs use them: finds tables by UUID and calls their slots.
 //!
-//! UNSAFETY: calls slots as functions with the signatures that the runtime expects.
+//! UNSAFETY: calls slots with the signatures that the runtime expects.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -28,7 +28,7 @@ thread_local! {
     static READY: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Refusals that were reported.
+/// The reported refusals.
 static REFUSED: Mutex<Vec<(String, usize)>> = Mutex::new(Vec::new());
 
 struct Guest;
@@ -146,7 +146,7 @@ fn buffers_for_tools_are_zero() {
         let (mut at, mut bytes) = (null_mut(), 0);
         unsafe { slot(&raw mut at, &raw mut bytes) };
         assert_eq!(bytes, size);
-        // Runtimes read an entry of several bytes for each number below the size.
+        // Runtimes treat the size as the number of entries, which have several bytes each.
         assert!(unsafe { std::slice::from_raw_parts(at, 8 * bytes) }.iter().all(|byte| *byte == 0));
     }
 }
@@ -258,7 +258,8 @@ fn ended_context_loses_its_values_after_their_destructors() {
     assert_eq!(ENDED.load(Ordering::SeqCst), 70);
 }
 
-/// Threads read a value that another thread replaces repeatedly. No reader may see an older value after a newer one.
+/// Threads read a value while another thread replaces it repeatedly. No reader may see an older value after a newer
+/// one.
 #[test]
 fn replaced_value_reaches_all_threads_in_order() {
     const LAST: u64 = 20_000;

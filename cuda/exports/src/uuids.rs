@@ -1,20 +1,20 @@
-//! The tables: their indices in this crate, and their UUIDs.
+//! Indices (in this crate) and UUIDs of the tables.
 
 /// Number of tables.
 pub const COUNT: usize = 7;
-/// Index of the table of the runtime's functions; the following constants are indices, too.
+/// Index of the table of the runtime's functions. The following constants are also indices.
 pub const RUNTIME: usize = 0;
-/// Buffers for callbacks of tools.
+/// Buffers for tools' callbacks.
 pub const HOOKS: usize = 1;
 /// The current context, for tools and cuBLASLt.
 pub const TOOLS: usize = 2;
-/// Values of libraries for each context.
+/// Values of libraries per context.
 pub const STORE: usize = 3;
 /// The runtime's integrity query about the driver.
 pub const INTEGRITY: usize = 4;
-/// Checks of launches.
+/// Launch checks.
 pub const CHECKS: usize = 5;
-/// Identities of contexts. The CUDA 13.5 runtime needs the table to start, but does not call any slot.
+/// Context IDs. The CUDA 13.5 runtime requires this table during initialisation, but does not call any slot.
 pub const IDENTITIES: usize = 6;
 
 /// The UUID of each table.
@@ -28,7 +28,7 @@ pub const NAMES: [(&str, u128); COUNT] = [
     ("21318C60-9714-3248-8CA6-41FF7324C8F2", 0x2131_8C60_9714_3248_8CA6_41FF_7324_C8F2),
 ];
 
-/// The UUID of a table, as text.
+/// Returns a table's UUID as text.
 pub fn name(table: usize) -> &'static str {
     NAMES.get(table).map_or("unknown", |(name, _)| name)
 }

@@ -1,4 +1,4 @@
-//! Checks that work uses memory of another card only with access to it.
+//! Checks that work has access to the memory of other cards that it uses.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -6,19 +6,19 @@ use std::ffi::c_int;
 use crate::{card, memory};
 
 thread_local! {
-    /// Device whose work this thread runs.
+    /// Device whose work this thread is running.
     static RUNS_ON: Cell<c_int> = const { Cell::new(-1) };
-    /// The last range that was checked: start, end, and the generation of all access.
+    /// The last checked range: its start, its end, and the generation of access rights.
     static CHECKED: Cell<(u64, u64, u64)> = const { Cell::new((0, 0, 0)) };
 }
 
-/// Records the device whose work this thread runs.
+/// Records the device whose work this thread is running.
 pub fn runs_on(device: c_int) {
     RUNS_ON.set(device);
     CHECKED.set((0, 0, 0));
 }
 
-/// Kills the program if the device of this thread's work has no access to an address of another card.
+/// Kills the program if the device of this thread's work does not have access to an address on another card.
 pub fn check(at: u64) {
     let device = RUNS_ON.get();
     if device < 0 || card::visible().len() < 2 {
@@ -35,7 +35,7 @@ pub fn check(at: u64) {
             eprintln!("fake libcuda: work of device {device} uses {at:#x}, to which it has no access");
             std::process::abort();
         }
-        // Memory of the host.
+        // Host memory.
         None => {}
     }
 }

@@ -51,7 +51,7 @@ pub fn context() -> i32 {
     }
 }
 
-/// Like [`context`], for calls that are forbidden during a capture.
+/// Same as [`context`], for calls that are not permitted during a capture.
 fn disturbing() -> i32 {
     match context() {
         SUCCESS => work::unsafe_call(),
@@ -291,7 +291,7 @@ api! {
         }
         put(handle, memory::import(i32::try_from(from).unwrap_or(-1)))
     }
-    // The fake's plain memory is never shared, and no handle refers to it.
+    // The fake's plain memory is never shared and has no handles.
     context cuIpcGetMemHandle(_handle: *mut c_void, _at: u64) { NOT_SUPPORTED }
     context cuIpcOpenMemHandle_v2(_at: *mut u64, _handle: Ipc, _flags: u32) { INVALID_VALUE }
     context cuIpcCloseMemHandle(_at: u64) { INVALID_VALUE }
@@ -302,7 +302,7 @@ api! {
         for n in 0..count as usize {
             match memory::find(at) {
                 Some(found) if attribute(*to.add(n), *kinds.add(n), at, &found) == SUCCESS => {}
-                // Attributes that an address does not have are null.
+                // Attributes that do not apply to an address are null.
                 _ => *(*to.add(n)).cast::<u32>() = 0,
             }
         }
@@ -412,7 +412,7 @@ api! {
 /// The fake cannot capture pool allocations.
 const NOT_SUPPORTED_IN_CAPTURE: Result<u64, i32> = Err(NOT_SUPPORTED);
 
-/// Writes text to the program's buffer, if the buffer is long enough.
+/// Writes text to the program's buffer if the buffer is long enough.
 unsafe fn text(to: *mut c_char, bytes: c_int, text: &str) -> c_int {
     if to.is_null() || (bytes as usize) <= text.len() {
         return INVALID_VALUE;
@@ -424,7 +424,7 @@ unsafe fn text(to: *mut c_char, bytes: c_int, text: &str) -> c_int {
     SUCCESS
 }
 
-/// Returns an attribute of an address, like NVIDIA's driver 580.
+/// Returns an attribute of an address as NVIDIA's driver 580 does.
 unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found) -> c_int {
     let host = found.tier == Tier::Host;
     unsafe {

@@ -1,5 +1,4 @@
-//! Arrays, copies in two and three dimensions, textures and surfaces. An array is memory of the card with adjacent
-//! rows.
+//! Arrays, two- and three-dimensional copies, textures and surfaces. An array is card memory with adjacent rows.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -89,7 +88,7 @@ pub struct Copy3d {
     depth: usize,
 }
 
-/// `CUDA_RESOURCE_DESC`: an array, or linear memory.
+/// `CUDA_RESOURCE_DESC`: an array or linear memory.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Resource {
@@ -153,7 +152,7 @@ fn array(handle: u64) -> Result<Array, i32> {
     with(|all| all.arrays.get(&handle).copied().ok_or(INVALID_HANDLE))
 }
 
-/// The first byte of an end of a copy, and the distances of its rows and layers.
+/// The first byte of one end of a copy, and the distances between its rows and layers.
 struct Place {
     at: u64,
     pitch: u64,
@@ -180,7 +179,7 @@ impl End3d {
             }
             _ => return Err(INVALID_VALUE),
         };
-        // The distances matter only if there are several rows or layers.
+        // The distances are used only if there are several rows or layers.
         let (pitch, rows) = (if pitch == 0 { x + width } else { pitch }, if rows == 0 { y + height } else { rows });
         if pitch < x + width || rows < y + height {
             return Err(INVALID_VALUE);
@@ -245,7 +244,7 @@ unsafe fn three(copy: *const Copy3d, stream: Option<u64>) -> c_int {
     }
 }
 
-/// A row of an array and linear memory.
+/// Copies between a row of an array and linear memory.
 fn row(array_handle: u64, x: u64, memory: u64, bytes: u64, is_out: bool, stream: Option<u64>) -> c_int {
     let operation = array(array_handle).and_then(|array| {
         if x + bytes > array.description.row_bytes() {

@@ -1,14 +1,15 @@
-//! The cards. Processes share a folder for each card.
+//! The cards. Each card is a folder shared by processes.
 //!
-//! The memory use that NVML reports for a process follows observations of driver 580 on an H100. An allocation counts
-//! once: for its creator while the creator has a handle or a mapping of it, otherwise for a process that has imported
-//! it. Memory that only a descriptor holds counts for no process, but uses the card's memory. Managed memory counts in
-//! the same way.
+//! The memory usage that NVML reports per process follows observations of driver 580 on an H100. An allocation counts
+//! once: for its creator while the creator has a handle or mapping of it, and otherwise for a process that has imported
+//! it. Memory held only by a descriptor uses card memory but does not count for any process. The same applies to
+//! managed memory.
 //!
-//! A card is reset after an uncorrectable memory error (Xid 48) or by an operator: the file `lost` in its folder has
-//! the number of the last allocation before the reset. All allocations up to this number are lost, and every later call
-//! of a process that had a context fails with `CUDA_ERROR_ECC_UNCORRECTABLE`; processes that start later are not
-//! affected. While the file `broken` exists, the card gives no process a context, like a card that still needs a reset.
+//! To simulate a reset after an uncorrectable memory error (Xid 48) or by an operator, the file `lost` in a card's
+//! folder contains the number of the last allocation before the reset. All allocations up to this number are lost, and
+//! all later calls of processes that had a context fail with `CUDA_ERROR_ECC_UNCORRECTABLE`. Processes that start later
+//! are not affected. While the file `broken` exists, the card does not create contexts, like a card that still needs a
+//! reset.
 //!
 //! UNSAFETY: locks files.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,20 +24,19 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::engine::{self, Engine};
 
-/// Environment variable with the path of the first card's folder, which need not exist. The folder contains the other
-/// cards' folders.
+/// Environment variable with the path of the first card's folder, which does not need to exist. This folder contains
+/// the other cards' folders.
 const FOLDER: &str = "FAKE_CUDA_FOLDER";
 /// Environment variable with the memory size of each card in MiB.
 const MEMORY: &str = "FAKE_CUDA_MIB";
 /// Environment variable with the number of cards.
 const CARDS: &str = "FAKE_CUDA_CARDS";
-/// Environment variable with the size of the card memory that each context takes, in MiB; NVIDIA's contexts take 518
-/// MiB on an H100.
+/// Environment variable with the amount of card memory per context, in MiB. NVIDIA's contexts use 518 MiB on an H100.
 const CONTEXT: &str = "FAKE_CUDA_CONTEXT_MIB";
-/// NVIDIA's variable with the cards that a process sees, read by `cuInit`.
+/// NVIDIA's environment variable with the cards visible to a process, which `cuInit` reads.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// The memory that holds an allocation.
+/// The memory that contains an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// The card's memory.
@@ -45,13 +45,13 @@ pub enum Tier {
     Host,
 }
 
-/// A card, which is represented by a folder.
+/// A card, represented by a folder.
 #[derive(Debug)]
 pub struct Card {
     folder: PathBuf,
     total: u64,
     number: usize,
-    /// Size of one context in bytes.
+    /// Size of a context in bytes.
     context: u64,
     entered: OnceLock<Option<File>>,
     /// Allocations that were lost before this process created a context.
@@ -75,12 +75,12 @@ impl Deref for Allocation {
 }
 
 impl Allocation {
-    /// Returns a placeholder for an allocation of a process that is off the card.
+    /// Returns a placeholder for an allocation while the process is off the card.
     pub fn nothing() -> Option<Self> {
         Some(Self { file: File::open("/dev/null").ok()?, marker: None })
     }
 
-    /// Excludes this allocation from the bytes that NVML counts for this process.
+    /// Excludes this allocation from the bytes that NVML reports for this process.
     #[must_use]
     pub fn uncounted(mut self) -> Self {
         self.marker = None;
@@ -88,7 +88,7 @@ impl Allocation {
     }
 }
 
-/// A file that records for NVML that this process has an allocation.
+/// A file that indicates to NVML that this process has an allocation.
 #[derive(Debug)]
 struct Marker(PathBuf);
 
@@ -119,7 +119,7 @@ impl Drop for Marker {
     }
 }
 
-/// Returns a name for this process that is unique across all namespaces.
+/// Returns a name for this process that is unique across namespaces.
 fn identity() -> &'static str {
     static IDENTITY: OnceLock<String> = OnceLock::new();
     IDENTITY.get_or_init(|| {
@@ -168,7 +168,7 @@ pub fn of_device(device: i32) -> Option<&'static Card> {
     all().get(*visible().get(usize::try_from(device).ok()?)?)
 }
 
-/// Returns the folder of files that do not belong to a single card.
+/// Returns the folder for files that do not belong to a single card.
 pub fn root() -> &'static Path {
     &all()[0].folder
 }
@@ -185,15 +185,15 @@ fn whole_file() -> libc::flock {
     range
 }
 
-/// Takes a lock for this process. A process that queries the holder gets the holder's process ID in its own namespace.
+/// Acquires a lock for this process. Processes that query the holder get its process ID in their own namespace.
 fn lock_as_process(file: &File) -> bool {
     let range = whole_file();
     // SAFETY: the descriptor is open and the pointer valid.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0 }
 }
 
-/// Returns the ID, in this process's namespace, of the process that holds the lock. Returns 0 if that process has no ID
-/// here, or `None` if the lock is free.
+/// Returns the process ID of the lock's holder in this process's namespace. Returns 0 if the holder has no ID in this
+/// namespace, or `None` if the lock is free.
 fn holder(file: &File) -> Option<u32> {
     let mut range = whole_file();
     // SAFETY: as above.
@@ -201,7 +201,7 @@ fn holder(file: &File) -> Option<u32> {
     (asked && range.l_type != libc::F_UNLCK as i16).then(|| u32::try_from(range.l_pid).unwrap_or(0))
 }
 
-/// A lock among all processes, which is held until the value is dropped.
+/// A lock shared by all processes, which is held until the value is dropped.
 pub struct Turn(File);
 
 impl Card {
@@ -259,22 +259,22 @@ impl Card {
         number.is_some_and(|number| number <= self.lost())
     }
 
-    /// Returns true if a reset has ended this process's contexts, which is permanent.
+    /// Returns true if a reset has destroyed this process's contexts, which is permanent.
     pub fn is_reset(&self) -> bool {
         self.lost_before.get().is_some_and(|before| self.lost() > *before)
     }
 
-    /// Returns true if the card needs a reset, and therefore gives no process a context.
+    /// Returns true if the card needs a reset and therefore cannot create contexts.
     pub fn is_broken(&self) -> bool {
         self.folder.join("broken").exists()
     }
 
-    /// Returns the engine; `None` if its file cannot be mapped.
+    /// Returns the engine, or `None` if its file cannot be mapped.
     pub fn engine(&self) -> Option<&Engine> {
         self.engine.get_or_init(|| Engine::open(&self.folder, identity())).as_ref()
     }
 
-    /// Returns the processes whose kernels occupy the card now.
+    /// Returns the processes whose kernels currently occupy the card.
     pub fn occupants(&self) -> Vec<u32> {
         let of_it = |name: &str| engine::is_used_by(&self.folder, name);
         let _turn = self.turn("entering");
@@ -282,7 +282,7 @@ impl Card {
         identities.into_iter().filter(|(identity, pid)| *pid != 0 && of_it(identity)).map(|(_, pid)| pid).collect()
     }
 
-    /// Allocates card memory for one more context of this process.
+    /// Allocates card memory for an additional context of this process.
     pub fn context(&self) -> Result<Option<Allocation>, ()> {
         if self.context == 0 {
             return Ok(None);
@@ -309,13 +309,13 @@ impl Card {
         may
     }
 
-    /// Returns the processes with a context, as numbered in this process's namespace, each with its bytes on the card.
-    /// Omits processes without a number in this namespace.
+    /// Returns the process IDs (in this process's namespace) of processes with a context, and their bytes on the card.
+    /// Omits processes without an ID in this namespace.
     pub fn processes(&self) -> BTreeMap<u32, u64> {
         let _turn = self.turn("entering");
         let names = self.names();
         let pids = self.identities();
-        // Each allocation counts once: for its creator, if the creator still has it.
+        // Each allocation counts once, for its creator if the creator still has it.
         let mut holders: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
         for name in &names {
             let mut parts = name.strip_prefix("holds.").into_iter().flat_map(|rest| rest.splitn(3, '.'));
@@ -343,7 +343,7 @@ impl Card {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// Returns the identities and IDs of the processes that have a context. The caller must hold the lock `entering`.
+    /// Returns the identities and IDs of processes with a context. The caller must hold the lock `entering`.
     fn identities(&self) -> HashMap<String, u32> {
         let names = self.names();
         let mut pids = HashMap::new();
@@ -360,7 +360,7 @@ impl Card {
                     pids.insert(identity.to_owned(), pid);
                 }
                 None => {
-                    // The process has ended.
+                    // The process has exited.
                     let _ = fs::remove_file(self.folder.join(name));
                     let marks = format!("holds.{identity}.");
                     for marker in names.iter().filter(|name| name.starts_with(&marks)) {
@@ -378,7 +378,7 @@ impl Card {
         lock(&file, libc::LOCK_EX).then_some(Turn(file))
     }
 
-    /// Returns the number of bytes in use. Removes files that no process has open.
+    /// Returns the number of bytes in use. Removes files that are not open in any process.
     fn used(&self) -> u64 {
         let mut used = 0;
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
@@ -387,7 +387,7 @@ impl Card {
             if !name.starts_with("device-") && !name.starts_with("host-") {
                 continue;
             }
-            // Open the file a second time, because its lock cannot be taken while the first description is open.
+            // Open the file again, because only a separate file description detects the lock of another description.
             let Ok(file) = OpenOptions::new().read(true).open(entry.path()) else { continue };
             if self.is_lost(&name) || lock(&file, libc::LOCK_EX | libc::LOCK_NB) {
                 let _ = fs::remove_file(entry.path());
@@ -404,7 +404,7 @@ impl Card {
         self.total.saturating_sub(self.used())
     }
 
-    /// Allocates memory. Its open file description stays open in the handle, in descriptors and in mappings.
+    /// Allocates memory. Handles, descriptors and mappings keep its file description open.
     pub fn allocate(&self, tier: Tier, bytes: u64) -> Option<Allocation> {
         let _turn = self.turn("allocating")?;
         if tier == Tier::Device && self.used().checked_add(bytes)? > self.total {
@@ -422,17 +422,17 @@ impl Card {
         lock(&file, libc::LOCK_EX | libc::LOCK_NB).then_some(Allocation { file, marker })
     }
 
-    /// Returns the allocation of a descriptor, with its memory and length, if it belongs to this card.
+    /// Returns a descriptor's allocation with its tier and length, if it belongs to this card.
     pub fn import(&self, file: File) -> Result<(Allocation, Tier, u64), File> {
         let Some((name, tier, bytes)) = self.identify(&file) else { return Err(file) };
         let marker = Some(Marker::put(&self.folder, &name, false));
         Ok((Allocation { file, marker }, tier, bytes))
     }
 
-    /// Returns the name, memory and length of a descriptor's allocation.
+    /// Returns the name, tier and length of a descriptor's allocation.
     fn identify(&self, file: &File) -> Option<(String, Tier, u64)> {
         let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-        // A process in a container sees the folder at another path, so compare the files themselves.
+        // Compare the files themselves, because the folder has a different path in a container.
         let name = path.file_name()?.to_string_lossy().into_owned();
         if self.is_lost(&name) {
             return None;

@@ -5,17 +5,17 @@ use std::ffi::c_int;
 
 use crate::{card, further};
 
-/// Handle of the first device's primary context. The primary contexts of the other devices follow. Further contexts of
-/// a device are at multiples of [`CONTEXT_STRIDE`].
+/// Handle of the first device's primary context. The primary contexts of the other devices have the following numbers.
+/// Further contexts of a device have offsets that are multiples of [`CONTEXT_STRIDE`].
 pub const CONTEXT: u64 = 0x7700_0000;
 pub const CONTEXT_STRIDE: u64 = 0x100;
 
 thread_local! {
-    /// The current context of the thread; 0 if the thread has no context.
+    /// The thread's current context, or 0 if it has none.
     pub static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the device of the current context, or the first device without a context.
+/// Returns the device of the current context, or the first device if there is no current context.
 pub fn current_device() -> c_int {
     device_of(CURRENT.get()).unwrap_or(0)
 }

@@ -1,13 +1,13 @@
-//! The card's engine, which kernels of all processes share in time slices, as on NVIDIA's cards. Clients of one MPS
-//! server share their slices: their kernels run at the same time.
+//! The card's engine. As on NVIDIA's cards, processes run kernels in time slices. Clients of one MPS server share their
+//! slices, in which their kernels run concurrently.
 //!
 //! The end of the current slice is stored in a word of a file that all processes map. A process that is stopped or
-//! killed in its slice keeps the engine only until that end: on a real card, its kernels do not make other processes
-//! wait either.
+//! killed during its slice holds the engine only until this time. On a real card, such a process does not block other
+//! processes either.
 //!
-//! If the variable [`RECORD`] is set, each kernel that takes time adds a line to the file `kernels` in the card's
-//! folder: process, number of its MPS server or 0, start and end in ns. A kernel starts when it is the first of its
-//! stream.
+//! If the environment variable [`RECORD`] is set, each kernel that takes time adds a line to the file `kernels` in the
+//! card's folder: process, number of its MPS server or 0, start and end in ns. A kernel starts when it is the first
+//! operation in its stream.
 //!
 //! UNSAFETY: maps the file.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -21,34 +21,35 @@ use std::time::Duration;
 
 use crate::mps;
 
-/// Environment variable. If it is set to any value, kernels are recorded.
+/// Environment variable that enables the recording of kernels if it is set to any value.
 const RECORD: &str = "FAKE_CUDA_RECORD";
-/// Low bits of the engine's word, which name the MPS server whose clients have the slice; 0 for any other process.
+/// Number of low bits of the engine's word that contain the number of the MPS server whose clients have the slice, or 0
+/// for any other process.
 const TAG_BITS: u32 = 16;
 /// Length of a slice.
 const SLICE: Duration = Duration::from_millis(2);
-/// Maximum time for which clients of one MPS server extend a slice, so that other processes get the engine.
+/// Maximum time for which clients of one MPS server can extend a slice, so that other processes get the engine.
 const LONGEST_SHARED: Duration = Duration::from_millis(8);
-/// Maximum time of a kernel that takes card time only for its work.
+/// Time limit of a kernel that uses card time only for its work.
 const LONGEST_WORK: Duration = Duration::from_secs(1);
-/// Interval at which a waiting process polls for a free engine. A process with short kernels frees the engine only
-/// briefly.
+/// Interval at which a waiting process polls for a free engine. It must be short, because a process with short kernels
+/// frees the engine only briefly.
 const POLL: Duration = Duration::from_micros(20);
-/// Pause between two slices of a kernel, so that a waiting process gets the next one.
+/// Pause between two slices of a kernel, so that a waiting process gets the next slice.
 const PAUSE: Duration = Duration::from_micros(50);
-/// Time after a process's last slice in which NVML counts it as using the card.
+/// Time after a process's last slice during which NVML reports that the process uses the card.
 const RECENT: Duration = Duration::from_millis(500);
 
 /// The engine of a card, as mapped by one process.
 #[derive(Debug)]
 pub struct Engine {
-    /// End of the current slice in microseconds of [`now`], rounded up, and its holder.
+    /// End of the current slice, in microseconds of [`now`] (rounded up), and its holder.
     slice: &'static AtomicU64,
     /// Start of the current slice in ns.
     began: &'static AtomicU64,
     /// File with the time of this process's last slice.
     used: PathBuf,
-    /// Record of all kernels.
+    /// File in which kernels are recorded.
     record: Option<File>,
 }
 
@@ -56,7 +57,7 @@ pub struct Engine {
 struct Slice {
     /// The engine's word.
     word: u64,
-    /// True if another client of the same server already had the engine.
+    /// Set if another client of the same server already had the engine.
     joined: bool,
 }
 
@@ -66,12 +67,12 @@ impl Slice {
     }
 }
 
-/// Returns the end of the slice of a word, in ns.
+/// Returns the end of the slice in a word, in ns.
 fn end_of(word: u64) -> u64 {
     (word >> TAG_BITS) * 1000
 }
 
-/// Returns the time in ns of the clock that all processes of the host share.
+/// Returns the time in ns of a clock shared by all processes on the host.
 fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is valid.
@@ -83,25 +84,25 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the file in which the process of an identity records its use of the engine.
+/// Returns the file in which the process with this identity records its usage of the engine.
 fn used(folder: &Path, identity: &str) -> PathBuf {
     folder.join(format!("occupies.{identity}"))
 }
 
-/// Returns true if the process of an identity has used the engine recently, or uses it now.
+/// Returns true if the process with this identity is using the engine or has used it recently.
 pub fn is_used_by(folder: &Path, identity: &str) -> bool {
     let text = fs::read_to_string(used(folder, identity)).unwrap_or_default();
     text.parse::<u64>().is_ok_and(|at| now().saturating_sub(at) < ns(RECENT))
 }
 
 impl Engine {
-    /// Maps the engine of the card in `folder`, for the process of this identity.
+    /// Maps the engine of the card in `folder` for the process with this identity.
     pub fn open(folder: &Path, identity: &str) -> Option<Self> {
         let path = folder.join("engine");
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path).ok()?;
         file.set_len(16).ok()?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: maps a page of the file, which stays mapped until the process ends.
+        // SAFETY: maps a page of the file at an address chosen by the kernel. It is never unmapped.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), 16, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if at == libc::MAP_FAILED {
             return None;
@@ -128,7 +129,7 @@ impl Engine {
             left -= SLICE;
             std::thread::sleep(PAUSE);
         }
-        // A slice that others can join is not given back early, so it must be short.
+        // A slice that other clients can join is not released early, so it must be short.
         let length = match server {
             0 if time.is_zero() => LONGEST_WORK,
             0 => SLICE,
@@ -139,7 +140,7 @@ impl Engine {
         work();
         self.note_use();
         if !slice.joined {
-            // If this process was stopped, or another client has joined, another process has the engine.
+            // If this process was stopped or another client has joined, another process has the engine.
             let ended = (now() / 1000) << TAG_BITS;
             let _ = self.slice.compare_exchange(slice.word, ended, Ordering::SeqCst, Ordering::SeqCst);
         }
@@ -232,7 +233,7 @@ mod tests {
     fn clients_of_one_server_share_a_slice() {
         let folder = tempfile::tempdir().expect("a folder");
         let engines = ["a", "b", "c"].map(|name| Engine::open(folder.path(), name).expect("opens"));
-        // A longer slice cannot be joined, and on a busy host a short slice may end first.
+        // A longer slice cannot be joined, and on a busy host, a short slice may end first.
         let joined = (0..10_000).find_map(|_| {
             let first = engines[0].slice(7, Duration::from_millis(3));
             let second = engines[1].slice(7, Duration::from_millis(3));

@@ -1,4 +1,4 @@
-//! Facts about devices, contexts, streams and errors.
+//! Properties of devices, contexts, streams and errors.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -19,7 +19,7 @@ thread_local! {
     static STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Names and texts of results.
+/// Names and descriptions of results.
 const RESULTS: [(i32, &CStr, &CStr); 10] = [
     (SUCCESS, c"CUDA_SUCCESS", c"no error"),
     (INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
@@ -33,31 +33,31 @@ const RESULTS: [(i32, &CStr, &CStr); 10] = [
     (NOT_SUPPORTED, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
 ];
 
-/// Returns a `CUdevice_attribute` with the value of an H100 if programs depend on it, and 0 otherwise.
+/// Returns a `CUdevice_attribute`: the value of an H100 if programs depend on it, and otherwise 0.
 fn attribute(which: c_int, card: &Card) -> c_int {
     match which {
-        // Maximum number of threads of a block, and its maximum sizes.
+        // Maximum number of threads per block, and maximum block dimensions.
         1..=3 => 1024,
         4 => 64,
-        // Sizes of a grid.
+        // Maximum grid dimensions.
         5 => i32::MAX,
         6 | 7 => 65_535,
-        // Shared memory of a block, constant memory, threads of a warp, registers.
+        // Shared memory per block, constant memory, warp size, and registers.
         8 => 49_152,
         9 => 65_536,
         10 => 32,
         12 => 65_536,
-        // Multiprocessors, and their threads.
+        // Number of multiprocessors and of threads per multiprocessor.
         16 => 132,
         39 => 2048,
         // PCI bus.
         33 => card.number() as c_int + 1,
-        // Concurrent kernels, one address space, stream priorities, and the compute capability.
+        // Concurrent kernels, unified addressing, stream priorities, and the compute capability.
         31 | 41 | 78 => 1,
         75 => 9,
         81 => 233_472,
         97 => 232_448,
-        // Virtual memory management and pools of memory.
+        // Virtual memory management and memory pools.
         102 | 103 | 115 => 1,
         _ => 0,
     }
@@ -83,7 +83,7 @@ api! {
     initialised cuDevicePrimaryCtxSetFlags_v2(device: c_int, _flags: u32) {
         named(device).map_or(INVALID_DEVICE, |_| SUCCESS)
     }
-    // NVIDIA's runtime finds the two symbols of each of these functions by two versions.
+    // NVIDIA's runtime looks up both symbols of each of these functions, with two versions.
     initialised cuDevicePrimaryCtxRelease(device: c_int) { named(device).map_or(INVALID_DEVICE, |_| SUCCESS) }
     initialised cuDevicePrimaryCtxReset(device: c_int) { reset(device) }
     initialised cuDevicePrimaryCtxReset_v2(device: c_int) { reset(device) }
@@ -146,8 +146,8 @@ api! {
     ) { put(made, work::instantiate(graph)) }
 }
 
-/// Drops the values that libraries keep for a device's primary context. The context's memory stays until the process
-/// ends.
+/// Drops the values that libraries store for a device's primary context. The context's memory exists until the process
+/// exits.
 fn reset(device: c_int) -> i32 {
     if named(device).is_err() {
         return INVALID_DEVICE;
@@ -156,12 +156,12 @@ fn reset(device: c_int) -> i32 {
     SUCCESS
 }
 
-/// Submits a copy; which sides are host memory makes no difference here.
+/// Submits a copy, regardless of which sides are in host memory.
 fn copy(to: u64, from: u64, bytes: usize, stream: u64) -> i32 {
     work::submit(stream, Op::Copy(to, from, bytes as u64))
 }
 
-/// Writes one of the texts of a result.
+/// Writes the name or the description of a result.
 unsafe fn describe(
     result: c_int,
     text: *mut *const c_char,

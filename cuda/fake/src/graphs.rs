@@ -1,5 +1,5 @@
 //! Graphs that programs build from nodes. A launch runs the nodes in the order in which they were added, which
-//! satisfies every dependency.
+//! satisfies all dependencies.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -36,7 +36,7 @@ struct Instantiation {
     result: u32,
 }
 
-/// Returns a fill of bytes in one row. The fake supports no other fills.
+/// Returns a fill of bytes in one row. Other fills are not supported.
 unsafe fn fill(parameters: *const Fill) -> Result<Op, i32> {
     match unsafe { parameters.as_ref() } {
         None => Err(INVALID_VALUE),
@@ -92,7 +92,7 @@ fn replace(graph: u64, node: u64, operation: Result<Op, i32>) -> c_int {
     operation.and_then(|operation| work::replace_node(graph, node, operation)).err().unwrap_or(SUCCESS)
 }
 
-/// Adds a node after others, which must be nodes of the same graph.
+/// Adds a node after other nodes, which must be in the same graph.
 unsafe fn add(node: *mut u64, graph: u64, dependencies: *const u64, count: usize, operation: Result<Op, i32>) -> c_int {
     if count > 0 && dependencies.is_null() {
         return INVALID_VALUE;
@@ -134,7 +134,7 @@ api! {
         let known = ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner).get(&(node, which)).copied();
         put(value, Ok(known.unwrap_or_default()))
     }
-    // The upper bits of a node's number are the number of its graph.
+    // The upper bits of a node's number contain the number of its graph.
     initialised cuGraphKernelNodeSetParams_v2(node: u64, parameters: *const KernelNode) {
         replace(node >> 16, node, kernel(parameters))
     }

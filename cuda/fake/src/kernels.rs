@@ -1,7 +1,7 @@
 //! Kernels, identified by name. Arguments are 64-bit numbers.
 //!
-//! UNSAFETY: reads and writes addresses that the program names, as a card does; a wrong address kills the program. One
-//! kernel can make any system call, for tests of sandboxes.
+//! UNSAFETY: like a card, reads and writes addresses that the program specifies. An invalid address kills the program.
+//! One kernel can make any system call, for tests of sandboxes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::time::Duration;
@@ -117,11 +117,11 @@ pub const KERNELS: [Kernel; 12] = [
     },
 ];
 
-/// Makes a system call. Returns its result, or the negative error.
+/// Makes a system call. Returns its result or the negative errno.
 fn system_call(words: &[u64]) -> u64 {
-    // SAFETY: see UNSAFETY. The set is a local, which is filled before it is read.
+    // SAFETY: see UNSAFETY. The set is a local variable that is initialised before it is read.
     let (result, error) = unsafe {
-        // Threads of this library block all signals, which hostile code would not.
+        // This library's threads block all signals, but hostile code would not.
         let mut forbidden: libc::sigset_t = std::mem::zeroed();
         libc::sigaddset(&raw mut forbidden, libc::SIGSYS);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const forbidden, std::ptr::null_mut());
@@ -132,7 +132,7 @@ fn system_call(words: &[u64]) -> u64 {
     if result == -1 { i64::from(-error) as u64 } else { result as u64 }
 }
 
-/// Returns an element of at most eight bytes; `u64::MAX` if the texture does not exist.
+/// Returns an element of at most eight bytes, or `u64::MAX` if the texture does not exist.
 fn sample(texture: u64, x: u64, y: u64) -> u64 {
     let Some((at, bytes)) = views::element(texture, x, y) else { return u64::MAX };
     let mut word = [0u8; 8];
@@ -147,7 +147,7 @@ fn paint(surface: u64, x: u64, y: u64, value: u64) {
     unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), at as *mut u8, bytes.min(8) as usize) };
 }
 
-/// Announces a kernel's round if the kernel meets its peers. Returns true while it must use the card to wait for them.
+/// If the kernel must meet its peers, announces its round. Returns true while it must use the card to wait for them.
 pub fn spins(kernel: &Kernel, arguments: &[u64]) -> bool {
     let &[words, count, own, round, _] = arguments else { return false };
     if kernel.name != "meet" {

@@ -1,26 +1,26 @@
-//! A `libcuda.so.1` without a GPU, for tests: stricter than NVIDIA's library.
+//! A `libcuda.so.1` for tests that does not need a GPU and is stricter than NVIDIA's library.
 //!
-//! - Each card is a folder that several processes share ([`card`]). Each allocation is a file; the file's lock is held
-//!   while a handle, an exported descriptor or a mapping of the allocation exists in any process. `FAKE_CUDA_CARDS` is
-//!   the number of cards, and `CUDA_VISIBLE_DEVICES` selects the cards that a process sees.
-//! - Addresses ([`space`]): every rule of virtual memory management is checked. An access to an address that is not
-//!   mapped, or to which access was not granted, kills the program.
-//! - Work ([`work`]): each stream has a thread; kernels of all processes share the card's only [`engine`]. Captures
-//!   are as easily invalidated as real ones. Memory for a graph's allocations is reserved when the graph is uploaded or
-//!   launched.
-//! - Graphs are captured, or built from nodes ([`graphs`]).
-//! - Arrays, copies of boxes, textures and surfaces ([`arrays`]).
+//! - Each card is a folder shared by several processes ([`card`]). Each allocation is a file, which is locked while any
+//!   process has a handle, an exported descriptor or a mapping of the allocation. `FAKE_CUDA_CARDS` is the number of
+//!   cards, and `CUDA_VISIBLE_DEVICES` selects the cards visible to a process.
+//! - Addresses ([`space`]): all rules of virtual memory management are checked. An access to an unmapped address, or
+//!   without granted access, kills the program.
+//! - Work ([`work`]): each stream has a thread, and kernels of all processes share the card's [`engine`]. Captures are
+//!   invalidated by the same calls as with NVIDIA's driver. Memory for a graph's allocations is reserved when the graph
+//!   is uploaded or launched.
+//! - Graphs are captured or built from nodes ([`graphs`]).
+//! - Arrays, multidimensional copies, textures and surfaces ([`arrays`]).
 //! - Kernels ([`kernels`]) are identified by name; modules and libraries ([`code`]) have all of them.
 //! - Functions are found by name and version, and in export tables ([`lookup`]); [`facts`] has the attributes of
 //!   devices, contexts and streams.
 //! - Resets ([`card`]): a card loses all memory, and each process permanently loses its context.
-//! - The Multi-Process Service ([`mps`]): kernels of a server's clients run at the same time, and one client's illegal
-//!   access ends the contexts of all.
-//! - Access between cards ([`peers`]): work that uses memory of another card without access kills the program.
+//! - The Multi-Process Service ([`mps`]): kernels of a server's clients run concurrently, and an illegal access by one
+//!   client destroys the contexts of all clients.
+//! - Access between cards ([`peers`]): work that uses another card's memory without access kills the program.
 //! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
 //! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
-//! - Pinned memory ([`pinned`]): registered memory of the host, and functions of the program in streams.
-//! - NVML ([`nvml`]): the processes that have a context, with their bytes, the card's memory, and its other facts
+//! - Pinned memory ([`pinned`]): registered host memory, and functions of the program in streams.
+//! - NVML ([`nvml`]): processes with a context and their bytes, the card's memory, and its other properties
 //!   ([`nvml_facts`]).
 //!
 //! The clock is the host's clock. Modules contain no code. Textures return single elements without filtering.
@@ -51,18 +51,18 @@ mod space;
 mod views;
 mod work;
 
-/// Starts a thread that blocks all signals. NVIDIA's threads accept signals, but a test could not distinguish those
-/// threads from the library's.
+/// Starts a thread that blocks all signals. NVIDIA's threads accept signals, but tests could not distinguish them from
+/// the library's threads.
 ///
 /// UNSAFETY: sets the signal mask of the calling thread, and restores it before returning.
 #[allow(unsafe_code, reason = "see UNSAFETY")]
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
-    // SAFETY: both sets are locals; the first is filled before it is read.
+    // SAFETY: both sets are local variables, and the first is initialised before it is read.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        // If the thread cannot start, its function of the driver is missing.
+        // If the thread cannot be started, its part of the driver is missing.
         let _ = std::thread::Builder::new().name(name.into()).spawn(work);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
     }

@@ -1,6 +1,6 @@
 //! Lookup of functions by name and version, and of export tables.
 //!
-//! The export tables are the same as in the guest library, so that NVIDIA's runtime also runs on this library.
+//! The export tables are the same as in the guest library, so that NVIDIA's runtime also works with this library.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -88,7 +88,7 @@ api! {
     }
 }
 
-/// Finds the newest exported form of a function that is not newer than `version`. The fake has no per-thread forms.
+/// Finds the newest exported form of a function up to `version`. There are no per-thread forms.
 unsafe fn find(name: *const c_char, to: *mut *mut c_void, version: c_int) -> c_int {
     if name.is_null() || to.is_null() {
         return INVALID_VALUE;

@@ -1,4 +1,4 @@
-//! Handles, and mappings in this process's own address space.
+//! Handles, and mappings in the process's address space.
 //!
 //! UNSAFETY: maps files over reserved addresses.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -15,20 +15,20 @@ use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY}
 use crate::space::{Broken, GRANULE, Space};
 use crate::{current, pairs};
 
-/// An allocation that this process has. All descriptors and mappings share its file description, and therefore its
+/// An allocation of this process. All descriptors and mappings share its file description, which determines its
 /// lifetime.
 #[derive(Clone)]
 pub struct Physical {
     file: Arc<Allocation>,
     bytes: u64,
     tier: Tier,
-    /// The card, by its index among all cards.
+    /// Index of the card among all cards.
     card: usize,
     /// Set if the allocation was made by [`import`].
     imported: bool,
-    /// Kinds of handles through which other processes may import the allocation.
+    /// Kinds of handles with which other processes can import the allocation.
     kinds: i32,
-    /// References through handles: the allocation lives while it has references or mappings.
+    /// Number of references by handles. The allocation exists while it has references or mappings.
     references: u32,
     mappings: u32,
 }
@@ -42,7 +42,7 @@ struct Memory {
     plain: HashMap<u64, u64>,
     /// Tiers of mappings by address.
     tiers: HashMap<u64, Tier>,
-    /// Access of each device to mappings, by address.
+    /// Access of each device to mappings, keyed by address.
     access: HashMap<u64, HashMap<i32, i32>>,
     /// Contents of each allocation while the process is off the card.
     taken_off: HashMap<u64, Vec<u8>>,
@@ -77,7 +77,7 @@ fn broken(rule: Broken) -> i32 {
     rule.1
 }
 
-/// Allocates physical memory that handles of `kinds` may export. Returns its handle.
+/// Allocates physical memory that can be exported with the handle types `kinds`. Returns its handle.
 pub fn create(device: i32, tier: Tier, bytes: u64, kinds: i32) -> Result<u64, i32> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
         return Err(INVALID_VALUE);
@@ -97,18 +97,18 @@ fn insert(file: Allocation, card: usize, tier: Tier, bytes: u64, imported: bool,
     handle
 }
 
-/// Returns the device of a card, as numbered in this process.
+/// Returns the device number of a card in this process.
 fn device(card: usize) -> i32 {
     card::visible().iter().position(|seen| *seen == card).map_or(-1, |at| at as i32)
 }
 
 impl Memory {
-    /// Returns a handle to which the program has a reference.
+    /// Returns a handle if the program has a reference to it.
     fn handle(&mut self, handle: u64) -> Result<&mut Physical, i32> {
         self.handles.get_mut(&handle).filter(|physical| physical.references > 0).ok_or(INVALID_VALUE)
     }
 
-    /// Removes a handle that has neither references nor mappings.
+    /// Removes a handle if it has neither references nor mappings.
     fn end(&mut self, handle: u64) {
         if self.handles.get(&handle).is_some_and(|p| p.references == 0 && p.mappings == 0) {
             self.handles.remove(&handle);
@@ -116,7 +116,7 @@ impl Memory {
     }
 }
 
-/// Drops a reference. Mappings stay valid.
+/// Drops a reference. Mappings remain valid.
 pub fn release(handle: u64) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
@@ -125,7 +125,7 @@ pub fn release(handle: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// Returns the handle mapped at an address, and adds a reference.
+/// Returns the handle mapped at an address and adds a reference.
 pub fn retain(at: u64) -> Result<u64, i32> {
     let mut memory = lock();
     let memory = memory.get();
@@ -149,7 +149,8 @@ pub fn property(handle: u64) -> Result<[i32; 8], i32> {
 pub fn export(handle: u64) -> Result<i32, i32> {
     let mut memory = lock();
     let physical = memory.get().handle(handle)?;
-    // As observed on an H100 with driver 580: a program's chunks reach a new owner only through kept descriptors.
+    // As observed on an H100 with driver 580, imported memory cannot be exported. A program's chunks can therefore
+    // reach a new owner only through kept descriptors.
     if physical.imported || physical.kinds & 1 == 0 {
         return Err(INVALID_VALUE);
     }
@@ -157,14 +158,14 @@ pub fn export(handle: u64) -> Result<i32, i32> {
     physical.file.try_clone().map(|file| file.into_raw_fd()).map_err(|_| OUT_OF_MEMORY)
 }
 
-/// Returns a handle of a descriptor's allocation.
+/// Returns a handle to a descriptor's allocation.
 pub fn import(descriptor: i32) -> Result<u64, i32> {
     // SAFETY: the descriptor is only borrowed for the copy.
     let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
     if copy < 0 {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the copy is new, and only this function has it.
+    // SAFETY: the copy is new and owned by this function.
     let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(copy) };
     let mut file = file;
     for card in card::visible().iter().filter_map(|at| card::all().get(*at)) {
@@ -191,7 +192,7 @@ fn cover(at: u64, bytes: u64) -> bool {
     found as u64 == at
 }
 
-/// Reserves addresses. The addresses start at `wish` if that is not 0 and nothing is mapped there.
+/// Reserves addresses. They start at `wish` if it is not 0 and the range is unused.
 pub fn reserve(bytes: u64, align: u64, wish: u64) -> Result<u64, i32> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) || (align != 0 && !align.is_power_of_two()) {
         return Err(INVALID_VALUE);
@@ -200,7 +201,7 @@ pub fn reserve(bytes: u64, align: u64, wish: u64) -> Result<u64, i32> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     if wish != 0 && wish.is_multiple_of(align) {
         let at = wish as *mut libc::c_void;
-        // SAFETY: the mapping is new; the kernel refuses the address if anything is mapped there.
+        // SAFETY: the mapping is new. The kernel rejects the address if the range is in use.
         let found =
             unsafe { libc::mmap(at, bytes as usize, libc::PROT_NONE, flags | libc::MAP_FIXED_NOREPLACE, -1, 0) };
         if found == at {
@@ -209,7 +210,7 @@ pub fn reserve(bytes: u64, align: u64, wish: u64) -> Result<u64, i32> {
         }
     }
     let length = (bytes + align) as usize;
-    // SAFETY: only the aligned part of the new mapping is kept; the rest is never used.
+    // SAFETY: only the aligned part of the new mapping is used.
     let found = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
     if found == libc::MAP_FAILED {
         return Err(OUT_OF_MEMORY);
@@ -224,7 +225,7 @@ pub fn unreserve(at: u64, bytes: u64) -> Result<(), i32> {
     lock().get().space.unreserve(at, bytes).map_err(broken)
 }
 
-/// Maps an allocation. The caller grants access later.
+/// Maps an allocation. The program grants access later.
 pub fn map(at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
@@ -246,7 +247,7 @@ pub fn map(at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), i32> {
     if found as u64 == at { Ok(()) } else { Err(OUT_OF_MEMORY) }
 }
 
-/// Like [`unmap`], for mappings that the program made itself.
+/// Same as [`unmap`], for mappings created by the program.
 pub fn unmap_own(at: u64, bytes: u64) -> Result<(), i32> {
     let plain = |memory: &mut Memory| memory.space.find(at).is_some_and(|(start, _)| memory.plain.contains_key(&start));
     if plain(lock().get()) {
@@ -255,7 +256,7 @@ pub fn unmap_own(at: u64, bytes: u64) -> Result<(), i32> {
     unmap(at, bytes)
 }
 
-/// Unmaps whole mappings: later accesses kill the program.
+/// Unmaps whole mappings. Later accesses kill the program.
 pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
@@ -274,8 +275,8 @@ pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// Sets a device's access to whole mappings. The pages get the access of all devices together, and [`access_of`]
-/// distinguishes the devices.
+/// Sets a device's access to whole mappings. The pages get the combined access of all devices. [`access_of`]
+/// distinguishes devices.
 pub fn allow(of: i32, at: u64, bytes: u64, access: i32) -> Result<(), i32> {
     protection(access).ok_or(INVALID_VALUE)?;
     let mut memory = lock();
@@ -297,7 +298,7 @@ pub fn allow(of: i32, at: u64, bytes: u64, access: i32) -> Result<(), i32> {
     Ok(())
 }
 
-/// Returns the mapping that contains an address, as its first address and bytes, and the access of a device to it.
+/// Returns the mapping that contains an address (its first address and size), and a device's access to it.
 pub fn access_of(at: u64, device: i32) -> Option<((u64, u64), i32)> {
     let mut memory = lock();
     let memory = memory.get();
@@ -322,7 +323,7 @@ fn protection(access: i32) -> Option<libc::c_int> {
     }
 }
 
-/// Releases all memory of this process; the contents of its own allocations are kept.
+/// Releases all memory of this process. Keeps the contents of its own allocations.
 pub fn take_off() {
     let mut memory = lock();
     let memory = memory.get();
@@ -361,7 +362,7 @@ pub fn put_back() -> Result<(), i32> {
         };
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         let (at, bytes) = (start as *mut libc::c_void, mapping.bytes as usize);
-        // SAFETY: the range lies in a reservation of this process, and was mapped before.
+        // SAFETY: the range is in a reservation of this process and was mapped before.
         unsafe { libc::mmap(at, bytes, protection, flags, physical.file.as_raw_fd(), 0) };
     }
     Ok(())
@@ -370,17 +371,17 @@ pub fn put_back() -> Result<(), i32> {
 /// A mapping, and the properties of its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
-    /// First address and bytes of the mapping.
+    /// First address and size of the mapping.
     pub mapping: (u64, u64),
-    /// First address and bytes of the reservation.
+    /// First address and size of the reservation.
     pub range: (u64, u64),
-    /// Memory that holds the mapped allocation.
+    /// Memory that contains the mapped allocation.
     pub tier: Tier,
     /// Access of the card.
     pub access: i32,
     /// Number of the allocation.
     pub id: u64,
-    /// Kinds of handles that may export the allocation.
+    /// Kinds of handles with which the allocation can be exported.
     pub kinds: i32,
     /// Set if the allocation was made by `cuMemAlloc`.
     pub plain: bool,
@@ -406,12 +407,12 @@ pub fn find(at: u64) -> Option<Found> {
     })
 }
 
-/// Allocates like `cuMemAlloc`.
+/// Allocates memory like `cuMemAlloc`.
 pub fn allocate(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, true)
 }
 
-/// Allocates like `cuMemAllocManaged`: NVML does not count the memory for the process. All of the memory is resident
+/// Allocates memory like `cuMemAllocManaged`. NVML does not count the memory for the process. All memory is resident
 /// immediately.
 pub fn allocate_managed(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, false)
@@ -428,7 +429,7 @@ fn allocate_counted(bytes: u64, counted: bool) -> Result<u64, i32> {
     Ok(at)
 }
 
-/// Maps new memory at reserved addresses. The memory exists while it is mapped.
+/// Maps new memory at reserved addresses. It exists while it is mapped.
 pub fn back(at: u64, bytes: u64) -> Result<(), i32> {
     back_counted(at, bytes, true)
 }
@@ -446,7 +447,7 @@ fn back_counted(at: u64, bytes: u64, counted: bool) -> Result<(), i32> {
     release(handle)
 }
 
-/// Frees memory that [`allocate`] returned.
+/// Frees memory returned by [`allocate`].
 pub fn free(at: u64) -> Result<(), i32> {
     let bytes = lock().get().plain.remove(&at).ok_or(INVALID_VALUE)?;
     unmap(at, bytes)?;

@@ -1,15 +1,16 @@
-//! The client's side of NVIDIA's Multi-Process Service (MPS), stricter than NVIDIA's.
+//! The client side of NVIDIA's Multi-Process Service (MPS), stricter than NVIDIA's implementation.
 //!
-//! `cuInit` connects to the control daemon whose pipe is in the folder of [`PIPES`], and then to the server that the
-//! daemon names. The process is a client until it ends. Kernels of one server's clients run at the same time; kernels
-//! of two servers, and of processes that are not clients, share the engine in slices.
+//! `cuInit` connects to the control daemon whose pipe is in the folder named by [`PIPES`], and then to the server that
+//! the daemon names. The process remains a client until it exits. Kernels of one server's clients run concurrently.
+//! Kernels of different servers, and of processes that are not clients, use the engine in separate slices.
 //!
-//! An illegal access by one client, or the end of the server, ends the contexts of all clients of the server. A control
-//! daemon that does not accept a connection makes `cuInit` fail, where NVIDIA's driver may continue without MPS. The
-//! programs for the server's side are in `cuda-rig`.
+//! An illegal access by one client or the exit of the server destroys the contexts of all clients of the server. If the
+//! control daemon does not accept a connection, `cuInit` fails, whereas NVIDIA's driver may continue without MPS. The
+//! programs for the server side are in `cuda-rig`.
 //!
-//! Lines over UNIX sockets: `client` to the control daemon, answered by `server PID`; then `attach` to the server's
-//! socket, answered by `ok`, `full` or `fault`. Later the server sends `fault` or `terminated`, and the client `fault`.
+//! The messages are lines on UNIX sockets. The client sends `client` to the control daemon, which replies `server PID`.
+//! The client then sends `attach` to the server's socket, and the reply is `ok`, `full` or `fault`. Later, the server
+//! can send `fault` or `terminated`, and the client can send `fault`.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -28,16 +29,16 @@ const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// A connection to a server.
 struct Client {
     server: UnixStream,
-    /// Identifies the server in the engine's file.
+    /// Number that identifies the server in the engine's file.
     tag: u16,
 }
 
 static CLIENT: OnceLock<Client> = OnceLock::new();
 
-/// Error that all further calls of this process return; [`SUCCESS`] if its contexts are not lost.
+/// Error returned by all further calls of this process, or [`SUCCESS`] if its contexts are not lost.
 static LOST: AtomicI32 = AtomicI32::new(SUCCESS);
 
-/// Connects this process to its server, if its environment names a control daemon.
+/// Connects this process to its server if its environment specifies a control daemon.
 pub fn connect() -> Result<(), i32> {
     let Some(folder) = std::env::var_os(PIPES).map(PathBuf::from) else { return Ok(()) };
     let control = folder.join("control");
@@ -68,12 +69,12 @@ pub fn connect() -> Result<(), i32> {
     Ok(())
 }
 
-/// Sends a line, and returns the connection with the answer.
+/// Sends a line and returns the connection and the reply.
 fn ask(path: &Path, line: &str) -> std::io::Result<(UnixStream, String)> {
     let mut stream = UnixStream::connect(path)?;
     writeln!(stream, "{line}")?;
     let (mut answer, mut byte) = (String::new(), [0]);
-    // A buffer would also take the server's next line.
+    // A buffered reader could also consume the server's next line.
     while byte != *b"\n" {
         stream.read_exact(&mut byte)?;
         answer.push(char::from(byte[0]));
@@ -85,17 +86,17 @@ fn lose(error: i32) {
     let _ = LOST.compare_exchange(SUCCESS, error, Ordering::SeqCst, Ordering::SeqCst);
 }
 
-/// Returns the error that all calls return after the contexts are lost.
+/// Returns the error of all calls after the contexts are lost.
 pub fn lost() -> i32 {
     LOST.load(Ordering::SeqCst)
 }
 
-/// Returns a number of this process's server; 0 if the process is not a client.
+/// Returns the number of this process's server, or 0 if the process is not a client.
 pub fn tag() -> u16 {
     CLIENT.get().map_or(0, |client| client.tag)
 }
 
-/// Handles an illegal access of this process's work.
+/// Handles an illegal access by this process's work.
 pub fn fault() {
     lose(ILLEGAL_ADDRESS);
     if let Some(client) = CLIENT.get() {

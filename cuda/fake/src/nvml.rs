@@ -1,8 +1,8 @@
-//! NVML's functions about the card, in the same library: a link named `libnvidia-ml.so.1` suffices.
+//! NVML's functions for the card. They are in the same library, so that a link named `libnvidia-ml.so.1` is sufficient.
 //!
-//! Reports the processes that have a context and a PID in the caller's namespace. Files in the first card's folder
-//! change the results: with `nvml-fails` the query for processes fails; with `nvml-without-bytes` it omits their bytes,
-//! as NVML does on some systems.
+//! Reports processes with a context and a process ID in the caller's namespace. Files in the first card's folder change
+//! the results: if `nvml-fails` exists, queries for processes fail. If `nvml-without-bytes` exists, the processes'
+//! bytes are omitted, as NVML does on some systems.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -21,14 +21,14 @@ const NOT_FOUND: c_int = 6;
 pub const INSUFFICIENT_SIZE: c_int = 7;
 const UNKNOWN: c_int = 999;
 
-/// The first device's handle; the other devices have the following numbers.
+/// The first device's handle. The handles of the other devices follow.
 const DEVICE: usize = 0xd0;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
-/// `nvmlMemory_v2`: version 2, and 40 bytes.
+/// Version field of `nvmlMemory_v2_t`: version 2 and size 40.
 const MEMORY_V2: u32 = 0x0200_0028;
 
-/// The process that has initialised NVML. Children of this process must initialise NVML again.
+/// ID of the process that has initialised NVML. Its children must initialise NVML again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 fn is_ready() -> bool {
@@ -191,7 +191,7 @@ struct Utilization {
     decoder: u32,
 }
 
-/// Returns one sample, taken now. A process whose kernel occupies the card counts as using all of it.
+/// Returns one current sample. A process whose kernel occupies the card is reported with full utilization.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     device: *mut c_void,

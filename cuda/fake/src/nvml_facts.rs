@@ -1,4 +1,4 @@
-//! Facts that NVML reports about a card and the system. All cards are of one model.
+//! Properties of a card and of the system that NVML reports. All cards are of the same model.
 //!
 //! UNSAFETY: writes through the program's pointers, as the real library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -26,7 +26,7 @@ struct Rates {
     memory: u32,
 }
 
-/// Returns text that is padded with zeros.
+/// Returns the text padded with zeros.
 fn padded<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     let mut padded = [0; BYTES];
     padded.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
@@ -48,7 +48,7 @@ unsafe fn text(to: *mut c_char, bytes: u32, text: &str) -> c_int {
     }
 }
 
-/// Writes a fact of a device.
+/// Writes a property of a device.
 unsafe fn fact<T>(device: *mut c_void, to: *mut T, fact: impl FnOnce(&Card) -> T) -> c_int {
     match card(device) {
         Ok(_) if to.is_null() => INVALID_ARGUMENT,

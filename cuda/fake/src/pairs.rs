@@ -5,14 +5,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::current::device_of;
 
-/// Enabled pairs: the context that has access, and the context whose memory it may use.
+/// Enabled pairs: a context with access, and the context whose memory it can access.
 static PAIRS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
 fn pairs() -> MutexGuard<'static, Vec<(u64, u64)>> {
     PAIRS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Adds or removes a pair. Returns false if the pair was already there, or was not there.
+/// Adds or removes a pair. Returns false if a pair to add already exists or a pair to remove does not exist.
 pub fn change(pair: (u64, u64), add: bool) -> bool {
     let mut pairs = pairs();
     if pairs.contains(&pair) == add {
@@ -26,7 +26,7 @@ pub fn change(pair: (u64, u64), add: bool) -> bool {
     true
 }
 
-/// Returns the devices that may access plain memory of a device, except the device itself.
+/// Returns the other devices that can access plain memory of a device.
 pub fn of(device: c_int) -> Vec<c_int> {
     let pairs = pairs();
     let found = pairs.iter().filter(|(_, to)| device_of(*to) == Some(device));

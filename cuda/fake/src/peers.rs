@@ -1,10 +1,10 @@
-//! The functions for access between cards, stricter than NVIDIA's: each pair of cards could access each other's memory,
-//! but work that uses memory of another card without access to it kills the program. NVIDIA's driver ends only the
+//! The functions for access between cards. All cards support access to each other's memory, but work that uses another
+//! card's memory without enabled access kills the program. NVIDIA's driver is less strict, and destroys only the
 //! context.
 //!
-//! A card has access to a mapping through `cuMemSetAccess`, and to memory of `cuMemAlloc` while a context of the card
-//! has enabled the access to a context of the memory's card. Copies between two cards need no access: NVIDIA's driver
-//! copies them through host memory. Such copies must name the context of each address.
+//! `cuMemSetAccess` gives a card access to a mapping. A card can access memory from `cuMemAlloc` while one of its
+//! contexts has enabled access to a context of the memory's card. Copies between two cards do not need access, because
+//! NVIDIA's driver copies through host memory. Such copies must specify the context of each address.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -19,7 +19,7 @@ use crate::result::*;
 use crate::work::{self, Op};
 use crate::{memory, pairs};
 
-/// Enables or disables the access of the current context. `peer` is the context with the memory.
+/// Enables or disables the current context's access to memory of the context `peer`.
 fn change(peer: u64, enable: bool) -> i32 {
     let (Some(from), Some(to)) = (device_of(CURRENT.get()), device_of(peer)) else { return INVALID_CONTEXT };
     if from == to {
@@ -32,7 +32,7 @@ fn change(peer: u64, enable: bool) -> i32 {
     memory::allow_plain(to, from, access).err().unwrap_or(SUCCESS)
 }
 
-/// Copies between two contexts; each address must be memory of its context's card.
+/// Copies between two contexts. Each address must be in the memory of its context's card.
 fn copy(to: (u64, u64), from: (u64, u64), bytes: u64) -> Result<Op, i32> {
     for (at, context) in [to, from] {
         let device = device_of(context).ok_or(INVALID_CONTEXT)?;
@@ -74,7 +74,7 @@ api! {
             Err(error) => error,
         }
     }
-    // No kernel of the fake can be launched in this way.
+    // The fake's kernels cannot be launched in this way.
     context cuLaunchCooperativeKernelMultiDevice(_list: *const c_int, _count: u32, _flags: u32) { INVALID_VALUE }
     context cuStreamGetCtx(stream: u64, to: *mut u64) { put(to, work::context_of(stream)) }
     context cuMemPoolSetAccess(_pool: u64, list: *const [c_int; 3], count: usize) {

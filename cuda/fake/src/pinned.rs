@@ -1,6 +1,7 @@
-//! Functions that workers call: registered host memory, functions of the program in streams, and the state of streams.
+//! Functions that workers call, for registered host memory, for functions of the program in streams, and for the state
+//! of streams.
 //!
-//! UNSAFETY: exports functions, and calls functions that the program passes.
+//! UNSAFETY: exports functions and calls functions that the program passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 
@@ -17,7 +18,7 @@ const ALREADY_REGISTERED: c_int = 712;
 /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
 const NOT_REGISTERED: c_int = 713;
 
-/// Registers host memory; kernels reach all memory of the process anyway.
+/// Registers host memory. Kernels can access all memory of the process even without registration.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, bytes: usize, _flags: u32) -> c_int {
     let at = at as u64;

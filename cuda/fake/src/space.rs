@@ -1,4 +1,4 @@
-//! Reserved addresses and their mappings: the rules of virtual memory management.
+//! Enforces the rules of virtual memory management for reserved addresses and their mappings.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ pub const GRANULE: u64 = 2 << 20;
 pub struct Mapping {
     /// Size in bytes.
     pub bytes: u64,
-    /// The allocation, by the handle that was used to map it.
+    /// The handle that was used to map the allocation.
     pub handle: u64,
     /// Access of the card, as `CUmemAccess_flags`.
     pub access: i32,
 }
 
-/// A violated rule, and the result code of NVIDIA's driver 580 for it.
+/// A violated rule, and the corresponding result code of NVIDIA's driver 580.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken(pub &'static str, pub i32);
 
-/// Reservations and mappings by their first address.
+/// Reservations and mappings, keyed by first address.
 #[derive(Debug, Default)]
 pub struct Space {
     reserved: BTreeMap<u64, u64>,
@@ -61,7 +61,7 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps whole mappings without a gap, and returns them.
+    /// Unmaps a contiguous range of whole mappings, and returns them.
     pub fn unmap(&mut self, at: u64, bytes: u64) -> Result<Vec<(u64, Mapping)>, Broken> {
         let found = self.cover(at, bytes)?;
         for (start, _) in &found {
@@ -70,7 +70,7 @@ impl Space {
         Ok(found)
     }
 
-    /// Sets the card's access to whole mappings without a gap, and returns them.
+    /// Sets the card's access to a contiguous range of whole mappings, and returns them.
     pub fn allow(&mut self, at: u64, bytes: u64, access: i32) -> Result<Vec<(u64, Mapping)>, Broken> {
         let found = self.cover(at, bytes)?;
         for (start, _) in &found {
@@ -93,7 +93,7 @@ impl Space {
         (at < start + mapping.bytes).then_some((start, mapping))
     }
 
-    /// Returns all mappings by their first addresses.
+    /// Returns all mappings with their first addresses.
     pub fn mappings(&self) -> impl Iterator<Item = (u64, Mapping)> {
         self.mapped.iter().map(|(start, mapping)| (*start, *mapping))
     }

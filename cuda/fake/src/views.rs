@@ -1,4 +1,4 @@
-//! Textures and surfaces: numbers that programs pass to kernels, and the memory that they refer to.
+//! Textures and surfaces. Programs pass their numbers to kernels.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,13 +8,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct View {
     /// Address of the first element.
     pub at: u64,
-    /// Bytes of a row.
+    /// Size of a row in bytes.
     pub row_bytes: u64,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub element_bytes: u64,
 }
 
-/// Views by number, and the last number. This value is static, because kernels get only the number.
+/// Views keyed by number, and the last number. Static because kernels get only the number.
 static VIEWS: Mutex<Option<(HashMap<u64, View>, u64)>> = Mutex::new(None);
 
 fn lock() -> MutexGuard<'static, Option<(HashMap<u64, View>, u64)>> {
@@ -35,7 +35,7 @@ pub fn remove(number: u64) -> bool {
     lock().get_or_insert_default().0.remove(&number).is_some()
 }
 
-/// Returns the address and the size of an element.
+/// Returns the address and size of an element.
 pub fn element(number: u64, x: u64, y: u64) -> Option<(u64, u64)> {
     let View { at, row_bytes, element_bytes } = lock().as_ref()?.0.get(&number).copied()?;
     Some((at + y * row_bytes + x * element_bytes, element_bytes))

@@ -1,6 +1,6 @@
 //! Streams, events, captures and graphs.
 //!
-//! UNSAFETY: copies between addresses that the program names, as a card does.
+//! UNSAFETY: like a card, copies between addresses that the program specifies.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,10 +23,10 @@ pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
 /// `CUstreamCallback`.
 pub type Callback = unsafe extern "C" fn(u64, i32, *mut std::ffi::c_void);
 
-/// A piece of work.
+/// An operation.
 #[derive(Clone)]
 pub enum Op {
-    /// A kernel with its arguments.
+    /// A kernel and its arguments.
     Kernel(Kernel, Vec<u64>),
     /// A copy: to, from, bytes.
     Copy(u64, u64, u64),
@@ -40,22 +40,22 @@ pub enum Op {
     Record(Arc<Event>, u64),
     /// Waits for an event.
     Wait(Arc<Event>, u64),
-    /// Graph operation: allocates memory at an address. The graph holds the memory while it is reserved.
+    /// Graph operation: allocates memory at an address. The graph owns the memory while it is reserved.
     Alloc(u64, u64),
     /// Graph operation: frees memory.
     Free,
     /// A graph as one operation.
     Graph(Vec<Op>),
-    /// A function of the program, with its argument.
+    /// A function of the program and its argument.
     Host(HostFunction, u64),
-    /// A callback of the program, with its stream and its argument.
+    /// A callback of the program, its stream and its argument.
     Callback(Callback, u64, u64),
 }
 
-/// Number of operations that a stream queues before further submissions block, as in a card's queues.
+/// Number of operations that a stream can queue before further submissions block, as in a card's queues.
 const QUEUE: usize = 1024;
 
-/// Card time for which a kernel waits for its peers before it checks them again.
+/// Card time for which a kernel spins before it checks its peers again.
 const SPIN: Duration = Duration::from_micros(200);
 
 impl Op {
@@ -76,13 +76,13 @@ impl Op {
     }
 }
 
-/// An event: the number of its records, and the last completed record.
+/// An event: the number of times it was recorded, and the last completed recording.
 #[derive(Debug, Default)]
 pub struct Event {
-    /// Device on which the event was made.
+    /// Device of the event.
     device: i32,
     recorded: AtomicU64,
-    /// Set if the last record became part of a capture.
+    /// Set if the last recording became part of a capture.
     captured: AtomicBool,
     done: Mutex<(u64, Option<Instant>)>,
     changed: Condvar,
@@ -112,16 +112,16 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Stream {
-    /// The current context when the stream was made.
+    /// The context in which the stream was created.
     context: u64,
     queue: SyncSender<Op>,
     /// Number of operations queued so far.
     queued: AtomicU64,
-    /// Number of operations that are done.
+    /// Number of completed operations.
     done: Arc<AtomicU64>,
     last: Arc<Event>,
     capture: Option<Capture>,
-    /// True if the stream and the default stream wait for each other, so that neither may disturb the other's capture.
+    /// Set if the stream and the default stream wait for each other. Neither must then disturb the other's capture.
     blocking: bool,
 }
 
@@ -136,9 +136,9 @@ struct Work {
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Arc<Event>>,
     graphs: HashMap<u64, Vec<Op>>,
-    /// Memory that is reserved for graphs: address, size in bytes, and device.
+    /// Memory reserved for graphs: address, size in bytes, and device.
     reserved: BTreeMap<u64, (u64, i32)>,
-    /// Maximum number of reserved bytes of each device so far.
+    /// Maximum number of reserved bytes per device so far.
     highest: HashMap<i32, u64>,
     next: u64,
 }
@@ -146,13 +146,13 @@ struct Work {
 static WORK: Mutex<Option<Work>> = Mutex::new(None);
 
 thread_local! {
-    /// Capture mode of this thread, which decides if its calls may disturb captures of other threads: 0 global, 1
+    /// Capture mode of this thread, which determines whether its calls disturb captures of other threads: 0 global, 1
     /// thread-local, 2 relaxed.
     static MODE: AtomicI32 = const { AtomicI32::new(0) };
-    /// Number of this thread's own default stream, which no program can name.
+    /// Number of this thread's own default stream. Programs cannot use it as a handle.
     static THREAD_STREAM: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 48);
-        // Reserves one number for each device.
+        // Reserve one number per device.
         NEXT.fetch_add(16, Ordering::SeqCst)
     };
 }
@@ -193,7 +193,7 @@ fn run(op: Op, device: i32) {
         Op::Record(event, record) => event.finish(record),
         Op::Wait(event, record) => event.wait(record),
         Op::Alloc(..) | Op::Free => {}
-        // SAFETY: see UNSAFETY; the program passed the function and its argument.
+        // SAFETY: see UNSAFETY. The program passed the function and its argument.
         Op::Host(function, data) => unsafe { function(data as *mut std::ffi::c_void) },
         // SAFETY: as above.
         Op::Callback(function, stream, data) => unsafe { function(stream, 0, data as *mut std::ffi::c_void) },
@@ -201,7 +201,7 @@ fn run(op: Op, device: i32) {
     }
 }
 
-/// Creates a stream of the current device.
+/// Creates a stream on the current device.
 fn stream() -> Stream {
     let device = current::current_device();
     let (queue, ops) = sync_channel::<Op>(QUEUE);
@@ -229,8 +229,8 @@ impl Work {
         self.reserved.values().filter(|(_, of)| *of == device).map(|(bytes, _)| bytes).sum()
     }
 
-    /// Returns the stream of a handle: 0 and 1 are the current device's default stream of all threads, 2 is the calling
-    /// thread's own. While a blocking stream captures, the default stream must not be used.
+    /// Returns the stream of a handle. 0 and 1 are the current device's default stream, and 2 is the calling thread's
+    /// own default stream. While a blocking stream captures, the default stream must not be used.
     fn stream(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if handle > 2 {
             return self.streams.get_mut(&handle).ok_or(INVALID_HANDLE);
@@ -245,7 +245,8 @@ impl Work {
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }
 
-    /// Same as [`Self::stream`], for work. Work that is not permitted during a capture invalidates the capture.
+    /// Same as [`Self::stream`], for submitting work. Work that is not permitted during a capture invalidates the
+    /// capture.
     fn stream_to_use(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if self.stream(handle).err() == Some(CAPTURE_IMPLICIT) {
             let blocking = self.streams.values_mut().filter(|stream| stream.blocking);
@@ -255,7 +256,7 @@ impl Work {
     }
 }
 
-/// Work for a stream's queue. Send the work without holding locks, because the queue may be full.
+/// Work for a stream's queue. Must be sent without holding locks, because the queue may be full.
 struct Sent(SyncSender<Op>, Op);
 
 impl Sent {
@@ -283,7 +284,7 @@ impl Stream {
         None
     }
 
-    /// Returns the record of an event after the stream's current work, which the caller must send.
+    /// Returns a recording of an event after the stream's current work. The caller must send it.
     fn end(&self) -> (Sent, Arc<Event>, u64) {
         let record = self.last.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         self.queued.fetch_add(1, Ordering::SeqCst);
@@ -311,7 +312,7 @@ pub fn exchange(mode: i32) -> i32 {
     MODE.with(|mine| mine.swap(mode, Ordering::SeqCst))
 }
 
-/// Makes a stream.
+/// Creates a stream.
 pub fn create(blocking: bool) -> u64 {
     with(|work| {
         let id = work.id();
@@ -320,7 +321,7 @@ pub fn create(blocking: bool) -> u64 {
     })
 }
 
-/// Destroys a stream; the stream's work continues.
+/// Destroys a stream. Its work continues.
 pub fn destroy(handle: u64) -> i32 {
     with(|work| if work.streams.remove(&handle).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
@@ -330,7 +331,7 @@ fn is_pageable(at: u64) -> bool {
     memory::find(at).is_none() && !registered::is_registered(at) && !modules::contains(at)
 }
 
-/// Submits work. Bytes of pageable memory are read now, as NVIDIA's driver does.
+/// Submits work. As in NVIDIA's driver, pageable memory is read immediately.
 pub fn submit(handle: u64, op: Op) -> i32 {
     let write = |to, from, bytes: u64| {
         // SAFETY: see UNSAFETY.
@@ -381,7 +382,7 @@ pub fn finish(handle: u64) -> i32 {
     }
 }
 
-/// Returns true if all work of a stream is done.
+/// Returns true if all work in a stream has completed.
 pub fn is_done(handle: u64) -> Result<bool, i32> {
     with(|work| match work.stream(handle)? {
         stream if stream.capture.is_some() => Err(CAPTURE_UNSUPPORTED),
@@ -389,7 +390,7 @@ pub fn is_done(handle: u64) -> Result<bool, i32> {
     })
 }
 
-/// Waits for all streams of the current device. The wait invalidates a capture in any thread mode.
+/// Waits for all streams of the current device. Invalidates captures in any mode.
 pub fn finish_all() -> i32 {
     let device = current::current_device();
     finish_streams(|stream| stream.is_of(device))
@@ -423,7 +424,7 @@ pub fn context_of(handle: u64) -> Result<u64, i32> {
     with(|work| work.stream(handle).map(|stream| stream.context))
 }
 
-/// Returns the state of a stream's capture: 0 none, 1 active, 2 lost.
+/// Returns the state of a stream's capture: 0 none, 1 active, 2 invalidated.
 pub fn capturing(handle: u64) -> Result<i32, i32> {
     with(|work| work.stream(handle).map(|s| s.capture.as_ref().map_or(0, |c| if c.broken { 2 } else { 1 })))
 }
@@ -440,7 +441,7 @@ pub fn begin(handle: u64, mode: i32) -> i32 {
     })
 }
 
-/// Ends a capture; returns the graph.
+/// Ends a capture and returns the graph.
 pub fn end(handle: u64) -> Result<u64, i32> {
     with(|work| {
         let capture = work.stream(handle)?.capture.take().ok_or(INVALID_VALUE)?;
@@ -476,7 +477,7 @@ pub fn add_node(graph: u64, op: Op) -> Result<u64, i32> {
     })
 }
 
-/// Replaces a node's operation in an executable graph that was made from the node's graph.
+/// Replaces a node's operation in an executable graph created from the node's graph.
 pub fn replace_node(made: u64, node: u64, op: Op) -> Result<(), i32> {
     with(|work| {
         let ops = work.graphs.get_mut(&made).ok_or(INVALID_HANDLE)?;
@@ -485,7 +486,7 @@ pub fn replace_node(made: u64, node: u64, op: Op) -> Result<(), i32> {
     })
 }
 
-/// Returns an operation that records an event once more.
+/// Returns an operation that records an event.
 pub fn record_operation(event: u64) -> Result<Op, i32> {
     let found = find(event)?;
     let record = found.recorded.fetch_add(1, Ordering::SeqCst) + 1;
@@ -507,7 +508,7 @@ pub fn destroy_graph(graph: u64) -> i32 {
     with(|work| if work.graphs.remove(&graph).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
-/// Reserves the memory of a graph that is not reserved yet.
+/// Reserves a graph's memory that is not reserved yet.
 pub fn upload(graph: u64) -> i32 {
     let wanted = with(|work| {
         let ops = work.graphs.get(&graph).ok_or(INVALID_HANDLE)?;
@@ -519,7 +520,7 @@ pub fn upload(graph: u64) -> i32 {
         Err(error) => return error,
     };
     for (at, bytes) in wanted {
-        // As with NVIDIA's driver, memory that was reserved before a failure stays reserved.
+        // As with NVIDIA's driver, memory reserved before a failure remains reserved.
         if let Err(error) = memory::back(at, bytes) {
             return error;
         }
@@ -534,12 +535,12 @@ pub fn upload(graph: u64) -> i32 {
     SUCCESS
 }
 
-/// Returns a device's bytes reserved for graphs: the current number, or the maximum.
+/// Returns a device's bytes reserved for graphs: the current or the maximum number.
 pub fn reserved(device: i32, highest: bool) -> u64 {
     with(|work| if highest { work.highest.get(&device).copied().unwrap_or(0) } else { work.reserved_on(device) })
 }
 
-/// Releases a device's memory that is reserved for graphs, if no graph is running.
+/// Releases a device's memory reserved for graphs if no graph is running.
 pub fn trim(device: i32) -> i32 {
     match finish_everything() {
         SUCCESS => {}
@@ -570,7 +571,7 @@ pub fn nodes(graph: u64) -> Result<Vec<u64>, i32> {
     Ok((0..count as u64).map(|at| graph << 16 | at).collect())
 }
 
-/// Returns the `CUgraphNodeType` of a node, and its size in bytes if it allocates.
+/// Returns the `CUgraphNodeType` of a node, and the size in bytes if it allocates memory.
 pub fn node(number: u64) -> Result<(i32, u64), i32> {
     with(|work| {
         let ops = work.graphs.get(&(number >> 16)).ok_or(INVALID_HANDLE)?;
@@ -591,7 +592,7 @@ pub fn launch(graph: u64, handle: u64) -> i32 {
     }
 }
 
-/// Makes an event.
+/// Creates an event.
 pub fn event() -> u64 {
     with(|work| {
         let id = work.id();
@@ -637,11 +638,11 @@ pub fn wait(stream: u64, event: u64) -> i32 {
     }
 }
 
-/// Returns 0 once an event's last record is done.
+/// Returns 0 if an event's last recording has completed.
 pub fn query(event: u64) -> i32 {
     match find(event) {
         Ok(found) if found.captured.load(Ordering::SeqCst) => {
-            // An event inside a capture has no state; a query invalidates the capture.
+            // An event in a capture has no state, and a query invalidates the capture.
             with(|work| work.streams.values_mut().filter_map(|s| s.capture.as_mut()).for_each(|c| c.broken = true));
             CAPTURED_EVENT
         }
@@ -651,7 +652,7 @@ pub fn query(event: u64) -> i32 {
     }
 }
 
-/// Waits for an event's last record.
+/// Waits for an event's last recording.
 pub fn synchronize(event: u64) -> i32 {
     match find(event) {
         Ok(found) => {
@@ -682,7 +683,7 @@ mod tests {
     #[test]
     fn submitter_blocks_when_queue_is_full() {
         let (stream, gate) = (create(false), event());
-        // The event is not recorded yet, so the stream waits at its first operation.
+        // The event has not been recorded yet, so the stream waits at its first operation.
         let held = find(gate).expect("there");
         let record = held.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         assert_eq!(wait(stream, gate), SUCCESS);
@@ -700,9 +701,9 @@ mod tests {
         while count.load(Ordering::SeqCst) < QUEUE as u64 {
             std::thread::yield_now();
         }
-        // TIMEOUT: without a bound all work is submitted in far less time; with a bound, a longer wait changes nothing.
+        // TIMEOUT: without a limit, all work is submitted in far less time. With a limit, a longer wait has no effect.
         std::thread::sleep(std::time::Duration::from_millis(200));
-        // In addition to the queue, one operation has left the queue and waits.
+        // One operation has left the queue and is waiting.
         assert!(count.load(Ordering::SeqCst) <= QUEUE as u64 + 1, "{count:?} are in a queue of {QUEUE}");
         assert_eq!(query(event()), SUCCESS, "other calls go on");
         held.finish(record);

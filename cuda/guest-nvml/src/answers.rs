@@ -1,6 +1,6 @@
-//! Functions of NVML that the guest answers, or whose answers it completes.
+//! NVML functions that the guest implements itself or completes.
 //!
-//! UNSAFETY: exports functions that read and write through the program's pointers, as NVML's functions do.
+//! UNSAFETY: exports functions that read and write through the program's pointers, like NVML's functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of NVML")]
 
@@ -35,7 +35,7 @@ pub struct FirstProcess {
     used: u64,
 }
 
-/// Defines exported functions, which all have the same safety condition.
+/// Defines exported functions with the same safety requirement.
 macro_rules! exported {
     ($($(#[$about:meta])* fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => { $(
         $(#[$about])*
@@ -48,50 +48,50 @@ macro_rules! exported {
 }
 
 exported! {
-    /// Starts NVML.
+    /// Initialises NVML.
     fn nvmlInit() -> i32 { start() }
-    /// Starts NVML.
+    /// Initialises NVML.
     fn nvmlInit_v2() -> i32 { start() }
-    /// Starts NVML. The call fails in a guest without a card, regardless of the flags.
+    /// Initialises NVML. Fails in a guest without a card, regardless of the flags.
     fn nvmlInitWithFlags(_flags: u32) -> i32 { start() }
-    /// Ends a start.
+    /// Shuts NVML down after the matching initialisation.
     fn nvmlShutdown() -> i32 { devices::end() }
     /// Returns the text for a result code.
     fn nvmlErrorString(result: i32) -> *const c_char { text(result).as_ptr() }
 
-    /// Number of devices.
+    /// Returns the number of devices.
     fn nvmlDeviceGetCount(to: *mut u32) -> i32 {
         // SAFETY: guaranteed by the caller.
         unsafe { put(to, devices::count()) }
     }
-    /// Number of devices.
+    /// Returns the number of devices.
     fn nvmlDeviceGetCount_v2(to: *mut u32) -> i32 {
         // SAFETY: guaranteed by the caller.
         unsafe { put(to, devices::count()) }
     }
-    /// Returns a device by its index.
+    /// Returns a device by index.
     fn nvmlDeviceGetHandleByIndex(index: u32, to: *mut u64) -> i32 {
         // SAFETY: guaranteed by the caller.
         unsafe { put(to, devices::by_index(index)) }
     }
-    /// Returns a device by its index.
+    /// Returns a device by index.
     fn nvmlDeviceGetHandleByIndex_v2(index: u32, to: *mut u64) -> i32 {
         // SAFETY: guaranteed by the caller.
         unsafe { put(to, devices::by_index(index)) }
     }
-    /// Returns a device by its UUID.
+    /// Returns a device by UUID.
     fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, to: *mut u64) -> i32 {
         // SAFETY: guaranteed by the caller.
         let Some(wanted) = (unsafe { read(uuid) }) else { return INVALID_ARGUMENT };
         // SAFETY: guaranteed by the caller.
         unsafe { put(to, search(|device| Ok(devices::uuid(device)? == wanted))) }
     }
-    /// Returns a device by its address on the PCI bus.
+    /// Returns a device by PCI bus ID.
     fn nvmlDeviceGetHandleByPciBusId(address: *const c_char, to: *mut u64) -> i32 {
         // SAFETY: guaranteed by the caller.
         unsafe { by_address(address, to) }
     }
-    /// Returns a device by its address on the PCI bus.
+    /// Returns a device by PCI bus ID.
     fn nvmlDeviceGetHandleByPciBusId_v2(address: *const c_char, to: *mut u64) -> i32 {
         // SAFETY: guaranteed by the caller.
         unsafe { by_address(address, to) }
@@ -102,7 +102,7 @@ exported! {
         unsafe { put(to, known(device)) }
     }
 
-    /// Reports that MIG is off, because a guest has a share of a card and no instance.
+    /// Reports that MIG is disabled, because a guest has a share of a card instead of an instance.
     fn nvmlDeviceGetMigMode(device: u64, current: *mut u32, pending: *mut u32) -> i32 {
         let off = known(device).map(|_| 0);
         // SAFETY: guaranteed by the caller.
@@ -119,18 +119,18 @@ exported! {
         unsafe { put(to, known(device).map(|_| 0)) }
     }
 
-    /// Returns the tenant's programs on a device.
+    /// Returns the tenant's processes on a device.
     fn nvmlDeviceGetComputeRunningProcesses(device: u64, count: *mut u32, to: *mut FirstProcess) -> i32 {
         let short = |process: &Process| FirstProcess { pid: process.pid, used: process.used };
         // SAFETY: guaranteed by the caller.
         unsafe { list(count, to, processes(device).map(|all| all.iter().map(short).collect())) }
     }
-    /// Returns the tenant's programs on a device.
+    /// Returns the tenant's processes on a device.
     fn nvmlDeviceGetComputeRunningProcesses_v2(device: u64, count: *mut u32, to: *mut Process) -> i32 {
         // SAFETY: guaranteed by the caller.
         unsafe { list(count, to, processes(device)) }
     }
-    /// Returns the tenant's programs on a device.
+    /// Returns the tenant's processes on a device.
     fn nvmlDeviceGetComputeRunningProcesses_v3(device: u64, count: *mut u32, to: *mut Process) -> i32 {
         // SAFETY: guaranteed by the caller.
         unsafe { list(count, to, processes(device)) }
@@ -150,7 +150,7 @@ exported! {
         // SAFETY: guaranteed by the caller.
         unsafe { list(count, to, known(device).map(|_| Vec::new())) }
     }
-    /// Returns the command of a process in this guest.
+    /// Returns the command name of a process in this guest.
     fn nvmlSystemGetProcessName(pid: u32, to: *mut c_char, bytes: u32) -> i32 {
         if !devices::is_ready() {
             return UNINITIALIZED;
@@ -169,7 +169,7 @@ fn start() -> i32 {
     }
 }
 
-/// Returns the index of a device if the handle is valid.
+/// Returns the index of a device, or an error if the handle is invalid.
 fn known(device: u64) -> Result<u32, i32> {
     match index_of(Kind::Gpu, device) {
         _ if !devices::is_ready() => Err(UNINITIALIZED),
@@ -178,7 +178,7 @@ fn known(device: u64) -> Result<u32, i32> {
     }
 }
 
-/// Returns the first device for which `matches` returns true.
+/// Returns the first device that `matches` accepts.
 fn search(matches: impl Fn(u64) -> Result<bool, i32>) -> Result<u64, i32> {
     for device in devices::all()? {
         if matches(device)? {
@@ -188,10 +188,10 @@ fn search(matches: impl Fn(u64) -> Result<bool, i32>) -> Result<u64, i32> {
     Err(NOT_FOUND)
 }
 
-/// Writes the device at an address such as `0000:41:00.0`; the domain may have eight digits, or be absent.
+/// Writes the device at a PCI address such as `0000:41:00.0`. The domain may have eight digits, or be absent.
 ///
 /// # Safety
-/// Same as for the functions that call this one.
+/// Same as for the callers.
 unsafe fn by_address(text: *const c_char, to: *mut u64) -> i32 {
     // SAFETY: guaranteed by the caller.
     let Some(text) = (unsafe { read(text) }) else { return INVALID_ARGUMENT };
@@ -204,7 +204,7 @@ unsafe fn by_address(text: *const c_char, to: *mut u64) -> i32 {
     unsafe { put(to, found) }
 }
 
-/// Returns the domain, bus and device of an address.
+/// Parses the domain, bus and device numbers of an address.
 fn place(text: &str) -> Option<[u32; 3]> {
     let number = |text: &str| u32::from_str_radix(text, 16).ok();
     let (rest, last) = text.rsplit_once(':')?;
@@ -213,25 +213,25 @@ fn place(text: &str) -> Option<[u32; 3]> {
     Some([number(domain)?, number(bus)?, number(device)?])
 }
 
-/// Returns the tenant's programs on a device, as listed by the worker's library. The worker has replaced their process
-/// IDs with the process IDs in the guest.
+/// Returns the tenant's processes on a device, as listed by the worker's library. The worker has translated their
+/// process IDs to those in the guest.
 fn processes(device: u64) -> Result<Vec<Process>, i32> {
     let mut count = MAX_PROCESSES as u32;
     let mut all = [Process::default(); MAX_PROCESSES];
     let address = all.as_mut_ptr().expose_provenance() as u64;
     let arguments = [device, (&raw mut count).expose_provenance() as u64, address];
-    // SAFETY: the arguments point to a number, and to a buffer for as many entries as a message can contain.
+    // SAFETY: the arguments point to an integer, and to a buffer for the maximum number of entries in a message.
     match unsafe { forward_of_device("nvmlDeviceGetComputeRunningProcesses_v3+", &arguments) } {
         SUCCESS => Ok(all.into_iter().take(count as usize).collect()),
         result => Err(result),
     }
 }
 
-/// Writes a list to the program's buffer. Before the call, `count` is the size of the buffer; afterwards, it is the
-/// number of entries.
+/// Writes a list to the program's buffer. On entry, `count` is the capacity of the buffer; on return, it is the number
+/// of entries.
 ///
 /// # Safety
-/// Same as for the functions that call this one.
+/// Same as for the callers.
 unsafe fn list<T>(count: *mut u32, to: *mut T, all: Result<Vec<T>, i32>) -> i32 {
     // SAFETY: guaranteed by the caller.
     let Some(count) = (unsafe { count.as_mut() }) else { return INVALID_ARGUMENT };
@@ -247,24 +247,24 @@ unsafe fn list<T>(count: *mut u32, to: *mut T, all: Result<Vec<T>, i32>) -> i32 
     if to.is_null() && !all.is_empty() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: the program's buffer has as many entries, and an empty list writes nothing.
+    // SAFETY: the program's buffer has space for all entries, and an empty list writes nothing.
     unsafe { std::ptr::copy_nonoverlapping(all.as_ptr(), to, all.len()) };
     SUCCESS
 }
 
-/// Reads the program's text.
+/// Reads a string of the program.
 ///
 /// # Safety
-/// The pointer must be null, or point to text that ends with a zero byte.
+/// The pointer must be null, or point to a NUL-terminated string.
 unsafe fn read(text: *const c_char) -> Option<String> {
     // SAFETY: guaranteed by the caller.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// Writes text and a zero byte to the program's buffer.
+/// Writes a NUL-terminated string to the program's buffer.
 ///
 /// # Safety
-/// The buffer must be null or have `bytes` bytes.
+/// The buffer must be null, or have a size of `bytes` bytes.
 unsafe fn write(text: &[u8], to: *mut c_char, bytes: u32) -> i32 {
     if to.is_null() {
         return INVALID_ARGUMENT;
@@ -280,7 +280,7 @@ unsafe fn write(text: &[u8], to: *mut c_char, bytes: u32) -> i32 {
     SUCCESS
 }
 
-/// Writes a result, or returns its error.
+/// Stores a value, or returns its error.
 ///
 /// # Safety
 /// `to` must be null or writable.

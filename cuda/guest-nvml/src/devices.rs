@@ -1,6 +1,6 @@
-//! The state of NVML in this process: the initialisation count, and the devices.
+//! NVML's state in this process: the initialisation count, and the devices.
 //!
-//! UNSAFETY: calls functions of the worker with pointers to local variables.
+//! UNSAFETY: calls the worker's functions with pointers to local variables.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_char;
@@ -14,15 +14,15 @@ use crate::{Failure, worker};
 /// Maximum number of devices in a guest.
 const MAX_DEVICES: u32 = 64;
 
-/// Number of calls of `nvmlInit` without a matching `nvmlShutdown`.
+/// Number of `nvmlInit` calls without a matching `nvmlShutdown`.
 static STARTS: AtomicU32 = AtomicU32::new(0);
-/// Process that has initialised NVML. Children of this process must initialise NVML again.
+/// ID of the process that has initialised NVML. Its children must initialise NVML again.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Bit mask of the devices for which the worker has a handle. The worker keeps a handle until the process ends, and
-/// rejects a second one. No lock protects this mask, because a child could inherit the locked state.
+/// Bit mask of the devices for which the worker has a handle. The worker keeps a handle until the process exits, and
+/// rejects a second one. The mask is not protected by a lock, because a child could inherit a locked state.
 static HANDLES: AtomicU64 = AtomicU64::new(0);
-/// True while a thread requests a handle.
+/// Set while a thread requests a handle.
 static ASKING: AtomicBool = AtomicBool::new(false);
 
 /// Returns true between `nvmlInit` and `nvmlShutdown`.
@@ -30,7 +30,7 @@ pub fn is_ready() -> bool {
     PROCESS.load(Ordering::Acquire) == std::process::id() && STARTS.load(Ordering::Acquire) > 0
 }
 
-/// Starts NVML in the worker.
+/// Initialises NVML in the worker.
 ///
 /// # Errors
 /// Returns an error if no worker is available.
@@ -51,14 +51,14 @@ pub fn start() -> Result<i32, Failure> {
     Ok(result)
 }
 
-/// Undoes one start.
+/// Undoes one initialisation.
 pub fn end() -> i32 {
     let decrement = |starts: u32| starts.checked_sub(1);
     let is_undone = is_ready() && STARTS.fetch_update(Ordering::AcqRel, Ordering::Acquire, decrement).is_ok();
     if is_undone { SUCCESS } else { UNINITIALIZED }
 }
 
-/// Calls a described function of the worker.
+/// Calls a function of the worker by the name of its description.
 ///
 /// # Safety
 /// The arguments must match the function.
@@ -68,7 +68,7 @@ unsafe fn call(name: &str, arguments: &[u64]) -> Result<i32, Failure> {
     unsafe { worker()?.call(number, arguments, 0) }
 }
 
-/// Calls a described function of the worker for the program. Returns the function's result.
+/// Calls a function of the worker on behalf of the program. Returns NVML's result code.
 ///
 /// # Safety
 /// The arguments must match the function.
@@ -83,7 +83,7 @@ pub unsafe fn forward(name: &str, arguments: &[u64]) -> i32 {
 /// Same as [`forward`], for a function whose first argument is a device.
 ///
 /// # Safety
-/// As for [`forward`].
+/// Same as for [`forward`].
 pub unsafe fn forward_of_device(name: &str, arguments: &[u64]) -> i32 {
     let device = arguments.first().copied().unwrap_or_default();
     match index_of(Kind::Gpu, device) {
@@ -94,13 +94,13 @@ pub unsafe fn forward_of_device(name: &str, arguments: &[u64]) -> i32 {
     }
 }
 
-/// Number of devices.
+/// Returns the number of devices.
 ///
 /// # Errors
-/// NVML's result.
+/// Returns NVML's result code on failure.
 pub fn count() -> Result<u32, i32> {
     let mut count = 0u32;
-    // SAFETY: the argument is a pointer to a number.
+    // SAFETY: the argument points to an integer.
     let result = unsafe { forward("nvmlDeviceGetCount_v2+", &[address(&raw mut count)]) };
     if result == SUCCESS { Ok(count) } else { Err(result) }
 }
@@ -108,7 +108,7 @@ pub fn count() -> Result<u32, i32> {
 /// Returns the handle of a device.
 ///
 /// # Errors
-/// NVML's result.
+/// Returns NVML's result code on failure.
 pub fn by_index(index: u32) -> Result<u64, i32> {
     if index >= count()? {
         return Err(INVALID_ARGUMENT);
@@ -138,14 +138,14 @@ fn ask(index: u32, device: u64) -> i32 {
     let number = find("nvmlDeviceGetHandleByIndex_v2+").ok_or(Failure::Missing);
     let mut made = 0u64;
     let arguments = [u64::from(index), address(&raw mut made)];
-    // SAFETY: the arguments are a number, and a pointer to a handle.
+    // SAFETY: the arguments are an integer and a pointer to a handle.
     code(number.and_then(|number| unsafe { worker()?.call(number, &arguments, device) }))
 }
 
-/// All devices.
+/// Returns all devices.
 ///
 /// # Errors
-/// NVML's result.
+/// Returns NVML's result code on failure.
 pub fn all() -> Result<Vec<u64>, i32> {
     (0..count()?.min(MAX_DEVICES)).map(by_index).collect()
 }
@@ -154,20 +154,20 @@ pub fn all() -> Result<Vec<u64>, i32> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PciInfo {
-    /// The address with a short domain.
+    /// The PCI address with a four-digit domain.
     pub legacy: [c_char; 16],
-    /// Domain, bus and device.
+    /// Domain, bus and device numbers.
     pub place: [u32; 3],
-    /// Identifiers of the device and of its subsystem.
+    /// PCI IDs of the device and of its subsystem.
     pub identifiers: [u32; 2],
-    /// The address.
+    /// The PCI address.
     pub address: [c_char; 32],
 }
 
-/// Returns the device's address on the PCI bus.
+/// Returns the device's PCI address.
 ///
 /// # Errors
-/// NVML's result.
+/// Returns NVML's result code on failure.
 pub fn pci(device: u64) -> Result<PciInfo, i32> {
     let mut info = PciInfo::default();
     // SAFETY: the second argument points to the structure that the function fills.
@@ -178,11 +178,11 @@ pub fn pci(device: u64) -> Result<PciInfo, i32> {
 /// Returns the device's UUID as text.
 ///
 /// # Errors
-/// NVML's result.
+/// Returns NVML's result code on failure.
 pub fn uuid(device: u64) -> Result<String, i32> {
     let mut text = [0u8; 96];
     let arguments = [device, address(text.as_mut_ptr()), text.len() as u64];
-    // SAFETY: the second argument points to as many bytes as the third argument says.
+    // SAFETY: the second argument points to a buffer of the size in the third argument.
     match unsafe { forward_of_device("nvmlDeviceGetUUID+", &arguments) } {
         SUCCESS => Ok(text.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()),
         result => Err(result),

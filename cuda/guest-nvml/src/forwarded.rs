@@ -1,16 +1,16 @@
-//! Functions of NVML that the worker's library answers.
+//! NVML functions that are forwarded to the worker's library.
 //!
-//! UNSAFETY: exports functions that write through the program's pointers, as NVML's functions do.
+//! UNSAFETY: exports functions that write through the program's pointers, like NVML's functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of NVML")]
 
 use crate::devices::{forward, forward_of_device};
 use crate::result::{ARGUMENT_VERSION_MISMATCH, INVALID_ARGUMENT, SUCCESS};
 
-/// Functions that pass their arguments to the worker's function of the same name.
+/// Defines functions that pass their arguments to the worker's function of the same name.
 macro_rules! forwarded {
     ($way:ident: $($name:ident($($argument:ident),*);)*) => { $(
-        /// Calls NVML's function of this name in the worker's library.
+        /// Calls the NVML function of this name in the worker's library.
         ///
         /// # Safety
         /// The arguments must match NVML's header.
@@ -63,7 +63,7 @@ forwarded! { forward_of_device:
     nvmlDeviceGetMaxPcieLinkWidth(device, width);
 }
 
-/// `nvmlMemory_v2_t`: bytes.
+/// `nvmlMemory_v2_t`, in bytes.
 #[repr(C)]
 #[derive(Debug)]
 pub struct MemoryV2 {
@@ -74,10 +74,10 @@ pub struct MemoryV2 {
     used: u64,
 }
 
-/// Version 2 of the structure, with its size.
+/// Version field of the structure: version 2, and its size.
 const MEMORY_V2: u32 = 2 << 24 | size_of::<MemoryV2>() as u32;
 
-/// Implements NVML's function of this name: returns the tenant's memory. None of the memory is reserved.
+/// Returns the tenant's memory. No memory is reported as reserved.
 ///
 /// # Safety
 /// The arguments must match NVML's header.
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, to: *mut Memory
     }
     let mut memory = [0u64; 3];
     let arguments = [device, memory.as_mut_ptr().expose_provenance() as u64];
-    // SAFETY: the second argument points to three words: the total, free and used bytes.
+    // SAFETY: the second argument points to three 64-bit words: the total, free and used bytes.
     let result = unsafe { forward_of_device("nvmlDeviceGetMemoryInfo+", &arguments) };
     if result == SUCCESS {
         let [total, free, used] = memory;

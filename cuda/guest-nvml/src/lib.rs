@@ -1,15 +1,15 @@
-//! NVML, NVIDIA's management library, for programs in a VM. The guests' CUDA library also exports these functions, and
-//! its link `libnvidia-ml.so.1` provides NVML to programs.
+//! NVML, NVIDIA's management library, for programs in a VM. The guest's CUDA library also exports these functions;
+//! programs find them through its symbolic link `libnvidia-ml.so.1`.
 //!
-//! - `forwarded`: facts about devices, which the worker queries from its own NVML. The reported memory is therefore the
-//!   tenant's memory.
-//! - `answers`: functions that the guest answers itself: initialisation, handles, lists of processes, names of errors.
+//! - `forwarded`: device properties, which the worker queries from its own NVML. The reported memory is therefore the
+//!   tenant's.
+//! - `answers`: functions that the guest implements itself: initialisation, handles, process lists, error names.
 //! - All other functions in NVML's header return "not supported".
 //!
-//! A device's handle is a [`cuda_calls::handle`], which programs must not use as a pointer. The crate sends requests to
-//! the worker through the trait [`Worker`]. It does not connect to the device and does not encode messages.
+//! A device handle is a [`cuda_calls::handle`], which programs must not dereference. The crate sends requests to the
+//! worker through the trait [`Worker`]. It neither connects to the device nor encodes messages.
 //!
-//! UNSAFETY: declares a function that dereferences its pointer arguments.
+//! UNSAFETY: declares a function that dereferences pointer arguments.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 mod answers;
@@ -25,42 +25,42 @@ pub use result::DRIVER_NOT_LOADED;
 /// Reason why a call has no NVML result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The arguments are wrong.
+    /// The arguments are invalid.
     Arguments,
     /// The worker's library lacks the function.
     Missing,
-    /// The worker has ended, or cannot be started.
+    /// The worker has exited, or cannot be started.
     Lost,
 }
 
 /// The connection between the guest's library and its worker.
 pub trait Worker: Sync {
-    /// Starts the worker of this process if it is not running. A child of the process gets its own worker.
+    /// Starts this process's worker if it is not running. A child process gets its own worker.
     ///
     /// # Errors
     /// Returns an error if no worker can be started.
     fn start(&self) -> Result<(), Failure>;
 
-    /// Calls the function with this number in [`cuda_calls::CALLS`], and returns the result of the worker's NVML.
-    /// `handle` is the handle of the object that the call creates, if it creates one.
+    /// Calls the function with this index in [`cuda_calls::CALLS`]. Returns the result code of the worker's NVML.
+    /// `handle` is the handle of the object that the call creates, if any.
     ///
     /// # Errors
-    /// Returns an error if the worker's NVML was not called.
+    /// Returns an error if the worker did not call its NVML.
     ///
     /// # Safety
     /// The arguments must match the described function.
     unsafe fn call(&self, number: usize, arguments: &[u64], handle: u64) -> Result<i32, Failure>;
 }
 
-/// The connection. NVML's functions are static, so they need a static connection.
+/// The connection; static because the exported functions have no other state.
 static WORKER: OnceLock<&'static dyn Worker> = OnceLock::new();
 
-/// Names the connection. Later calls have no effect.
+/// Sets the connection. Later calls have no effect.
 pub fn install(worker: &'static dyn Worker) {
     let _ = WORKER.set(worker);
 }
 
-/// The connection.
+/// Returns the connection.
 fn worker() -> Result<&'static dyn Worker, Failure> {
     WORKER.get().copied().ok_or(Failure::Lost)
 }

@@ -1,4 +1,4 @@
-//! The functions in NVML's header that are not available in guests. `build.rs` generates a function for each of these
+//! Functions in NVML's header that are not available in guests. `build.rs` generates a function for each of these
 //! symbols.
 //!
 //! UNSAFETY: exports symbols.

@@ -1,4 +1,4 @@
-//! Result codes of NVML's functions, as in its header.
+//! NVML result codes, from its header.
 
 use std::ffi::CStr;
 
@@ -8,11 +8,11 @@ use crate::Failure;
 pub const SUCCESS: i32 = 0;
 /// `nvmlInit` has not been called.
 pub const UNINITIALIZED: i32 = 1;
-/// An argument is not valid.
+/// An argument is invalid.
 pub const INVALID_ARGUMENT: i32 = 2;
 /// The function is not available.
 pub const NOT_SUPPORTED: i32 = 3;
-/// No such object.
+/// The object does not exist.
 pub const NOT_FOUND: i32 = 6;
 /// The program's buffer is too small.
 pub const INSUFFICIENT_SIZE: i32 = 7;
@@ -20,15 +20,15 @@ pub const INSUFFICIENT_SIZE: i32 = 7;
 pub const DRIVER_NOT_LOADED: i32 = 9;
 /// The library does not have the function.
 const FUNCTION_NOT_FOUND: i32 = 13;
-/// The worker has ended.
+/// The worker has exited.
 const GPU_IS_LOST: i32 = 15;
 /// The structure has an unsupported version.
 pub const ARGUMENT_VERSION_MISMATCH: i32 = 25;
 
-/// Returns the result code for a call, whether or not the worker's NVML has answered it.
+/// Converts the outcome of a call to a result code.
 pub fn code(answer: Result<i32, Failure>) -> i32 {
     match answer {
-        // Programs handle an unsupported function better than a library that lacks the function.
+        // Programs handle an unsupported function better than a missing one.
         Ok(FUNCTION_NOT_FOUND) | Err(Failure::Missing) => NOT_SUPPORTED,
         Ok(code) => code,
         Err(Failure::Arguments) => INVALID_ARGUMENT,
@@ -36,7 +36,7 @@ pub fn code(answer: Result<i32, Failure>) -> i32 {
     }
 }
 
-/// Returns the text for a result code.
+/// Returns the description of a result code.
 pub fn text(code: i32) -> &'static CStr {
     match code {
         SUCCESS => c"Success",

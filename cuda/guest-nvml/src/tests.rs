@@ -1,4 +1,4 @@
-//! Tests NVML as programs use it, with a worker in the same process.
+//! Tests NVML from a program's perspective, with a worker in the same process.
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::null_mut;
@@ -15,9 +15,9 @@ use crate::{Failure, Worker, install, result};
 /// A worker with two devices.
 struct Two;
 
-/// The worker has ended.
+/// Set once the worker has exited.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
-/// Handles that were made.
+/// Handles that were created.
 static MADE: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 /// Writes a result to the program's buffer.
@@ -26,7 +26,7 @@ unsafe fn give<T>(to: u64, value: T) {
     unsafe { (to as *mut T).write(value) };
 }
 
-/// Writes text of this length.
+/// Writes a string to the program's buffer.
 unsafe fn give_text(arguments: &[u64], text: &str) {
     let bytes = [text.as_bytes(), &[0]].concat();
     assert!(arguments[1] >= bytes.len() as u64);
@@ -45,7 +45,7 @@ impl Worker for Two {
         }
         let device = arguments.first().copied().unwrap_or_default();
         let index = u32::from(device == handle(Kind::Gpu, 2));
-        // SAFETY: the arguments are valid for the described function.
+        // SAFETY: the arguments match the described function.
         unsafe {
             match CALLS[number].name {
                 "nvmlInit_v2+" => {}
@@ -73,7 +73,7 @@ impl Worker for Two {
     }
 }
 
-/// Serializes the tests, because their state belongs to the process. Each test begins after `nvmlInit`.
+/// Serializes the tests, because their state is per process. Each test starts after `nvmlInit`.
 fn started() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     static FIRST: Once = Once::new();
@@ -133,7 +133,7 @@ fn memory_in_version_2_is_the_workers_answer() {
     let _guard = started();
     let device = device(0);
     let mut memory = [u64::from(2u32 << 24 | 40), 0, 0, 0, 0];
-    // SAFETY: the size in the pointed-to structure is correct.
+    // SAFETY: the structure has the size in its version field.
     assert_eq!(unsafe { nvmlDeviceGetMemoryInfo_v2(device, memory.as_mut_ptr().cast()) }, 0);
     assert_eq!(memory[1..], [100, 0, 70, 30]);
     memory[0] = 0;
@@ -150,7 +150,7 @@ fn lists_of_processes_report_their_length() {
     let _guard = started();
     let device = device(0);
     let (mut count, mut room) = (1, [[0u64; 3]; 3]);
-    // SAFETY: the buffer has as many entries as `count` says.
+    // SAFETY: the buffer has space for `count` entries.
     unsafe {
         let list = room.as_mut_ptr().cast();
         let result = nvmlDeviceGetComputeRunningProcesses_v3(device, &raw mut count, list);

@@ -1,4 +1,4 @@
-//! The shared address range, and memory of the card that the driver placed outside it.
+//! The shared address range, and card memory that the driver placed outside it.
 //!
 //! UNSAFETY: reserves addresses with inaccessible mappings.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -13,27 +13,27 @@ use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 
 /// Size of a page in bytes.
 const PAGE: u64 = 4096;
-/// Size of the address range for handles, in bytes.
+/// Size of the address range reserved for handles, in bytes.
 const HANDLE_BYTES: u64 = 1 << 40;
 
-/// Memory of the card outside the shared range.
+/// Card memory outside the shared range.
 #[derive(Debug, Default)]
 struct Outside {
-    /// Size of each allocation in bytes.
+    /// Sizes of the allocations in bytes, keyed by address.
     ranges: BTreeMap<u64, u64>,
-    /// Ranges of pages that this library keeps inaccessible: the end of each range by its start.
+    /// Page ranges that this library keeps inaccessible: their ends, keyed by start.
     reserved: BTreeMap<u64, u64>,
 }
 
-/// This value is static, because the exported functions have no other state.
+/// Static because the exported functions have no other state.
 static OUTSIDE: RwLock<Outside> = RwLock::new(Outside { ranges: BTreeMap::new(), reserved: BTreeMap::new() });
-/// Number of allocations in [`OUTSIDE`], so that most calls need no lock.
+/// Number of allocations in [`OUTSIDE`], which most calls check instead of taking the lock.
 static OUTSIDE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Kind of memory at an address.
+/// Type of memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Memory of the card.
+    /// Card memory.
     Card,
     /// Pinned memory of the program, which the card accesses at the same address.
     Pinned,
@@ -43,7 +43,7 @@ pub enum Place {
 
 fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: the mapping is new; the kernel refuses the address if it is already in use.
+    // SAFETY: the mapping is new; the kernel rejects the address if it is already in use.
     let found = unsafe { libc::mmap(at as *mut libc::c_void, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
     if found == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -51,12 +51,12 @@ fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
     if found as u64 == at { Ok(()) } else { Err(io::ErrorKind::AddrInUse.into()) }
 }
 
-/// Reserves the shared range and the addresses of handles. Needed only once, because a child inherits the mappings.
+/// Reserves the shared range and the handle addresses. Needed only once, because children inherit the mappings.
 ///
 /// # Errors
 /// Returns an error if the program already uses the addresses.
 pub fn reserve() -> io::Result<()> {
-    /// This value is static, because the mappings belong to the process.
+    /// Static because the mappings belong to the process.
     static RESERVED: AtomicBool = AtomicBool::new(false);
     if RESERVED.load(Ordering::Acquire) {
         return Ok(());
@@ -67,7 +67,7 @@ pub fn reserve() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the kind of memory at an address.
+/// Returns the type of memory at an address.
 pub fn place(address: u64) -> Place {
     if (ADDRESSES.start..PINNED_ADDRESSES).contains(&address) {
         return Place::Card;
@@ -84,7 +84,7 @@ pub fn place(address: u64) -> Place {
     Place::Pageable
 }
 
-/// Records allocated memory of the card. Returns false if the program uses the addresses for other memory.
+/// Records allocated card memory. Returns false if the program uses the addresses for other memory.
 pub fn add(address: u64, bytes: u64) -> bool {
     if ADDRESSES.contains(&address) || bytes == 0 {
         return true;
@@ -110,7 +110,7 @@ pub fn add(address: u64, bytes: u64) -> bool {
     true
 }
 
-/// Forgets freed memory of the card. The addresses of the memory stay reserved, because the driver may use them again.
+/// Removes freed card memory. Its addresses remain reserved, because the driver may reuse them.
 pub fn remove(address: u64) {
     if ADDRESSES.contains(&address) || OUTSIDE_COUNT.load(Ordering::Acquire) == 0 {
         return;

@@ -1,5 +1,5 @@
-//! Allocations by `cuMemAlloc` and `cuMemAllocPitch` that the program has not freed. With these records the library
-//! answers some queries, and frees memory, without waiting for the worker.
+//! The program's live allocations by `cuMemAlloc` and `cuMemAllocPitch`. With these records, the library answers some
+//! queries and frees memory without waiting for the worker.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
@@ -7,15 +7,15 @@ use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 /// An allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Number of bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Number of the context with which the allocation ends.
+    /// Number of the context that owns the allocation.
     pub context: u32,
-    /// The allocation's device.
+    /// Index of the allocation's device.
     pub device: u32,
 }
 
-/// Allocations by their first address. This value is static, because the exported functions have no other state.
+/// Allocations, keyed by start address. Static because the exported functions have no other state.
 static ALLOCATED: RwLock<BTreeMap<u64, Allocation>> = RwLock::new(BTreeMap::new());
 
 fn lock() -> RwLockWriteGuard<'static, BTreeMap<u64, Allocation>> {
@@ -27,12 +27,12 @@ pub fn add(address: u64, allocation: Allocation) {
     lock().insert(address, allocation);
 }
 
-/// Removes the allocation with this first address. Returns false if none exists.
+/// Removes the allocation with this start address. Returns false if none exists.
 pub fn remove(address: u64) -> bool {
     lock().remove(&address).is_some()
 }
 
-/// Forgets the allocations of a context that has ended.
+/// Removes the allocations of a destroyed context.
 pub fn end_context(context: u32) {
     lock().retain(|_, allocation| allocation.context != context);
 }

@@ -1,7 +1,7 @@
-//! Copies in two and three dimensions, and copies of arrays. Rows of pageable memory are packed into messages and
-//! pieces of the staging blob; all other copies are forwarded to the worker.
+//! Copies in two and three dimensions, and array copies. Rows of pageable memory are packed into messages and pieces of
+//! the staging blob; all other copies are forwarded to the worker.
 //!
-//! UNSAFETY: reads and writes the program's memory as the copies require.
+//! UNSAFETY: reads and writes the program's memory for the copies.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use cuda_calls::boxes::{ARRAY, BoxCopy, DEVICE, End, HOST, UNIFIED, WORDS_2D, WORDS_3D};
@@ -39,14 +39,14 @@ enum Form {
     ThreeDimensions,
 }
 
-/// Stream of a copy, and true if the call waits for the copy.
+/// Stream of a copy, and whether the call waits for the copy.
 #[derive(Clone, Copy, Debug)]
 struct Order {
     stream: u64,
     wait: bool,
 }
 
-/// Returns the kind of memory at one end of a copy, or `None` for an array.
+/// Returns the type of memory at one end of a copy, or `None` for an array.
 fn place_of(copy: &BoxCopy, end: End) -> Result<Option<Place>, i32> {
     if end.kind == ARRAY {
         return Ok(None);
@@ -85,7 +85,7 @@ fn pass_on(copy: BoxCopy, form: Form, is_local: bool, order: Order) -> Result<()
     let (two, three) = (two.as_ptr().addr() as u64, three.as_ptr().addr() as u64);
     let Order { stream, wait } = order;
     match (form, wait) {
-        // Without pinned memory, the driver does not wait until the copy completes.
+        // Without pinned memory, the driver does not wait for the copy.
         (Form::Unaligned, _) if is_local && stream == 0 => return invoke(index!("cuMemcpy2DUnaligned_v2+"), &[two]),
         (Form::ThreeDimensions, true) => invoke(index!("cuMemcpy3DAsync_v2+"), &[three, stream])?,
         (Form::ThreeDimensions, false) => return invoke(index!("cuMemcpy3DAsync_v2-"), &[three, stream]),
@@ -95,7 +95,7 @@ fn pass_on(copy: BoxCopy, form: Form, is_local: bool, order: Order) -> Result<()
     streams::wait(own::WAIT_STREAM, stream)
 }
 
-/// A row of a copy: its addresses and its size.
+/// A row of a copy: addresses and size.
 struct Row {
     from: u64,
     to: u64,
@@ -114,7 +114,8 @@ fn for_each_row(copy: &BoxCopy, mut work: impl FnMut(Row)) -> Result<(), i32> {
     Ok(())
 }
 
-/// Splits a copy into parts of at most `limit` bytes: whole layers, rows of one layer, or bytes of one row.
+/// Splits a copy into parts of at most `limit` bytes, each consisting of whole layers, rows of one layer, or bytes of
+/// one row.
 fn parts(copy: BoxCopy, limit: u64) -> impl Iterator<Item = BoxCopy> {
     let width = copy.width.min(limit);
     let height = if width < copy.width { 1 } else { (limit / width).min(copy.height) };
@@ -130,12 +131,12 @@ fn parts(copy: BoxCopy, limit: u64) -> impl Iterator<Item = BoxCopy> {
     })
 }
 
-/// Describes adjacent rows in memory as one end of a copy.
+/// Returns a copy end for rows that are contiguous in memory.
 fn packed(address: u64, part: &BoxCopy) -> End {
     End { kind: HOST, address, pitch: part.width, rows: part.height, ..End::default() }
 }
 
-/// Returns the words of a message: the piece, and the end of the copy that is on the card.
+/// Encodes a message: the piece, and the copy end on the card.
 fn words(piece: u64, stream: u64, part: &BoxCopy, is_out: bool) -> Vec<u64> {
     let mut copy = *part;
     *(if is_out { &mut copy.to } else { &mut copy.from }) = packed(0, part);
@@ -172,7 +173,7 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
     Ok(())
 }
 
-/// Copies the rows of a part to `address`, without gaps between them.
+/// Copies the rows of a part contiguously to `address`.
 fn pack(part: &BoxCopy, address: u64) -> Result<(), i32> {
     let copy = BoxCopy { to: packed(address, part), ..*part };
     // SAFETY: the program's copy reads these rows; the buffer has space for their bytes.
@@ -251,12 +252,12 @@ fn copy_3d_async(frame: &Frame) -> i32 {
     three(frame, Some(1))
 }
 
-/// Creates an end of a copy in a row of an array, from the array and the offset in bytes.
+/// Creates a copy end in a one-row array, at a byte offset.
 fn in_array(array: u64, x: u64) -> End {
     End { kind: ARRAY, array, x, ..End::default() }
 }
 
-/// Creates an end of a copy in linear memory.
+/// Creates a copy end in linear memory.
 fn in_memory(address: u64) -> End {
     End { kind: UNIFIED, address, ..End::default() }
 }
@@ -295,7 +296,7 @@ fn host_to_array_async(frame: &Frame) -> i32 {
     row(frame, in_memory(frame.arg(2)), in_array(frame.arg(0), frame.arg(1)), 3, Some(4))
 }
 
-/// Returns true if a copy node reads and writes only memory that the card can access at each launch.
+/// Returns true if a copy node accesses only memory that the card can access at each launch.
 pub fn is_reachable(words: &[u64; WORDS_3D]) -> Result<bool, i32> {
     let copy = BoxCopy::from_3d(words).spread().ok_or(INVALID_VALUE)?;
     let places = [place_of(&copy, copy.from)?, place_of(&copy, copy.to)?];

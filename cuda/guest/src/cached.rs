@@ -1,5 +1,5 @@
-//! Caches results that change only through the program's own calls: limits of contexts, and occupancies of functions.
-//! The worker is queried only once for each result, because its reply waits for all earlier messages.
+//! Caches results that change only through the program's own calls: context limits and function occupancies. Each
+//! result is queried from the worker only once, because the reply waits for all earlier messages.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,17 +29,17 @@ const MAX_ANSWERS: usize = 4096;
 /// Maximum number of arguments after the pointer to the result.
 const MAX_ARGUMENTS: usize = 4;
 
-/// Key of a cached result: the function's index, the context, and the arguments.
+/// Key of a cached result: function index, context, and arguments.
 type Question = (usize, u32, [u64; MAX_ARGUMENTS]);
 
-/// Cached results, and the number of changes that have invalidated earlier ones.
+/// Cached results, and the number of invalidations.
 #[derive(Default)]
 struct Answers {
     all: Option<HashMap<Question, u64>>,
     changes: u64,
 }
 
-/// This value is static, because the exported functions have no other state.
+/// Static because the exported functions have no other state.
 static ANSWERS: Mutex<Answers> = Mutex::new(Answers { all: None, changes: 0 });
 
 fn lock() -> MutexGuard<'static, Answers> {
@@ -59,8 +59,8 @@ fn change(frame: &Frame) -> i32 {
     result
 }
 
-/// Returns the result of a call. The call's first argument is the pointer to the result, and `count` further arguments
-/// follow.
+/// Returns the result of a call. The call's first argument is the result pointer, followed by `count` further
+/// arguments.
 fn answer(frame: &Frame, count: usize) -> Result<u64, i32> {
     if frame.arg(0) == 0 {
         return Err(INVALID_VALUE);

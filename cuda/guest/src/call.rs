@@ -1,6 +1,6 @@
-//! Executes calls according to their description.
+//! Executes calls according to their descriptions.
 //!
-//! UNSAFETY: encodes arguments, and stores results through the pointers that the program passes.
+//! UNSAFETY: encodes arguments, and stores results through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -14,30 +14,30 @@ use crate::frame::Frame;
 use crate::result::NOT_SUPPORTED;
 use crate::{connection, report, thread};
 
-/// Number of objects created so far, by kind. This value is static, because handles are unique in the process.
+/// Number of objects created so far, by kind. Static because handles are unique within the process.
 static COUNTS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 /// Returns the handle for a new object.
 pub fn fresh(kind: Kind) -> u64 {
     let count = COUNTS.get(kind as usize).map_or(0, |count| count.fetch_add(1, Ordering::Relaxed));
-    // The first numbers of contexts are reserved for the devices' primary contexts.
+    // The first context numbers are reserved for the devices' primary contexts.
     handle(kind, count + if kind == Kind::Context { 256 } else { 1 })
 }
 
-/// Returns the index of a call's description by its name. The name has a mark if another module completes the call.
+/// Returns the index of a call's description by name. The name ends with a mark if another module completes the call.
 macro_rules! index {
     ($name:literal) => {{
-        /// This value is static, because the name is looked up only once.
+        /// Static because the name is looked up only once.
         static INDEX: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
         *INDEX.get_or_init(|| cuda_calls::find($name).unwrap_or(usize::MAX))
     }};
 }
 pub(crate) use index;
 
-/// Calls that were refused. This value is static, because each call is reported once.
+/// Calls that were rejected. Static because each call is reported only once.
 static REFUSED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
 
-/// Prints a line at the first call of a function that guests cannot use.
+/// Prints a message at the first call of a function that is not available in guests.
 pub fn report_refused(name: &'static str) {
     let Ok(mut refused) = REFUSED.lock() else { return };
     if !refused.contains(&name) {
@@ -46,7 +46,7 @@ pub fn report_refused(name: &'static str) {
     }
 }
 
-/// Sends a call according to its description, and completes it.
+/// Executes a call according to its description.
 pub fn described(frame: &Frame) -> i32 {
     let Some(call) = CALLS.get(frame.index) else { return NOT_SUPPORTED };
     let mut args = [0; MAX_ARGUMENTS];
@@ -56,7 +56,7 @@ pub fn described(frame: &Frame) -> i32 {
     code(perform(frame.index, &mut args, frame.per_thread))
 }
 
-/// Returns the result of a call as a number.
+/// Converts the outcome of a call to a result code.
 pub fn code(outcome: Result<(), i32>) -> i32 {
     outcome.err().unwrap_or(0)
 }
@@ -73,7 +73,7 @@ fn fixed_words(call: &Call) -> usize {
 }
 
 /// Sends a call with these arguments. Stores its results, and the handle of a new object, through the pointers among
-/// them.
+/// the arguments.
 ///
 /// # Errors
 /// Returns the call's error.
@@ -89,7 +89,7 @@ pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) 
     let mut encoded = cuda_calls::Encoded::default();
     thread::with(|thread| {
         let write = |message: &mut Vec<u64>| {
-            // SAFETY: the arguments come from the program, or from a function here that completes the call.
+            // SAFETY: the arguments come from the program, or from a function of this library that completes the call.
             encoded = unsafe { encode(call, args, &mut fresh, message)? };
             Ok(())
         };
@@ -129,7 +129,7 @@ pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) 
     if let Some((kind, made)) = encoded.new {
         let place = call.args.iter().zip(&*args).find(|(arg, _)| matches!(arg, Arg::New(_))).map(|(_, value)| *value);
         if let Some(place) = place {
-            // SAFETY: the encoder refuses null.
+            // SAFETY: the encoder rejects null pointers.
             unsafe { (place as *mut u64).write_unaligned(made) };
         }
         if kind == Kind::Stream {
@@ -154,7 +154,7 @@ pub fn invoke(index: usize, arguments: &[u64]) -> Result<(), i32> {
 /// Handle of the calling thread's own default stream.
 pub const PER_THREAD: u64 = 2;
 
-/// Context of each stream. This value is static, because the exported functions have no other state.
+/// Context of each stream. Static because the exported functions have no other state.
 static STREAM_CONTEXTS: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
 
 /// Records the context of a new stream.
@@ -162,8 +162,8 @@ pub fn remember_stream(stream: u64, context: u32) {
     STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, context);
 }
 
-/// Returns the stream to send in a message. To the worker, a thread's own default stream is an ordinary blocking
-/// stream, because one thread of the worker serves all threads.
+/// Returns the stream to send in a message. The worker uses an ordinary blocking stream for a thread's own default
+/// stream, because one worker thread serves all threads.
 pub fn resolve_stream(stream: u64, per_thread: bool) -> Result<u64, i32> {
     if stream != PER_THREAD && !(per_thread && stream == 0) {
         return Ok(stream);
@@ -183,7 +183,7 @@ pub fn resolve_stream(stream: u64, per_thread: bool) -> Result<u64, i32> {
     })
 }
 
-/// Returns the context of a stream that the program has created.
+/// Returns the context of a stream created by the program.
 pub fn stream_context(stream: u64) -> Option<u32> {
     STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).get(&stream).copied()
 }
@@ -193,7 +193,7 @@ pub fn forget_stream(stream: u64) {
     STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
 }
 
-/// Returns the address of a local variable for a result, as an argument.
+/// Returns the address of a local result variable, for use as an argument.
 pub fn to<T>(place: &mut T) -> u64 {
     (&raw mut *place).addr() as u64
 }

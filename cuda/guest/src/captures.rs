@@ -1,7 +1,7 @@
-//! Tracks open captures. If none is open, no stream is capturing, and the worker need not be queried.
+//! Tracks open captures. While none is open, no stream is capturing, and the worker need not be queried.
 //!
-//! PyTorch queries the state of a stream dozens of times in each step, and each reply of the worker would wait for all
-//! earlier messages.
+//! PyTorch queries the capture state of a stream dozens of times per step, and each reply of the worker would wait for
+//! all earlier messages.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -21,8 +21,8 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuStreamGetCaptureInfo_v3", information),
 ];
 
-/// Streams whose captures are open. Other streams join a capture through events, so the worker is queried about every
-/// stream while a capture is open. This value is static, because the exported functions have no other state.
+/// Streams with open captures. Other streams may join a capture through events, so the worker is queried about every
+/// stream while a capture is open. Static because the exported functions have no other state.
 static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Number of streams in [`OPEN`], for readers that do not lock it.
 static OPEN_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -46,21 +46,21 @@ fn begin(frame: &Frame) -> i32 {
 fn end(frame: &Frame) -> i32 {
     let result = described(frame);
     let Ok(stream) = resolve_stream(frame.arg(0), frame.per_thread) else { return result };
-    // If ending a capture fails, only the driver knows if the capture is still open.
+    // If ending a capture fails, only the driver knows whether the capture is still open.
     if result == SUCCESS || state(stream) == Ok((0, 0)) {
         change(|open| open.retain(|of| *of != stream));
     }
     result
 }
 
-/// Queries the worker for the state and the number of a stream's capture.
+/// Queries the worker for the state and ID of a stream's capture.
 fn state(stream: u64) -> Result<(i32, u64), i32> {
     let (mut status, mut id) = (0i32, 0u64);
     invoke(index!("cuStreamGetCaptureInfo_v2+"), &[stream, to(&mut status), to(&mut id)])?;
     Ok((status, if status == 0 { 0 } else { id }))
 }
 
-/// Returns true if no capture is open and the stream exists, so that the stream cannot be capturing.
+/// Returns true if no capture is open and the stream exists, which means that the stream is not capturing.
 fn is_idle(stream: u64) -> Result<bool, i32> {
     ready()?;
     if OPEN_COUNT.load(Ordering::Acquire) > 0 {
@@ -83,7 +83,7 @@ fn is_capturing(frame: &Frame) -> i32 {
     }
 }
 
-/// Returns the state and the number of a capture. The capture's graph and nodes are available only in the worker.
+/// Returns the state and ID of a capture. Its graph and nodes are available only in the worker.
 fn information(frame: &Frame) -> i32 {
     if frame.arg(1) == 0 {
         return INVALID_VALUE;

@@ -1,6 +1,6 @@
-//! Images of modules and libraries, and their variables.
+//! Module and library images, and their variables.
 //!
-//! UNSAFETY: reads images through the pointers that the program passes.
+//! UNSAFETY: reads images through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CStr, OsStr, c_char};
@@ -30,27 +30,28 @@ pub const HANDLERS: &[(&str, Handler)] = &[
 
 /// `CUDA_ERROR_INVALID_IMAGE`.
 const INVALID_IMAGE: i32 = 200;
-/// Magic number of a wrapper around a fat binary.
+/// Magic number of a fat binary wrapper.
 const WRAPPER: u32 = 0x4662_43b1;
 /// Magic number of a fat binary.
 const FAT_BINARY: u32 = 0xba55_ed50;
 /// Magic number of an ELF file.
 const ELF: u32 = 0x464c_457f;
-/// Options of the just-in-time compiler that refer to a buffer of the program: logs and their sizes. They are omitted.
+/// JIT options that refer to buffers of the program: logs and their sizes. They are omitted.
 const LOG_OPTIONS: [u32; 4] = [3, 4, 5, 6];
-/// Option of the just-in-time compiler that returns its duration. A link would store the duration later, when the
-/// option's memory may no longer be valid.
+/// JIT option that returns the compilation time. A link would store it later, when the program's memory may no longer
+/// be valid.
 const TIME_OPTION: u32 = 2;
 /// Maximum number of options.
 const MAX_OPTIONS: usize = 64;
 
-/// Locked from an image's first part until the call that uses the image. Static, like the calls.
+/// Held from an image's first part until the call that uses the image. Static because the exported functions have no
+/// other state.
 static LOADING: Mutex<()> = Mutex::new(());
 
-/// Reads a number at an offset.
+/// Reads an integer at an offset.
 ///
 /// # Safety
-/// The image must have these bytes.
+/// The bytes read must be within the image.
 unsafe fn at<T: Copy>(image: u64, offset: u64) -> T {
     // SAFETY: guaranteed by the caller.
     unsafe { ((image + offset) as *const T).read_unaligned() }
@@ -61,7 +62,7 @@ unsafe fn at<T: Copy>(image: u64, offset: u64) -> T {
 /// # Safety
 /// `image` must be an image that `cuModuleLoadData` accepts.
 unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
-    // SAFETY: guaranteed by the caller; each kind of image has the fields that are read.
+    // SAFETY: guaranteed by the caller; each image type has the fields that are read.
     unsafe {
         match at::<u32>(image, 0) {
             WRAPPER => extent(at(image, 8)),
@@ -74,7 +75,7 @@ unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
                     let entries = u64::from(at::<u16>(image, size)) * u64::from(at::<u16>(image, count));
                     at::<u64>(image, offset).checked_add(entries)
                 };
-                // The tables of the segments' and the sections' headers. The latter follows all contents.
+                // The segment and section header tables. The latter follows all contents.
                 let end = table(32, 54, 56).zip(table(40, 58, 60)).map(|(a, b)| a.max(b)).ok_or(INVALID_IMAGE)?;
                 Ok((image, usize::try_from(end).map_err(|_| INVALID_IMAGE)?))
             }
@@ -83,10 +84,10 @@ unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
     }
 }
 
-/// Sends an image in parts.
+/// Sends an image in several parts.
 ///
 /// # Safety
-/// The program's memory must have these bytes.
+/// The image must be readable for this number of bytes.
 unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), i32> {
     if bytes > own::MAX_IMAGE_BYTES {
         return Err(OUT_OF_MEMORY);
@@ -101,7 +102,7 @@ unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), 
                 message.resize(first + part.div_ceil(8), 0);
                 let room = message.get_mut(first..).ok_or(INVALID_VALUE)?;
                 let from = (image + done as u64) as *const u8;
-                // SAFETY: the buffer has this size; the caller guarantees the source.
+                // SAFETY: the buffer has this size; the source is guaranteed by the caller.
                 unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr().cast(), part) };
                 Ok(())
             })
@@ -111,7 +112,7 @@ unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), 
     Ok(())
 }
 
-/// Sends an image, and then the call that uses it. The call itself handles a null image.
+/// Sends an image, and then the call that uses it. The call handles a null image.
 fn with_image(image: u64, call: impl FnOnce() -> Result<(), i32>) -> Result<(), i32> {
     let connection = connection::get()?;
     let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,7 +135,7 @@ pub fn with_bytes(data: &[u8], call: impl FnOnce() -> Result<(), i32>) -> Result
     call()
 }
 
-/// Loads a module from memory of the program.
+/// Loads a module from the program's memory.
 pub fn load(place: u64, image: u64) -> Result<(), i32> {
     with_image(image, || invoke(index!("cuModuleLoadData+"), &[place, u64::from(image != 0)]))
 }
@@ -143,7 +144,7 @@ fn load_data(frame: &Frame) -> i32 {
     code(load(frame.arg(0), frame.arg(1)))
 }
 
-/// Options, without those that refer to buffers of the program.
+/// JIT options, excluding those that refer to buffers of the program.
 pub struct Options {
     kinds: Vec<u32>,
     values: Vec<u64>,
@@ -152,7 +153,7 @@ pub struct Options {
 /// Reads options.
 ///
 /// # Safety
-/// The program must pass `count` elements in both lists.
+/// Both lists must have `count` elements.
 pub unsafe fn options(count: u32, kinds: u64, values: u64) -> Result<Options, i32> {
     let count = count as usize;
     if count > MAX_OPTIONS || (count > 0 && (kinds == 0 || values == 0)) {
@@ -198,7 +199,7 @@ fn load_library_from(frame: &Frame, image: u64) -> i32 {
     let load = || {
         // SAFETY: the program passes valid arguments. Arguments from the sixth on are on the stack.
         let jit = unsafe { options(frame.int(4), frame.arg(2), frame.arg(3))? };
-        // Library options are omitted: they refer to tables of the program, or promise that the image stays in place.
+        // Omit library options: they refer to tables of the program, or promise that the image remains in memory.
         let [jits, jit_kinds, jit_values] = jit.arguments();
         let args = [frame.arg(0), u64::from(image != 0), jit_kinds, jit_values, jits, 0, 0, 0];
         with_image(image, || invoke(index!("cuLibraryLoadData+"), &args))
@@ -206,14 +207,14 @@ fn load_library_from(frame: &Frame, image: u64) -> i32 {
     code(load())
 }
 
-/// Reads the file that the second argument names, and loads it from memory.
+/// Reads the file named by the second argument, and loads it from memory.
 fn with_file(frame: &Frame, load: impl FnOnce(u64) -> i32) -> i32 {
     if frame.arg(1) == 0 {
         return INVALID_VALUE;
     }
     // SAFETY: the program passes a valid path.
     let path = unsafe { CStr::from_ptr(frame.arg(1) as *const c_char) };
-    // Text must end with a zero byte.
+    // PTX must be NUL-terminated.
     match std::fs::read(OsStr::from_bytes(path.to_bytes())) {
         Ok(mut image) => {
             image.push(0);

@@ -1,6 +1,6 @@
 //! The connection to the program's worker: starts the worker, sends messages, and receives replies.
 //!
-//! UNSAFETY: wraps blobs that the transport has mapped, and dereferences a pointer to a value that is never freed.
+//! UNSAFETY: wraps blobs mapped by the transport, and dereferences a pointer to a value that is never freed.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::result::{LAUNCH_FAILED, NO_DEVICE, NOT_INITIALIZED, NOT_SUPPORTED};
 use crate::thread::{self, Thread};
 use crate::{addresses, report, transport};
 
-/// Time for which a thread polls for a reply before it sleeps.
+/// Time for which a thread spins for a reply before it sleeps.
 const SPIN: Duration = Duration::from_micros(30);
 
 /// The worker of this process.
@@ -25,28 +25,27 @@ pub struct Connection {
     pub transport: Box<dyn Transport>,
     pub control: Shared,
     ring: Mutex<Producer<Shared, Shared>>,
-    /// Unused areas, one bit for each.
+    /// Bit mask of unused areas.
     areas: AtomicU64,
-    /// True if each call waits for its reply, for programs that check for errors immediately.
+    /// Set if each call waits for its reply, for programs that check for errors immediately.
     synchronous: bool,
 }
 
-/// Environment variable. If the variable is `1`, each call waits for its reply.
+/// Environment variable that makes each call wait for its reply if set to `1`.
 const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
-/// This value is static, because the exported functions have no other state. `Err` contains the result of every call.
-/// The value is never freed; in a child of the process the pointer is null again.
+/// Static because the exported functions have no other state. `Err` is the result of every call. The value is never
+/// freed; in a child process, the pointer is null again.
 static CONNECTION: AtomicPtr<Result<Connection, i32>> = AtomicPtr::new(std::ptr::null_mut());
-/// A function to call when the worker starts. This value is static, because it is set when the library is loaded.
+/// Function to call when the worker starts. Static because it is set when the library is loaded.
 static ON_START: OnceLock<fn()> = OnceLock::new();
-/// Set while a thread starts the worker. The flag is not a lock, because a lock that another thread held would stay
-/// locked in a child.
+/// Set while a thread starts the worker. Not a lock, because a child could inherit it locked.
 static STARTING: AtomicBool = AtomicBool::new(false);
 
 /// Returns the worker. The first call starts it.
 ///
 /// # Errors
-/// Returns 100 if the worker does not start, after printing a line on standard error.
+/// Returns 100 if the worker does not start, and prints a message to standard error.
 pub fn connect() -> Result<&'static Connection, i32> {
     loop {
         if let Some(found) = known() {
@@ -56,7 +55,7 @@ pub fn connect() -> Result<&'static Connection, i32> {
             std::thread::yield_now();
             continue;
         }
-        // Another thread may have finished the start in the meantime.
+        // Another thread may have started the worker in the meantime.
         if known().is_none() {
             CONNECTION.store(Box::into_raw(Box::new(start())), Ordering::Release);
         }
@@ -64,7 +63,7 @@ pub fn connect() -> Result<&'static Connection, i32> {
     }
 }
 
-/// Returns the worker, or the error of its start; `None` if it has not been started.
+/// Returns the worker or its startup error, or `None` if it has not been started.
 fn known() -> Option<&'static Result<Connection, i32>> {
     // SAFETY: the pointer is null, or points to a value that is never freed.
     unsafe { CONNECTION.load(Ordering::Acquire).as_ref() }
@@ -83,7 +82,7 @@ pub fn get() -> Result<&'static Connection, i32> {
     known().map_or(Err(NOT_INITIALIZED), |found| found.as_ref().map_err(|code| *code))
 }
 
-/// Closes the descriptors in a child, which gets its own worker on demand.
+/// Closes the descriptors in a child, which starts its own worker on demand.
 pub fn leave_in_child() {
     if let Some(Ok(connection)) = known() {
         connection.transport.close_in_child();
@@ -120,7 +119,7 @@ fn open() -> std::io::Result<Connection> {
     addresses::reserve()?;
     let transport = transport::open()?;
     let blob = transport.create(BlobKind::Control, control::BYTES, None)?;
-    // SAFETY: the transport has mapped the blob, and it stays mapped until the process exits.
+    // SAFETY: the transport has mapped the blob, which remains mapped until the process exits.
     let control = unsafe { Shared::new(blob.address, blob.bytes) };
     control.store(control::VERSION, cuda_ring::VERSION);
     let blob = transport.create(BlobKind::Ring, cuda_ring::ring::BYTES, None)?;
@@ -142,19 +141,19 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Returns the data in the slot.
+    /// Returns the reply's data in the slot.
     pub fn inline(&self, connection: &Connection, words: usize) -> [u64; slots::INLINE_WORDS] {
         let mut data = [0; slots::INLINE_WORDS];
         connection.control.read(slots::data(self.slot), data.get_mut(..words).unwrap_or_default());
         data
     }
 
-    /// Returns the size of the reply's data, in words.
+    /// Returns the size of the reply's data in words.
     pub fn words(&self, connection: &Connection) -> usize {
         (connection.control.load(slots::result(self.slot)) >> 32) as usize
     }
 
-    /// Reads the data from the slot, or from the area if it does not fit into the slot.
+    /// Reads the reply's data from the slot, or from the area if the data does not fit into the slot.
     pub fn read(&self, connection: &Connection, into: &mut [u64]) {
         match self.area {
             Some(area) if into.len() > slots::INLINE_WORDS => connection.control.read(slots::area(area), into),
@@ -163,7 +162,7 @@ impl Answer {
     }
 }
 
-/// An area that a call uses.
+/// An area in use by a call.
 pub struct Area(u16, &'static AtomicU64);
 
 impl Drop for Area {
@@ -173,15 +172,15 @@ impl Drop for Area {
 }
 
 impl Area {
-    /// Returns the number of the area for use in messages.
+    /// Returns the area's number for messages.
     pub fn number(&self) -> u16 {
         self.0
     }
 }
 
 impl Connection {
-    /// Returns the error that every call must return: the worker or the context was lost, or an earlier call of the
-    /// thread without a reply has failed.
+    /// Returns an error if the worker or the context was lost, or if an earlier call of the thread without a reply has
+    /// failed.
     pub fn check(&self, slot: u16) -> Result<(), i32> {
         if self.control.load(control::STATE) == state::LOST {
             return Err(LAUNCH_FAILED);
@@ -198,7 +197,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes an area, and waits if all areas are in use.
+    /// Acquires an area. Waits while all areas are in use.
     pub fn area(&'static self) -> Area {
         loop {
             let free = self.areas.load(Ordering::Acquire);
@@ -233,7 +232,7 @@ impl Connection {
         }
     }
 
-    /// Waits until a word is at least `value`.
+    /// Waits until a word in the control blob is at least `value`.
     pub fn wait(&self, offset: u64, value: u64) -> Result<(), i32> {
         let begin = Instant::now();
         let mut polls = 0u32;
@@ -291,7 +290,7 @@ impl Connection {
         self.publish(&message)
     }
 
-    /// Sends a message that has no reply.
+    /// Sends a message without a reply.
     pub fn post(
         &self,
         thread: &Thread,
@@ -308,7 +307,7 @@ impl Connection {
         }
     }
 
-    /// Sends a message that has a reply. Returns the reply's slot and count.
+    /// Sends a message with a reply. Returns the reply's slot and count.
     pub fn begin(
         &self,
         thread: &Thread,
@@ -321,7 +320,7 @@ impl Connection {
         Ok((thread.slot()?, thread.expect_answer()))
     }
 
-    /// Like [`Self::begin`], for a call that does not report errors of earlier calls. The call fails only if no worker
+    /// Same as [`Self::begin`], but for calls that do not report errors of earlier calls. Fails only if no worker
     /// exists.
     pub fn begin_always(
         &self,

@@ -38,18 +38,18 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuThreadExchangeStreamCaptureMode", exchange_mode),
 ];
 
-/// Maximum number of contexts of a program, including destroyed contexts.
+/// Maximum number of contexts per program, including destroyed ones.
 const MAX_CONTEXTS: usize = 4096;
-/// `CU_CTX_MAP_HOST` is always set.
+/// `CU_CTX_MAP_HOST`, which is always set.
 const MAP_HOST: u32 = 8;
 
-/// Device and flags of each context by its number. Bit 31 is set while the context exists. Readers take no lock.
+/// Device and flags of each context, by number. Bit 31 is set while the context exists. Readers do not acquire a lock.
 static CONTEXTS: [AtomicU32; MAX_CONTEXTS] = [const { AtomicU32::new(0) }; MAX_CONTEXTS];
 const EXISTS: u32 = 1 << 31;
 
-/// Number of references to each primary context, and its flags.
+/// Reference count and flags of each primary context.
 static PRIMARY: Mutex<[(u32, u32); MAX_DEVICES]> = Mutex::new([(0, 0); MAX_DEVICES]);
-/// The flags again, for readers that do not lock. Bit 31 is set while the primary context is active.
+/// Flags of each primary context, for lock-free readers. Bit 31 is set while the primary context is active.
 static STATES: [AtomicU32; MAX_DEVICES] = [const { AtomicU32::new(0) }; MAX_DEVICES];
 
 fn primary() -> MutexGuard<'static, [(u32, u32); MAX_DEVICES]> {
@@ -70,13 +70,13 @@ fn forget(number: u32) {
     }
 }
 
-/// Returns the device and the flags of an existing context.
+/// Returns the device and flags of an existing context.
 fn find(number: u32) -> Result<(u32, u32), i32> {
     let known = CONTEXTS.get(number as usize).map_or(0, |place| place.load(Ordering::Acquire));
     if known & EXISTS == 0 { Err(INVALID_CONTEXT) } else { Ok((known & 0xff, (known & !EXISTS) >> 8)) }
 }
 
-/// Returns the number in a context handle; 0 for null.
+/// Returns the number in a context handle, or 0 for null.
 pub fn number(context: u64) -> Result<u32, i32> {
     match context {
         0 => Ok(0),
@@ -87,7 +87,7 @@ pub fn number(context: u64) -> Result<u32, i32> {
     }
 }
 
-/// Returns the handle of the thread's current context; 0 if it has none.
+/// Returns the handle of the thread's current context, or 0 if it has none.
 pub fn current_handle() -> u64 {
     match thread::current() {
         0 => 0,
@@ -176,7 +176,7 @@ fn get_id(frame: &Frame) -> i32 {
 }
 
 fn get_api_version(frame: &Frame) -> i32 {
-    // The version of contexts created by `cuCtxCreate_v2` and later functions.
+    // API version of contexts created by `cuCtxCreate_v2` and later functions.
     ready().map_or_else(|error| error, |()| frame.put(1, 3020u32))
 }
 
@@ -224,7 +224,7 @@ fn create_in(place: u64, flags: u32, device: u32) -> Result<(), i32> {
 
 /// Reads a handle that was just stored.
 ///
-/// UNSAFETY: `place` points to memory of the program that was written before.
+/// UNSAFETY: `place` points to program memory that was just written.
 #[allow(unsafe_code, reason = "see UNSAFETY")]
 fn read(place: u64) -> Option<u64> {
     // SAFETY: the caller has stored through the pointer.
@@ -235,7 +235,7 @@ fn create(frame: &Frame) -> i32 {
     code(create_in(frame.arg(0), frame.int(1), frame.int(2)))
 }
 
-/// Creates a context for a list of parts of the card. An empty list stands for the whole card.
+/// Creates a context with a list of execution affinities. An empty list selects the whole card.
 fn create_with_affinity(frame: &Frame) -> i32 {
     if frame.arg(1) != 0 && frame.int(2) != 0 {
         return NOT_SUPPORTED;
@@ -319,7 +319,7 @@ fn end_primary(device: u32, call: usize, all: bool) -> Result<(), i32> {
     let at = checked(device)?;
     let is_last = |references: u32| references == 1 || (all && references > 0);
     if primary().get(at).is_some_and(|(references, _)| is_last(*references)) {
-        // Destructors of libraries may call CUDA, so do not hold a lock here.
+        // Destructors of libraries may call CUDA functions, so do not hold a lock here.
         cuda_exports::forget_context(handle(Kind::Context, device + 1));
     }
     let mut primary = primary();

@@ -1,7 +1,7 @@
-//! Copies. Pageable memory of the program travels in messages or through the staging blob; addresses of the card and of
-//! pinned memory are sent as they are.
+//! Copies. Pageable memory is transferred in messages or through the staging blob; addresses of card memory and pinned
+//! memory are sent unchanged.
 //!
-//! UNSAFETY: reads and writes the program's memory as the copies require.
+//! UNSAFETY: reads and writes the program's memory for the copies.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::VecDeque;
@@ -34,7 +34,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
 /// Maximum number of parts in flight per call that copies to the program.
 const DEPTH: usize = 8;
 
-/// The staging blob and the uses of its pieces.
+/// The staging blob, and the uses of its pieces.
 struct Staging {
     blob: Blob,
     /// Number of started uses of each piece.
@@ -44,12 +44,12 @@ struct Staging {
     reading: Mutex<()>,
 }
 
-/// Number of pieces for copies to the card. The other pieces are for copies from it.
+/// Number of pieces for copies to the card. The others are for copies from the card.
 const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
-/// This value is static, because the exported functions have no other state.
+/// Static because the exported functions have no other state.
 static STAGING: OnceLock<Staging> = OnceLock::new();
-/// Locked while the blob is created; static for the same reason.
+/// Held while the blob is created; static for the same reason.
 static CREATING: Mutex<()> = Mutex::new(());
 
 /// Returns the staging blob. The first large copy creates it.
@@ -76,7 +76,7 @@ fn staging_blob(connection: &Connection, thread: &Thread) -> Result<&'static Sta
     }))
 }
 
-/// Appends bytes of the program as words.
+/// Appends the program's bytes as words.
 ///
 /// # Safety
 /// `from` must point to this many bytes of the program.
@@ -86,7 +86,7 @@ unsafe fn append(message: &mut Vec<u64>, from: u64, bytes: usize) {
     let first = message.len();
     message.resize(first + words, 0);
     if let Some(room) = message.get_mut(first..) {
-        // SAFETY: the buffer has this size, and the caller guarantees the source.
+        // SAFETY: the buffer has this size, and the source is guaranteed by the caller.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, room.as_mut_ptr().cast(), bytes) };
     }
 }
@@ -122,7 +122,8 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
         while done < bytes {
             let part = (bytes - done).min(staging::PIECE_BYTES);
             let piece = take_piece(connection, thread)?;
-            // SAFETY: only this call uses the piece until the worker counts its use; the source belongs to the program.
+            // SAFETY: only this call uses the piece until the worker completes its use; the source belongs to the
+            // program.
             unsafe { copy_part(bytes, from + done, piece.address, part) };
             let words = [piece.number, to + done, part, stream];
             done += part;
@@ -137,14 +138,14 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
 
 /// A piece of the staging blob.
 pub struct Piece {
-    /// The piece's number, for use in messages.
+    /// Number of the piece, for messages.
     pub number: u64,
-    /// The piece's address.
+    /// Address of the piece.
     pub address: u64,
 }
 
-/// Takes the next piece for a copy to the card. Waits until the piece's last use is over. The caller must send a
-/// message that uses the piece.
+/// Acquires the next piece for a copy to the card. Waits until the piece's last use has completed. The caller must send
+/// a message that uses the piece.
 pub fn take_piece(connection: &Connection, thread: &Thread) -> Result<Piece, i32> {
     let staging = staging_blob(connection, thread)?;
     let number = staging.next.fetch_add(1, Ordering::Relaxed) % IN_PIECES;
@@ -171,8 +172,8 @@ pub fn finish(
     }
 }
 
-/// Copies parts from the card through the staging blob. `write` fills the message for a part and its piece; `take`
-/// receives each part with the address of its bytes.
+/// Copies parts from the card through the staging blob. `write` encodes the message for a part and its piece; `take`
+/// receives each part with the address of its data.
 pub fn receive<P>(
     connection: &Connection,
     thread: &Thread,
@@ -210,7 +211,7 @@ pub fn receive<P>(
             take(&part, staging.blob.address + piece * staging::PIECE_BYTES);
         }
     }
-    // Get the error of a piece whose reply was replaced by a later one.
+    // Also check for the error of a piece if a later reply has overwritten its reply.
     let replaced = connection.check(thread.slot()?);
     failed.and(replaced)
 }
@@ -262,7 +263,7 @@ fn copy_async(frame: &Frame) -> i32 {
     code(stream.and_then(|stream| perform(frame.arg(0), frame.arg(1), frame.arg(2), stream, false)))
 }
 
-/// `CUmemcpyAttributes`. Only the first word matters here; the other words are hints.
+/// `CUmemcpyAttributes`. Only the first word is relevant; the others are hints.
 #[repr(C)]
 struct Attributes {
     /// `CUmemcpySrcAccessOrder`.
@@ -272,10 +273,10 @@ struct Attributes {
 
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `.._DURING_API_CALL` and `.._ANY`.
 const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
-/// The program may reuse the source when the call returns.
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL`: the program may reuse the source when the call returns.
 const DURING_CALL: u32 = 2;
 
-/// Copies in a stream, with the required order of accesses to the source.
+/// Copies in a stream, with the required source access order.
 fn ordered(to: u64, from: u64, bytes: u64, stream: u64, order: u32) -> Result<(), i32> {
     if !ORDERS.contains(&order) {
         return Err(INVALID_VALUE);
@@ -296,14 +297,14 @@ fn copy_with_attributes(frame: &Frame) -> i32 {
     code(stream.and_then(|stream| ordered(frame.arg(0), frame.arg(1), frame.arg(2), stream, order)))
 }
 
-/// Executes a batch of copies one after another. The driver's interface allows any order.
+/// Executes a batch of copies sequentially. The driver API permits any order.
 fn copy_batch(frame: &Frame, stream: usize) -> Result<(), i32> {
     let [to, from, bytes] = [0, 1, 2].map(|index| frame.arg(index) as *const u64);
     let (count, attributes) = (frame.arg(3), frame.arg(4) as *const Attributes);
     let (indices, groups) = (frame.arg(5) as *const u64, frame.arg(6));
     let stream = resolve_stream(frame.arg(stream), frame.per_thread)?;
     let pointers = [to, from, bytes, attributes.cast(), indices];
-    // A batch cannot be in the default stream that all threads share.
+    // Batches are not permitted in the legacy default stream.
     if pointers.iter().any(|pointer| pointer.is_null()) || count == 0 || groups == 0 || groups > count || stream < 2 {
         return Err(INVALID_VALUE);
     }
@@ -327,8 +328,8 @@ fn batch(frame: &Frame) -> i32 {
     code(copy_batch(frame, 7))
 }
 
-/// Handles the first form of the call, which also has a pointer to the index of a failed copy. The largest number means
-/// that no particular copy failed.
+/// Handles the first version of the call, which also returns the index of the failed copy. `SIZE_MAX` means that the
+/// failure is not specific to a copy.
 fn batch_with_failure(frame: &Frame) -> i32 {
     let result = code(copy_batch(frame, 8));
     if result != 0 {

@@ -23,22 +23,22 @@ pub const MAX_DEVICES: usize = 32;
 /// Number of cached attributes of a device.
 const ATTRIBUTES: usize = 256;
 
-/// Number of devices, or -1 if it is unknown. This value and the next ones are static, because they never change.
+/// Number of devices, or -1 if unknown. This value and the next ones are static because they never change.
 static COUNT: AtomicI32 = AtomicI32::new(-1);
-/// Version of the driver; 0 means that the version is unknown.
+/// Driver version, or 0 if unknown.
 static VERSION: AtomicI32 = AtomicI32::new(0);
-/// Attributes of each device; bit 32 is set if the value in the lower bits is known.
+/// Attributes of each device. Bit 32 is set if the value in the lower bits is known.
 static KNOWN: [[AtomicU64; ATTRIBUTES]; MAX_DEVICES] =
     [const { [const { AtomicU64::new(0) }; ATTRIBUTES] }; MAX_DEVICES];
 /// Set after `cuInit` has succeeded.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
-/// Attributes that a guest does not support: pageable and concurrent managed access (88, 89, 100, 101), kernels with
-/// host pointers to registered memory (91), cooperative multi-device launches (96), sharing by descriptors (103),
-/// sparse arrays (112), direct RDMA (116), DMA-BUF (124), events of other processes (125), fabric handles (128),
-/// unified function pointers (129), multicast (132).
+/// Attributes that a guest does not support: pageable and concurrent managed access (88, 89, 100, 101), host pointers
+/// to registered memory in kernels (91), cooperative multi-device launches (96), sharing by descriptors (103), sparse
+/// arrays (112), direct RDMA (116), DMA-BUF (124), events of other processes (125), fabric handles (128), unified
+/// function pointers (129), multicast (132).
 const ABSENT: [usize; 14] = [88, 89, 91, 96, 100, 101, 103, 112, 116, 124, 125, 128, 129, 132];
-/// Attributes that each guest supports: registration of memory (99), also of read-only memory (113).
+/// Attributes that every guest supports: memory registration (99), including read-only memory (113).
 const PRESENT: [usize; 2] = [99, 113];
 
 fn init(frame: &Frame) -> i32 {
@@ -71,7 +71,7 @@ pub fn driver_version() -> Result<i32, i32> {
 }
 
 fn version(frame: &Frame) -> i32 {
-    // As with NVIDIA's driver, the version is available without a device.
+    // Like in NVIDIA's driver, the version is available without a device.
     driver_version().map_or_else(|error| error, |version| frame.put(0, version))
 }
 
@@ -127,7 +127,7 @@ fn attribute(frame: &Frame) -> i32 {
 }
 
 fn loading_mode(frame: &Frame) -> i32 {
-    // Report lazy loading. The host's library chooses its mode itself.
+    // Report lazy loading. The host's library chooses its own mode.
     frame.put(0, 2i32)
 }
 

@@ -1,7 +1,6 @@
-//! The exported functions. Each function loads the number of its symbol, and calls [`dispatch`] with its arguments.
+//! The exported functions. Each function loads its symbol index, and calls [`dispatch`] with its arguments.
 //!
-//! UNSAFETY: functions with unknown signatures, whose arguments are read from registers and the stack as each call
-//! requires.
+//! UNSAFETY: functions with unknown signatures; arguments are read from registers and the stack as each call requires.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, reason = "generated")]
@@ -17,7 +16,7 @@ use crate::{call, fork, report};
 
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
 
-/// Handlers by index of the call.
+/// Handlers, by call index.
 static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
     lookup::install(Tables { entries: &ENTRIES, symbols: &SYMBOLS, families: FAMILIES });
     let own = handlers();
@@ -31,7 +30,7 @@ static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
     CALLS.iter().map(|call| of((call.name, call.treatment))).collect()
 });
 
-/// Returns all functions that the guest completes.
+/// Returns the handlers of all functions that the guest completes.
 fn handlers() -> Vec<(&'static str, Handler)> {
     let parts = [
         crate::devices::HANDLERS,
@@ -62,7 +61,7 @@ fn refuse(_: &Frame) -> i32 {
     NOT_SUPPORTED
 }
 
-/// Completes a call. The arguments are its number, its six registers, and the address of its stack arguments.
+/// Handles a call, given its symbol index, its six register arguments, and the address of its stack arguments.
 extern "C" fn dispatch(symbol: usize, registers: *const u64, stack: *const u64) -> i32 {
     if fork::is_child() {
         return NOT_INITIALIZED;
@@ -84,7 +83,7 @@ extern "C" fn dispatch(symbol: usize, registers: *const u64, stack: *const u64) 
 /// Stores the argument registers, and calls [`dispatch`].
 #[unsafe(naked)]
 unsafe extern "C" fn common() {
-    // Input: number of the symbol in eax, return address at [rsp].
+    // Input: symbol index in eax, return address at [rsp].
     core::arch::naked_asm!(
         "push rbp",
         "mov rbp, rsp",

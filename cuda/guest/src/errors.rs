@@ -1,4 +1,4 @@
-//! The names and texts of errors.
+//! Names and descriptions of errors.
 
 use std::ffi::CStr;
 
@@ -7,7 +7,7 @@ use crate::result::INVALID_VALUE;
 
 pub const HANDLERS: &[(&str, Handler)] = &[("cuGetErrorName", name), ("cuGetErrorString", text)];
 
-/// Number, name and text of each error.
+/// Number, name and description of each error.
 const ERRORS: &[(u32, &CStr, &CStr)] = &[
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),

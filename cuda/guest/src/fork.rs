@@ -1,6 +1,6 @@
-//! Handles children of the process. After `cuInit`, every CUDA call returns 3 in a child, as with NVIDIA's driver. If
-//! the process has only used NVML or queried the version, its child may use CUDA, and NVML works in each child.
-//! Therefore a child has no worker at first, and starts one on demand.
+//! Handles forked children. After `cuInit`, every CUDA call in a child returns 3, as with NVIDIA's driver. If the
+//! process has only used NVML or queried the version, its children may use CUDA; NVML works in any child. Therefore, a
+//! child initially has no worker, and starts one on demand.
 //!
 //! UNSAFETY: registers a function with the C library.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{connection, devices, thread};
 
-/// Set in a child of a process that had called `cuInit`. The flag is static, because each exported function reads it.
+/// Set in a child of a process that had called `cuInit`. Static because each exported function reads it.
 static CHILD: AtomicBool = AtomicBool::new(false);
 
 /// Returns true in a child of a process that had called `cuInit`.
@@ -17,14 +17,14 @@ pub fn is_child() -> bool {
     CHILD.load(Ordering::Relaxed)
 }
 
-/// Starts to handle forks of this process.
+/// Starts handling forks of this process.
 pub fn watch() {
-    /// This value is static, because children inherit the registration.
+    /// Static because children inherit the registration.
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.swap(true, Ordering::Relaxed) {
         return;
     }
-    // SAFETY: the function writes an atomic and closes descriptors; the library is never unloaded.
+    // SAFETY: the handler writes atomics and closes descriptors; the library is never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };
 }
 

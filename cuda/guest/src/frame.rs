@@ -1,9 +1,9 @@
-//! Arguments of a call.
+//! Call arguments.
 //!
 //! UNSAFETY: reads arguments from registers and the stack as each call requires, and stores results through pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-/// The arguments of a call, and the call's index.
+/// The arguments and index of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame {
     /// The first six arguments.
@@ -12,34 +12,34 @@ pub struct Frame {
     pub stack: *const u64,
     /// Index of the call's description.
     pub index: usize,
-    /// Set for the per-thread variant of a function, whose default stream is the thread's own.
+    /// Set for the per-thread variant of a function, which uses the thread's own default stream.
     pub per_thread: bool,
 }
 
 impl Frame {
-    /// Returns an argument. The function must have this many arguments.
+    /// Returns an argument. The called function must have it.
     pub fn arg(&self, index: usize) -> u64 {
         // SAFETY: the stub stored six registers, and the caller pushed the other arguments before the return address.
         unsafe { if index < 6 { *self.registers.add(index) } else { *self.stack.add(index - 6) } }
     }
 
-    /// Returns an argument as a 32-bit number.
+    /// Returns an argument as a 32-bit integer.
     pub fn int(&self, index: usize) -> u32 {
         self.arg(index) as u32
     }
 
-    /// Writes a result of the call through a pointer argument.
+    /// Stores a result through a pointer argument.
     pub fn put<T>(&self, index: usize, value: T) -> i32 {
         let pointer = self.arg(index) as *mut T;
         if pointer.is_null() {
             return crate::result::INVALID_VALUE;
         }
-        // SAFETY: the program passes a pointer to space for the result, as the driver API requires.
+        // SAFETY: the program passes a pointer to memory for the result, as the driver API requires.
         unsafe { pointer.write_unaligned(value) };
         0
     }
 
-    /// Like [`Self::put`], for results whose pointer may be null.
+    /// Same as [`Self::put`], but the pointer may be null.
     pub fn put_optional<T>(&self, index: usize, value: T) {
         if self.arg(index) != 0 {
             self.put(index, value);

@@ -1,4 +1,4 @@
-//! Parameters and attributes of functions and kernels. The worker is queried only once for each item.
+//! Parameters and attributes of functions and kernels. Each is queried from the worker only once.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -22,9 +22,9 @@ pub const HANDLERS: &[(&str, Handler)] = &[
 
 /// Number of cached attributes.
 const ATTRIBUTES: usize = 24;
-/// Number of functions per page of records.
+/// Number of records per page.
 const PAGE: usize = 256;
-/// Number of pages of records.
+/// Number of record pages.
 const PAGES: usize = 4096;
 
 /// Parameters of a function.
@@ -40,18 +40,18 @@ pub struct Parameters {
 #[derive(Debug, Default)]
 pub struct Record {
     parameters: OnceLock<Parameters>,
-    /// Attributes for the first device that was queried. Bit 32 is set if the value is known.
+    /// Attributes for the first device queried. Bit 32 is set if the value is known.
     attributes: [AtomicU64; ATTRIBUTES],
-    /// Handle of a kernel's function; 0 if unknown.
+    /// Handle of the kernel's function, or 0 if unknown.
     function: AtomicU64,
 }
 
-/// These records are static: they never move and are never freed, so readers need no lock.
+/// Static: the records never move and are never freed, so readers do not need a lock.
 static RECORDS: [AtomicPtr<Record>; PAGES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PAGES];
 
 /// Returns the record of a function.
 ///
-/// UNSAFETY: dereferences a pointer to a page that was leaked, and is therefore always valid.
+/// UNSAFETY: dereferences a pointer to a leaked page, which is always valid.
 #[allow(unsafe_code, reason = "see UNSAFETY")]
 pub fn record(function: u64) -> Result<&'static Record, i32> {
     let number = index_of(Kind::Function, function).ok_or(INVALID_HANDLE)? as usize;
@@ -60,7 +60,7 @@ pub fn record(function: u64) -> Result<&'static Record, i32> {
     if page.is_null() {
         let new: Box<[Record]> = (0..PAGE).map(|_| Record::default()).collect();
         let new = Box::leak(new).as_mut_ptr();
-        // Another thread may have been faster. In this case the other page is used, and this page stays unused.
+        // If another thread was faster, use its page, and leak this one.
         page =
             place.compare_exchange(page, new, Ordering::AcqRel, Ordering::Acquire).map_or_else(|other| other, |_| new);
     }
@@ -140,7 +140,7 @@ fn kernel_attribute(frame: &Frame) -> i32 {
     let (attribute, kernel, device) = (frame.arg(1), frame.arg(2), frame.arg(3));
     let call = |place| invoke(index!("cuKernelGetAttribute+"), &[place, attribute, kernel, device]);
     if current_device().is_ok_and(|current| u64::from(current) != device & 0xffff_ffff) {
-        // Only the values for one device are cached.
+        // Only values for one device are cached.
         let mut value = 0i32;
         return call(to(&mut value)).map_or_else(|error| error, |()| frame.put(0, value));
     }
@@ -154,7 +154,7 @@ fn function_attribute(frame: &Frame) -> i32 {
 
 fn set(function: u64, attribute: u32, value: i32, call: impl FnOnce() -> Result<(), i32>) -> i32 {
     code(record(function).and_then(|record| {
-        // Libraries set the same value before each launch.
+        // Skip the call, because libraries set the same value before each launch.
         if record.known(attribute) == Some(value) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Executable graphs: the older forms of their functions.
+//! Executable graphs: the older variants of their functions.
 //!
 //! UNSAFETY: reads and writes structures of the program.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -14,7 +14,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuGraphExecUpdate", update),
 ];
 
-/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`: the graph is uploaded in a stream.
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`: uploads the graph in a stream.
 const UPLOAD: u64 = 2;
 /// `CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE`.
 const UPDATE_FAILURE: i32 = 910;
@@ -33,8 +33,8 @@ fn make(place: u64, graph: u64, flags: u64) -> i32 {
     code(invoke(index!("cuGraphInstantiateWithFlags"), &[place, graph, flags]))
 }
 
-/// Handles the first forms of the call, which also return the node of an error and a text. Both results stay empty,
-/// even if the call fails.
+/// Handles the first versions of the call, which also return the error node and a log. Both remain empty even if the
+/// call fails.
 fn instantiate(frame: &Frame) -> i32 {
     frame.put_optional(2, 0u64);
     if frame.arg(4) > 0 {
@@ -58,7 +58,7 @@ fn instantiate_with_parameters(frame: &Frame) -> i32 {
         let upload = resolve_stream(parameters.stream, frame.per_thread)
             .and_then(|stream| invoke(index!("cuGraphUpload"), &[made, stream]));
         if let Err(error) = upload {
-            // The program never gets a handle for the graph.
+            // The program never receives a handle for the graph.
             let _ = invoke(index!("cuGraphExecDestroy"), &[made]);
             return error;
         }
@@ -66,13 +66,13 @@ fn instantiate_with_parameters(frame: &Frame) -> i32 {
     frame.put(0, made)
 }
 
-/// Handles the first form of an update, which returns the node of an error and the reason.
+/// Handles the first version of an update, which returns the error node and the reason.
 fn update(frame: &Frame) -> i32 {
-    // `CUgraphExecUpdateResultInfo`. The guest gets only the reason.
+    // `CUgraphExecUpdateResultInfo`. The guest receives only the reason.
     let mut reason = [0u64; 3];
     let result = code(invoke(index!("cuGraphExecUpdate_v2"), &[frame.arg(0), frame.arg(1), to(&mut reason)]));
     frame.put_optional(2, 0u64);
-    // `CU_GRAPH_EXEC_UPDATE_ERROR`, because the reason for a failed call is not known.
+    // `CU_GRAPH_EXEC_UPDATE_ERROR`, because the reason for a failed call is unknown.
     frame.put_optional(3, if result == UPDATE_FAILURE { 1 } else { reason[0] as u32 });
     result
 }

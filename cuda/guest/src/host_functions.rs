@@ -1,7 +1,7 @@
-//! Functions of the program in the order of a stream. The worker posts their numbers, and one thread of this library
-//! runs them.
+//! Stream-ordered host functions of the program. The worker posts their numbers, and one thread of this library runs
+//! them.
 //!
-//! UNSAFETY: calls functions that the program passes, and blocks the thread's signals.
+//! UNSAFETY: calls function pointers from the program, and blocks the thread's signals.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ type StreamCallback = unsafe extern "C" fn(u64, i32, *mut c_void);
 #[derive(Clone, Copy)]
 enum Function {
     Host(HostFunction),
-    /// A callback, and the program's handle of its stream.
+    /// A callback, and the program's handle for its stream.
     Callback(StreamCallback, u64),
 }
 
@@ -40,10 +40,10 @@ struct Pending {
     data: u64,
 }
 
-/// Functions that were enqueued, by number, and the last number used. A function is removed when it has run, unless it
-/// is part of a graph. The list is static, because two threads share it.
+/// Enqueued functions, keyed by number, and the last number used. A function is removed after it has run, unless it is
+/// part of a graph. Static because two threads share the list.
 static PENDING: Mutex<Option<(HashMap<u64, Pending>, u64)>> = Mutex::new(None);
-/// Maximum number of these functions.
+/// Maximum number of enqueued functions.
 const MAX_PENDING: usize = 1 << 16;
 
 /// Registers a function of the program, and calls `send` with its number. Removes the function if it cannot be sent.
@@ -92,8 +92,8 @@ fn launch(frame: &Frame) -> i32 {
     code(register(frame.arg(1), frame.arg(2), |number| enqueue(frame, number)))
 }
 
-/// Adds a callback, which also gets the stream and the state of its work. The state is always success, because the
-/// driver does not run functions after failed work.
+/// Adds a callback, which also receives the stream and its status. The status is always success, because the driver
+/// does not run functions after failed work.
 fn add_callback(frame: &Frame) -> i32 {
     let function = frame.arg(1);
     if function == 0 || frame.int(3) != 0 {
@@ -110,9 +110,9 @@ fn forget(number: u64) -> Option<Pending> {
     PENDING.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.0.remove(&number)
 }
 
-/// Starts the thread that runs the functions, once. Returns false if the thread cannot be started.
+/// Starts the thread that runs the functions, if it is not running. Returns false if the thread cannot be started.
 fn start() -> bool {
-    /// This value is static, because one thread runs the functions of all streams.
+    /// Static because one thread runs the functions of all streams.
     static STARTED: OnceLock<bool> = OnceLock::new();
     let spawn = || {
         crate::transport::spawn(|| {
@@ -137,7 +137,7 @@ fn run() -> Result<(), i32> {
         };
         let data = pending.map_or(0, |pending| pending.data) as *mut c_void;
         match pending.map(|pending| pending.function) {
-            // SAFETY: the program passed both for this purpose.
+            // SAFETY: the program passed the function and its argument for this purpose.
             Some(Function::Host(function)) => unsafe { function(data) },
             // SAFETY: as above.
             Some(Function::Callback(function, stream)) => unsafe { function(stream, 0, data) },

@@ -1,6 +1,6 @@
-//! Launches.
+//! Kernel launches.
 //!
-//! UNSAFETY: reads parameters and configurations through the pointers that the program passes.
+//! UNSAFETY: reads parameters and configurations through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use cuda_calls::own::{self, ATTRIBUTE_WORDS, MAX_ATTRIBUTES};
@@ -29,24 +29,24 @@ struct Config {
     attribute_count: u32,
 }
 
-/// A launch as the program describes it.
+/// A launch as described by the program.
 pub struct Launch {
-    /// The function.
+    /// Handle of the function.
     pub function: u64,
     dimensions: [u32; 6],
     shared: u32,
     stream: u64,
     cooperative: bool,
-    /// A pointer to each parameter, or null.
+    /// Array with a pointer to each parameter, or null.
     parameters: *const *const u8,
-    /// The list in the `extra` argument, or null.
+    /// The `extra` list, or null.
     extra: *const u64,
     attributes: *const [u64; ATTRIBUTE_WORDS],
     attribute_count: usize,
 }
 
 impl Launch {
-    /// Creates the launch of a graph's node, which has no stream. The parameters have either form, as for a launch.
+    /// Creates the launch of a graph node, which has no stream. The parameters may have either form, as for a launch.
     pub fn from_node(function: u64, dimensions: [u32; 6], shared: u32, parameters: u64, extra: u64) -> Self {
         Self {
             function,
@@ -81,13 +81,13 @@ pub unsafe fn append_all(
     Ok(())
 }
 
-/// Returns the address and the size of the buffer in the `extra` argument.
+/// Returns the address and size of the buffer in the `extra` list.
 ///
 /// # Safety
-/// `extra` must be a list as `cuLaunchKernel` requires it.
+/// `extra` must be a list in the format required by `cuLaunchKernel`.
 unsafe fn buffer(extra: *const u64) -> Result<(u64, usize), i32> {
     let (mut at, mut found) = (extra, (0, 0));
-    // The list has two entries and an end mark.
+    // The list has two entries and an end marker.
     for _ in 0..4 {
         // SAFETY: guaranteed by the caller.
         let (key, value) = unsafe { (at.read_unaligned(), at.add(1)) };
@@ -104,7 +104,7 @@ unsafe fn buffer(extra: *const u64) -> Result<(u64, usize), i32> {
     Err(INVALID_VALUE)
 }
 
-/// Appends the parameters' bytes.
+/// Appends the parameter bytes.
 ///
 /// # Safety
 /// The launch must come from the program.
@@ -141,7 +141,7 @@ fn send(launch: &Launch, per_thread: bool) -> Result<(), i32> {
     let stream = resolve_stream(launch.stream, per_thread)?;
     let record = record(launch.function)?;
     let [_, _, _, bx, by, bz] = launch.dimensions.map(u64::from);
-    // Return errors that programs check for at the launch itself. The thread's next call returns all others.
+    // Return the errors that programs expect from the launch itself. The thread's next call returns all others.
     if launch.dimensions.contains(&0) || bx * by * bz > 1024 || launch.attribute_count > MAX_ATTRIBUTES {
         return Err(INVALID_VALUE);
     }

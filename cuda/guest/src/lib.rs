@@ -1,12 +1,12 @@
-//! `libcuda.so.1` of a guest. The library answers calls itself, or sends them to the program's worker.
+//! The guest's `libcuda.so.1`. It handles calls itself, or sends them to the program's worker.
 //!
-//! - [`entry`] contains the exported functions, and finds the handler of a call.
+//! - [`entry`] contains the exported functions, and dispatches calls to their handlers.
 //! - [`connection`] starts the worker through a [`cuda_ring::Transport`] ([`transport`]), publishes messages and waits
 //!   for replies. [`thread`] contains the state of each thread: slot, current context, capture mode.
 //! - [`call`] sends described calls. The other modules contain the functions that the guest completes, grouped by
 //!   topic.
 //!
-//! The guest chooses its own handles. Addresses of the card and of pinned memory are the same in the guest and in the
+//! The guest assigns handles itself. Addresses of card memory and pinned memory are the same in the guest and in the
 //! worker; the library reserves their range. `cuda-calls` describes the calls.
 
 mod addresses;
@@ -42,7 +42,7 @@ mod tables;
 mod thread;
 mod transport;
 
-/// Result codes of calls, as in NVIDIA's headers.
+/// Result codes, from NVIDIA's headers.
 mod result {
     pub const SUCCESS: i32 = 0;
     pub const INVALID_VALUE: i32 = 1;
@@ -64,7 +64,7 @@ mod result {
 /// Prints a line to standard error.
 macro_rules! report {
     ($($arg:tt)*) => {
-        // If the program has no standard error, it gets only the result of its call.
+        // Ignore errors: without standard error, the program receives only the result of its call.
         { let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("libcuda (guest): {}\n", format_args!($($arg)*))); }
     };
 }

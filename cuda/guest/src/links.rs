@@ -1,6 +1,6 @@
-//! Links at run time. Inputs are sent like images of modules; the result is read when the link completes.
+//! Run-time linking. Inputs are sent like module images; the result is read when the link completes.
 //!
-//! UNSAFETY: reads inputs and stores results through the pointers that the program passes.
+//! UNSAFETY: reads inputs and stores results through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -29,8 +29,8 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuLinkDestroy", destroy),
 ];
 
-/// Results by link. The results must not move, because the program gets their addresses. This value is static, because
-/// the exported functions have no other state.
+/// Results, keyed by link. They must not move, because the program receives their addresses. Static because the
+/// exported functions have no other state.
 static RESULTS: Mutex<Option<HashMap<u64, Box<[u64]>>>> = Mutex::new(None);
 
 fn create(frame: &Frame) -> i32 {
@@ -42,7 +42,7 @@ fn create(frame: &Frame) -> i32 {
     }))
 }
 
-/// Adds an input. `name` is the address of a text, or 0.
+/// Adds an input. `name` is the address of a string, or 0.
 fn add(frame: &Frame, data: &[u8], name: u64, first_option: usize) -> Result<(), i32> {
     if data.is_empty() {
         return Err(INVALID_VALUE);

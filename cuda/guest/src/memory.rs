@@ -1,6 +1,6 @@
-//! Memory of the card, and queries about addresses.
+//! Card memory, and address queries.
 //!
-//! UNSAFETY: reads and writes through the pointers that the program passes.
+//! UNSAFETY: reads and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_void;
@@ -25,10 +25,10 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemPoolGetAttribute", pool_attribute),
 ];
 
-/// Maximum number of attempts to get memory at addresses that the program does not use itself.
+/// Maximum number of attempts to allocate memory at addresses that the program does not use.
 const TRIES: usize = 4;
 
-/// Allocates with `call`, which returns an address and the size of the memory there.
+/// Allocates with `call`, which returns the address and size of the memory.
 fn allocated(mut call: impl FnMut() -> Result<(u64, u64), i32>, free: impl Fn(u64)) -> Result<u64, i32> {
     let mut refused = Vec::new();
     let mut result = Err(OUT_OF_MEMORY);
@@ -39,7 +39,7 @@ fn allocated(mut call: impl FnMut() -> Result<(u64, u64), i32>, free: impl Fn(u6
                 break;
             }
             // The program has other memory at this address. Free the allocation only at the end, so that the next one
-            // gets another address.
+            // has a different address.
             Ok((address, _)) => refused.push(address),
             Err(code) => {
                 result = Err(code);
@@ -52,7 +52,7 @@ fn allocated(mut call: impl FnMut() -> Result<(u64, u64), i32>, free: impl Fn(u6
 }
 
 fn give_back(address: u64) {
-    // The address is the one that the driver returned.
+    // Free the address that the driver returned.
     let _ = invoke(index!("cuMemFree_v2+"), &[address]);
 }
 
@@ -124,7 +124,7 @@ fn free(frame: &Frame) -> i32 {
         // Managed memory.
         return code(pinned::free(address));
     }
-    // An address that the guest has not recorded may be wrong. In this case, the call returns an error to the program.
+    // An unrecorded address may be invalid, so wait for the call's error.
     let is_known = allocations::remove(address);
     let call = if is_known { index!("cuMemFree_v2-") } else { index!("cuMemFree_v2+") };
     code(invoke(call, &[address]).map(|()| addresses::remove(address)))
@@ -133,14 +133,14 @@ fn free(frame: &Frame) -> i32 {
 fn pool_attribute(frame: &Frame) -> i32 {
     let (attribute, mut value) = (frame.int(1), 0u64);
     match invoke(frame.index, &[frame.arg(0), u64::from(attribute), to(&mut value)]) {
-        // The first three attributes are flags; the others are sizes in bytes.
+        // Attributes 1 to 3 are flags; the others are sizes in bytes.
         Ok(()) if (1..=3).contains(&attribute) => frame.put(2, value as u32),
         Ok(()) => frame.put(2, value),
         Err(error) => error,
     }
 }
 
-/// Returns the size of an attribute's value, in bytes.
+/// Returns the size of an attribute's value in bytes.
 fn attribute_bytes(kind: u32) -> Option<usize> {
     Some(match kind {
         2 | 6 | 8 | 9 | 10 | 13 | 14 | 15 | 16 => 4,
@@ -149,7 +149,7 @@ fn attribute_bytes(kind: u32) -> Option<usize> {
     })
 }
 
-/// Returns an attribute of memory that the program has registered, and that the card cannot access.
+/// Returns an attribute of registered memory, which the card cannot access.
 fn attribute_of_registered(kind: u32, address: u64, found: Registered) -> Result<u64, i32> {
     Ok(match kind {
         1 => current_handle(),
@@ -157,7 +157,7 @@ fn attribute_of_registered(kind: u32, address: u64, found: Registered) -> Result
         2 => 1,
         4 => address,
         7 | 11 | 19 => found.address,
-        // True if the memory is managed, and true if the memory is mapped for the card.
+        // The memory is neither managed nor mapped for the card.
         8 | 13 => 0,
         9 => u64::from(current_device()?),
         12 | 18 => found.bytes,
@@ -181,7 +181,7 @@ fn attribute_of(kind: u32, address: u64) -> Result<u64, i32> {
     if addresses::place(address) == Place::Card
         && let Some(found) = allocations::find(address)
     {
-        // Triton queries each pointer before each launch.
+        // Avoid messages, because Triton queries every pointer before each launch.
         match kind {
             // `CU_MEMORYTYPE_DEVICE`.
             2 => return Ok(2),
@@ -203,7 +203,7 @@ fn attribute_of(kind: u32, address: u64) -> Result<u64, i32> {
         return Ok(value);
     };
     Ok(match kind {
-        // `CU_MEMORYTYPE_HOST`, and `CU_MEMORYTYPE_UNIFIED` of managed memory.
+        // `CU_MEMORYTYPE_HOST`, or `CU_MEMORYTYPE_UNIFIED` for managed memory.
         2 => 1,
         3 | 4 => address,
         7 => found.address,
@@ -217,13 +217,13 @@ fn attribute_of(kind: u32, address: u64) -> Result<u64, i32> {
     })
 }
 
-/// Stores an attribute's value with its own size.
+/// Stores an attribute's value in its own size.
 ///
 /// # Safety
-/// `place` must have space for the value.
+/// `place` must point to memory for the value.
 unsafe fn store_attribute(place: *mut c_void, kind: u32, value: u64) {
     let bytes = if kind == 1 { 8 } else { attribute_bytes(kind).unwrap_or(4) };
-    // Some programs pass only one byte for a boolean, as the driver's header allows.
+    // Some programs pass only one byte for a boolean, as the driver's header permits.
     let bytes = if matches!(kind, 8 | 10) { 1 } else { bytes };
     // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), place.cast(), bytes) };
@@ -239,7 +239,7 @@ fn pointer_attribute(frame: &Frame) -> i32 {
     }
     match attribute_of(kind, address) {
         Ok(value) => {
-            // SAFETY: the program passes a pointer to space for the attribute.
+            // SAFETY: the program passes a pointer to memory for the attribute.
             unsafe { store_attribute(place, kind, value) };
             SUCCESS
         }
@@ -254,9 +254,9 @@ fn pointer_attributes(frame: &Frame) -> i32 {
         return INVALID_VALUE;
     }
     for at in 0..count {
-        // SAFETY: the program passes this many kinds and pointers.
+        // SAFETY: both of the program's arrays have this length.
         let (kind, place) = unsafe { (kinds.add(at).read_unaligned(), places.add(at).read_unaligned()) };
-        // Attributes that an address does not have are null.
+        // Attributes that an address lacks are zero.
         let value = attribute_of(kind, address).unwrap_or(0);
         if !place.is_null() {
             // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Names of functions and kernels. The worker is queried only once for each name.
+//! Names of functions and kernels. Each name is queried from the worker only once.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -13,8 +13,8 @@ use crate::{connection, thread};
 
 pub const HANDLERS: &[(&str, Handler)] = &[("cuFuncGetName", function_name), ("cuKernelGetName", kernel_name)];
 
-/// Names by handle, and true for the kernel of a library. The names must not move, because the program gets their
-/// addresses. This value is static, because the exported functions have no other state.
+/// Names, keyed by handle and a flag for library kernels. They must not move, because the program receives their
+/// addresses. Static because the exported functions have no other state.
 static NAMES: Mutex<Option<HashMap<(u64, bool), CString>>> = Mutex::new(None);
 
 fn function_name(frame: &Frame) -> i32 {
@@ -42,7 +42,7 @@ fn name(frame: &Frame, is_kernel: bool) -> i32 {
     match read(handle, is_kernel) {
         Ok(name) => {
             let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-            // Another thread may have been faster. In this case the other thread's text is used.
+            // If another thread was faster, use its string.
             let name = names.get_or_insert_default().entry((handle, is_kernel)).or_insert(name);
             frame.put(0, name.as_ptr().addr() as u64)
         }

@@ -1,4 +1,4 @@
-//! Nodes of graphs whose parameters contain pointers: copies, kernels, and functions of the program.
+//! Graph nodes with pointers in their parameters: copies, kernels, and host functions.
 //!
 //! UNSAFETY: reads and writes structures of the program.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -45,7 +45,7 @@ struct KernelNode {
     context: u64,
 }
 
-/// Number of bytes of the first version.
+/// Size of the first version in bytes.
 const FIRST_VERSION_BYTES: usize = std::mem::offset_of!(KernelNode, kernel);
 
 /// `CUDA_HOST_NODE_PARAMS`.
@@ -64,14 +64,14 @@ struct Target {
     before: Vec<u64>,
 }
 
-/// Returns the target of a call that adds a node: the pointer to the handle, the graph, and the dependencies with their
+/// Reads the target of a call that adds a node, from the arguments: handle pointer, graph, dependencies, and their
 /// number.
 fn added(frame: &Frame) -> Result<Target, i32> {
     let (count, before) = (frame.arg(3) as usize, frame.arg(2) as *const u64);
     if frame.arg(0) == 0 || count > MAX_NODES || (count > 0 && before.is_null()) {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the program passes this many nodes.
+    // SAFETY: the program's array has this length.
     let before: Vec<u64> = (0..count).map(|at| unsafe { before.add(at).read_unaligned() }).collect();
     let is_node = |node: &u64| index_of(Kind::Node, *node).is_some();
     if index_of(Kind::Graph, frame.arg(1)).is_none() || !before.iter().all(is_node) {
@@ -80,7 +80,7 @@ fn added(frame: &Frame) -> Result<Target, i32> {
     Ok(Target { edit: edit::ADD, graph: frame.arg(1), node: fresh(Kind::Node), before })
 }
 
-/// Returns the target of a call that changes a node, in its graph or in an executable graph.
+/// Reads the target of a call that changes a node in a graph or in an executable graph.
 fn changed(frame: &Frame, is_exec: bool) -> Result<Target, i32> {
     let (edit, graph, node) =
         if is_exec { (edit::SET_EXEC, frame.arg(0), frame.arg(1)) } else { (edit::SET, 0, frame.arg(0)) };
@@ -116,7 +116,7 @@ fn kernel(frame: &Frame, target: Result<Target, i32>, parameters: usize, bytes: 
     if from.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: all fields are numbers.
+    // SAFETY: all fields are integers.
     let mut node: KernelNode = unsafe { std::mem::zeroed() };
     // SAFETY: the program passes a structure of this size, and the local variable is at least as large.
     unsafe { std::ptr::copy_nonoverlapping(from, (&raw mut node).cast::<u8>(), bytes) };
@@ -141,7 +141,7 @@ fn send_kernel(target: &Target, node: &KernelNode) -> Result<u64, i32> {
                 [target.edit, target.graph, target.node, u64::from(is_kernel), node.context, before.len() as u64];
             message.extend(head);
             message.extend(before);
-            // SAFETY: the program passes valid parameters of a launch.
+            // SAFETY: the program passes valid launch parameters.
             unsafe { launches::append_all(message, &launch, 0, parameters) }
         })
     })

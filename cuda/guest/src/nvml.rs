@@ -1,6 +1,6 @@
 //! Connects the NVML functions of `guest-nvml` to the worker.
 //!
-//! UNSAFETY: runs a function when the library is loaded, and stores results through the pointers of the calls.
+//! UNSAFETY: runs a function when the library is loaded, and stores results through pointer arguments.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use cuda_calls::{CALLS, encode, unpack};
@@ -9,10 +9,10 @@ use guest_nvml::{Failure, Worker};
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
 use crate::{connection, fork, thread};
 
-/// The connection, in the form that NVML's functions need.
+/// The connection for NVML's functions.
 struct Connected;
 
-/// The crate of NVML's functions exports them, and finds this library through this function.
+/// The NVML crate exports the functions, and receives the connection from this function.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
@@ -22,7 +22,7 @@ extern "C" fn at_load() {
     guest_nvml::install(&Connected);
 }
 
-/// Creates a failure that occurred before the worker's NVML was called, or in place of the call.
+/// Converts the result code of a call that did not reach the worker's NVML.
 fn failure(code: i32) -> Failure {
     match code {
         INVALID_VALUE | INVALID_HANDLE => Failure::Arguments,
@@ -41,7 +41,7 @@ impl Worker for Connected {
         let described = CALLS.get(number).ok_or(Failure::Missing)?;
         let op = u16::try_from(number).map_err(|_| Failure::Missing)?;
         let outcome = thread::with(|thread| {
-            // NVML has no contexts, so a lost context must not make the call fail.
+            // NVML does not use contexts, so a lost context must not fail the call.
             let before = thread.current.replace(0);
             let area = connection.area();
             let mut words = 0;

@@ -1,4 +1,4 @@
-//! Pinned memory: parts of the window that have the same address in the guest and the worker.
+//! Pinned memory: parts of the window with the same address in the guest and in the worker.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,17 +25,17 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemPrefetchAsync_v2", hint),
 ];
 
-/// Smaller allocations share a blob of this size.
+/// Size in bytes of a blob that is shared by small allocations.
 const SLAB_BYTES: u64 = 16 << 20;
-/// Allocations of at least this size have a blob of their own.
+/// Minimum size in bytes of an allocation with its own blob.
 const OWN_BYTES: u64 = 4 << 20;
-/// Alignment of allocations that share a blob.
+/// Alignment in bytes of allocations in a shared blob.
 const ALIGN: u64 = 512;
 
 /// An allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocation {
-    /// First address.
+    /// Start address.
     pub address: u64,
     /// Size in bytes.
     pub bytes: u64,
@@ -46,7 +46,7 @@ pub struct Allocation {
     slab: u64,
 }
 
-/// A blob and its free parts.
+/// A blob and its free ranges.
 #[derive(Debug)]
 struct Slab {
     blob: Blob,
@@ -56,13 +56,13 @@ struct Slab {
 #[derive(Debug)]
 struct Pinned {
     next: u64,
-    /// Ranges of addresses that blobs no longer use: the size of each range in bytes, by its first address.
+    /// Address ranges that blobs no longer use: their sizes in bytes, keyed by start address.
     left: BTreeMap<u64, u64>,
     slabs: BTreeMap<u64, Slab>,
     allocations: BTreeMap<u64, Allocation>,
 }
 
-/// This value is static, because the exported functions have no other state.
+/// Static because the exported functions have no other state.
 static PINNED: Mutex<Pinned> = Mutex::new(Pinned {
     next: PINNED_ADDRESSES,
     left: BTreeMap::new(),
@@ -82,7 +82,7 @@ pub fn find(address: u64) -> Option<Allocation> {
 }
 
 impl Slab {
-    /// Takes the first free part that is large enough.
+    /// Allocates from the first free range that is large enough.
     fn take(&mut self, bytes: u64) -> Option<u64> {
         let (at, length) = self.free.iter().find(|(_, length)| **length >= bytes).map(|(at, length)| (*at, *length))?;
         self.free.remove(&at);
@@ -92,7 +92,7 @@ impl Slab {
         Some(at)
     }
 
-    /// Returns a part, and merges it with its free neighbours.
+    /// Frees a range, and merges it with its free neighbours.
     fn give(&mut self, mut at: u64, mut bytes: u64) {
         if let Some((before, length)) = self.free.range(..at).next_back().map(|(at, length)| (*at, *length))
             && before + length == at
@@ -174,9 +174,9 @@ impl Pinned {
     }
 }
 
-/// Reports on standard error that the window is full, once for each program. Returns the result of the call.
+/// Reports on standard error that the window is full, once per program. Returns the result code of the call.
 fn window_full(bytes: u64, error: &std::io::Error) -> i32 {
-    /// This value is static, because the exported functions have no other state.
+    /// Static because the exported functions have no other state.
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if !IS_REPORTED.swap(true, Ordering::Relaxed) {
         report!(
@@ -208,12 +208,12 @@ fn alloc_host(frame: &Frame) -> i32 {
     allocate(frame, 0, false)
 }
 
-/// Allocates managed memory as pinned memory, which is coherent and correct, but slow for the card.
+/// Allocates managed memory as pinned memory, which is coherent but slow for the card.
 fn managed(frame: &Frame) -> i32 {
     allocate(frame, 0, true)
 }
 
-/// Frees pinned memory. As with the driver, work that uses the memory completes first.
+/// Frees pinned memory. As in the driver, work that uses the memory completes first.
 pub fn free(address: u64) -> Result<(), i32> {
     crate::contexts::synchronize_current()?;
     lock().free(address)
@@ -245,7 +245,7 @@ fn flags(frame: &Frame) -> i32 {
     find(frame.arg(1)).map_or(INVALID_VALUE, |found| frame.put(0, found.flags | 2))
 }
 
-/// Handles a hint about the place of managed memory. The memory is not moved.
+/// Handles a hint about the location of managed memory. The memory does not move.
 fn hint(frame: &Frame) -> i32 {
     let (address, bytes) = (frame.arg(0), frame.arg(1));
     let is_within = |found: &Allocation| bytes <= found.address + found.bytes - address;

@@ -1,5 +1,5 @@
-//! Memory that the program registers. The window cannot map it, so the card cannot access it. Copies treat the memory
-//! as pageable, which is always correct. Calls that need its address for the card are refused.
+//! Memory registered by the program. The window cannot map it, so the card cannot access it. Copies treat it as
+//! pageable, which is always correct. Calls that need its device address are rejected.
 //!
 //! UNSAFETY: queries the kernel for mapped pages.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -15,9 +15,9 @@ use crate::{devices, thread};
 
 pub const HANDLERS: &[(&str, Handler)] = &[("cuMemHostRegister_v2", register), ("cuMemHostUnregister", unregister)];
 
-/// Accepted flags of a registration: `CU_MEMHOSTREGISTER_PORTABLE` and `.._READ_ONLY`.
+/// Accepted registration flags: `CU_MEMHOSTREGISTER_PORTABLE` and `.._READ_ONLY`.
 const ACCEPTED_FLAGS: u32 = 1 | 8;
-/// `CU_MEMHOSTREGISTER_DEVICEMAP` and `.._IOMEMORY`: the card would have to access the memory itself.
+/// `CU_MEMHOSTREGISTER_DEVICEMAP` and `.._IOMEMORY`, which require access by the card.
 const REFUSED_FLAGS: u32 = 2 | 4;
 /// Maximum number of registered ranges.
 const MAX_RANGES: usize = 1 << 16;
@@ -27,15 +27,15 @@ const PAGE: u64 = 4096;
 /// A registered range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registered {
-    /// First address.
+    /// Start address.
     pub address: u64,
-    /// Number of bytes.
+    /// Size in bytes.
     pub bytes: u64,
     /// Flags of the registration.
     pub flags: u32,
 }
 
-/// Ranges by their first address. This value is static, because the exported functions have no other state.
+/// Ranges, keyed by start address. Static because the exported functions have no other state.
 static RANGES: Mutex<BTreeMap<u64, Registered>> = Mutex::new(BTreeMap::new());
 
 fn lock() -> MutexGuard<'static, BTreeMap<u64, Registered>> {
@@ -57,7 +57,7 @@ fn is_mapped(address: u64, end: u64) -> bool {
     let mut at = address / PAGE * PAGE;
     while at < end {
         let bytes = (end - at).min(PAGES * PAGE);
-        // SAFETY: the kernel writes one byte per page, and fails if pages are not mapped.
+        // SAFETY: the kernel writes one byte per page, and fails if pages are unmapped.
         if unsafe { libc::mincore(at as *mut libc::c_void, bytes as usize, states.as_mut_ptr()) } != 0 {
             return false;
         }
@@ -108,7 +108,7 @@ fn register(frame: &Frame) -> i32 {
 fn unregister(frame: &Frame) -> i32 {
     let unregister = || {
         devices::ready()?;
-        // Each copy has read or written the memory before its call returned.
+        // No copy is pending: each has accessed the memory before its call returned.
         lock().remove(&frame.arg(0)).map(drop).ok_or(NOT_REGISTERED)
     };
     code(unregister())

@@ -1,12 +1,12 @@
-//! Copies large amounts of memory with stores that bypass the caches. An ordinary store first reads the line that it
-//! overwrites, which costs a large copy from the card a third of the memory's bandwidth.
+//! Copies large amounts of memory with non-temporal stores. An ordinary store first reads the cache line that it
+//! overwrites, which costs large copies from the card a third of the memory bandwidth.
 //!
 //! UNSAFETY: copies between addresses that the callers pass.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
-/// Minimum size of a copy, in bytes, that would evict most of the program's data from the caches.
+/// Minimum copy size in bytes; ordinary copies of this size would evict most of the program's data from the caches.
 pub const MIN_BYTES: u64 = 8 << 20;
 
 /// Size of a vector in bytes.
@@ -14,10 +14,10 @@ const VECTOR: usize = size_of::<__m128i>();
 /// Number of vectors per cache line.
 const VECTORS: usize = 4;
 
-/// Copies bytes between ranges that do not overlap.
+/// Copies bytes between non-overlapping ranges.
 ///
 /// # Safety
-/// Both ranges must have this size.
+/// Both ranges must be valid for `bytes` bytes.
 pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     let head = to.align_offset(VECTOR * VECTORS).min(bytes);
     let lines = (bytes - head) / (VECTOR * VECTORS);
@@ -34,7 +34,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
             }
         }
         std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
-        // Other threads must see the copied bytes before later stores of this thread, which may publish them.
+        // Order the copied bytes before later stores of this thread, which may publish them.
         _mm_sfence();
     }
 }

@@ -1,4 +1,4 @@
-//! The default streams, waits, and properties of streams that the guest tracks.
+//! Default streams, waits, and stream properties tracked by the guest.
 
 use cuda_calls::{Kind, handle, own};
 

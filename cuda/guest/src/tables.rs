@@ -1,4 +1,4 @@
-//! Export tables, which the process implements itself (`cuda-exports`).
+//! Export tables, which this process implements itself (`cuda-exports`).
 
 use std::ffi::c_void;
 
@@ -9,12 +9,12 @@ use crate::devices::{attribute_of, device_count, driver_version, ready};
 use crate::result::{INVALID_CONTEXT, INVALID_DEVICE, NOT_INITIALIZED};
 use crate::{code, contexts, fork, report};
 
-/// Attributes that describe a device's position on the PCI bus.
+/// Attributes for a device's PCI address.
 const PCI_BUS: usize = 33;
 const PCI_DEVICE: usize = 34;
 const PCI_DOMAIN: usize = 50;
 
-/// The library, in the form that the tables need.
+/// The library's interface for the tables.
 struct Guest;
 
 impl cuda_exports::Driver for Guest {

@@ -1,11 +1,12 @@
-//! The state of each thread of the program.
+//! Per-thread state of the program.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Mutex, PoisonError};
 
 use cuda_ring::control;
 
-/// Unused slots, each with the number of its replies so far. The list is static, because threads end at any time.
+/// Unused slots, each with its number of replies so far, and the number of slots in existence. Static because threads
+/// may exit at any time.
 static FREE_SLOTS: Mutex<(Vec<(u16, u64)>, u16)> = Mutex::new((Vec::new(), 0));
 
 /// A thread's slot.
@@ -24,15 +25,15 @@ impl Drop for Slot {
 #[derive(Debug)]
 pub struct Thread {
     slot: Slot,
-    /// Number of the current context; 0 for none.
+    /// Number of the current context, or 0 for none.
     pub current: Cell<u32>,
-    /// Contexts below the current one on the stack. `cuCtxPopCurrent` returns to them.
+    /// Contexts below the current one on the context stack.
     pub stack: RefCell<Vec<u32>>,
     /// The thread's capture mode.
     pub capture_mode: Cell<u16>,
-    /// The message being written.
+    /// Buffer of the message being written.
     pub message: RefCell<Vec<u64>>,
-    /// The thread's own default streams by context.
+    /// The thread's own default streams, by context.
     pub streams: RefCell<Vec<(u32, u64)>>,
 }
 
@@ -49,15 +50,14 @@ thread_local! {
     };
 }
 
-/// Runs `work` with the thread's state. Returns 4 in a thread that is ending.
+/// Runs `work` with the thread's state. Returns 4 in a thread that is exiting.
 pub fn with<T>(work: impl FnOnce(&Thread) -> Result<T, i32>) -> Result<T, i32> {
     THREAD.try_with(work).unwrap_or(Err(crate::result::DEINITIALIZED))
 }
 
-/// Drops all slots in a child, because the child's worker has sent no replies yet, and this thread is the child's only
-/// one.
+/// Drops all slots in a child: its worker has not sent any replies yet, and this is its only thread.
 pub fn leave_in_child() {
-    // A thread that was changing the slots does not exist in the child, so its lock is never released there.
+    // A thread that held the lock at the fork does not exist in the child, so the lock may never be released.
     if let Ok(mut free) = FREE_SLOTS.try_lock() {
         *free = (Vec::new(), 0);
     }
@@ -67,16 +67,16 @@ pub fn leave_in_child() {
     });
 }
 
-/// Returns the number of the thread's current context; 0 for none.
+/// Returns the number of the thread's current context, or 0 for none.
 pub fn current() -> u32 {
     THREAD.try_with(|thread| thread.current.get()).unwrap_or(0)
 }
 
 impl Thread {
-    /// Returns the thread's slot. The first call of a thread takes a slot.
+    /// Returns the thread's slot. The first call of a thread allocates it.
     ///
     /// # Errors
-    /// Returns an error if more threads use CUDA than there are slots.
+    /// Returns an error if all slots are in use.
     pub fn slot(&self) -> Result<u16, i32> {
         if let Some(slot) = self.slot.0.get() {
             return Ok(slot);
@@ -95,7 +95,7 @@ impl Thread {
         Ok(slot)
     }
 
-    /// Counts a call that has a reply. Returns the slot's sequence number after the reply.
+    /// Counts a call with a reply. Returns the slot's sequence number after the reply.
     pub fn expect_answer(&self) -> u64 {
         self.slot.1.set(self.slot.1.get() + 1);
         self.slot.1.get()

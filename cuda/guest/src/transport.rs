@@ -1,4 +1,4 @@
-//! The transports to a worker.
+//! Transports to a worker.
 //!
 //! UNSAFETY: blocks a thread's signals while it starts another thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -13,7 +13,7 @@ use render_node::RenderTransport;
 /// Environment variable with the path of the `cuda-loopback` socket.
 const LOOPBACK_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOOPBACK";
 
-/// Opens the render node of the VM's CUDA function, or the loopback socket that the environment specifies.
+/// Opens the render node of the VM's CUDA function, or the loopback socket specified in the environment.
 ///
 /// # Errors
 /// Returns an error with a remedy if neither exists.
@@ -24,7 +24,7 @@ pub fn open() -> io::Result<Box<dyn Transport>> {
     }
 }
 
-/// Starts a thread that does not receive any of the program's signals.
+/// Starts a thread that does not receive the program's signals.
 pub fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     // SAFETY: both sets are local variables, and are filled before they are read.
     unsafe {

@@ -1,4 +1,4 @@
-//! Tracks the captures that the program has open.
+//! Tracks the program's open captures.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,9 +11,9 @@ use crate::streams::Stream;
 /// The open captures.
 #[derive(Debug, Default)]
 pub struct Captures {
-    /// Captures that are open, or about to begin.
+    /// Number of captures that are open or about to begin.
     open: AtomicU32,
-    /// Contexts and streams in which the open captures began.
+    /// Contexts and streams in which the open captures have begun.
     origins: Mutex<HashSet<(u64, Stream)>>,
 }
 
@@ -33,7 +33,7 @@ impl Captures {
         self.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records that the counted capture has begun in a stream of a context, or has failed.
+    /// Records that the counted capture has begun in a stream of a context or has failed to begin.
     pub fn begun(&self, context: u64, stream: Stream, succeeded: bool) {
         if !succeeded || !self.origins().insert((context, stream)) {
             self.open.fetch_sub(1, Ordering::SeqCst);
@@ -47,17 +47,18 @@ impl Captures {
         self.open.fetch_sub(u32::try_from(before - origins.len()).unwrap_or(0), Ordering::SeqCst);
     }
 
-    /// Records that the capture of a stream, or the stream itself, has ended.
+    /// Records that a stream's capture has ended or the stream has been destroyed.
     pub fn stream_ended(&self, stream: Stream) {
         self.over(|(_, origin)| *origin == stream);
     }
 
-    /// Records that a context has ended together with its captures; with `None`, any context may have ended.
+    /// Records that a context has been destroyed together with its captures. With `None`, any context may have been
+    /// destroyed.
     pub fn context_ended(&self, context: Option<u64>) {
         self.over(|(of, _)| context.is_none_or(|context| context == *of));
     }
 
-    /// Runs `work` without disturbing a capture of another stream.
+    /// Runs `work` without disturbing a capture in another stream.
     pub fn quietly<T>(&self, work: impl FnOnce() -> T) -> T {
         if self.any() { driver::relaxed(work) } else { work() }
     }

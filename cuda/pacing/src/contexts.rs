@@ -1,6 +1,6 @@
-//! Tracks the program's contexts, because a drain must wait for the work in each of them.
+//! Tracks the program's contexts, because a drain must wait for the work in all contexts.
 //!
-//! UNSAFETY: binds contexts of the program to the thread.
+//! UNSAFETY: binds the program's contexts to the thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cell::Cell;
@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::driver::{self, Object, SUCCESS};
 
-/// The program's contexts that have work or memory.
+/// The program's contexts with work or memory.
 #[derive(Debug, Default)]
 pub struct Contexts {
     known: Mutex<HashSet<u64>>,
@@ -20,11 +20,11 @@ impl Contexts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers the current context of this thread.
+    /// Remembers this thread's current context.
     pub fn note_current(&self) {
         thread_local! {
-            /// The last context that this thread has noted. A thread that creates a context also notes it, so that a
-            /// reused handle of a destroyed context is not missed.
+            /// The last context that this thread has noted. Threads also note contexts that they create, so that
+            /// contexts with reused handles are noted.
             static LAST_NOTED_CONTEXT: Cell<u64> = const { Cell::new(0) };
         }
         let context = driver::current_context() as u64;
@@ -50,20 +50,20 @@ impl Contexts {
         self.known().iter().copied().collect()
     }
 
-    /// Forgets a context that ends.
+    /// Forgets a context before it is destroyed.
     pub fn forget(&self, context: u64) {
         self.known().remove(&context);
     }
 
-    /// Makes a context of the program current for this thread.
+    /// Makes one of the program's contexts current in this thread.
     pub fn bind(&self) {
         if let Some(context) = self.known().iter().next() {
-            // SAFETY: this is a context of the program, and the driver rejects a destroyed context.
+            // SAFETY: the context belongs to the program, and the driver rejects destroyed contexts.
             unsafe { driver::ctx_set_current(*context as Object) };
         }
     }
 
-    /// Waits for all work of the contexts. Returns false if a context has a capture of which the library does not know.
+    /// Waits for all work in the contexts. Returns false if a context has a capture that the library is not aware of.
     pub fn synchronize(&self) -> bool {
         let contexts = self.known().clone();
         for context in contexts {

@@ -1,6 +1,6 @@
-//! Driver events, which mark positions in the work of streams.
+//! Driver events, which mark positions in streams.
 //!
-//! UNSAFETY: records and queries events of the driver.
+//! UNSAFETY: records and queries driver events.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use crate::driver::{self, Object, SUCCESS};
@@ -9,7 +9,7 @@ use crate::streams::Stream;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub const UNTIMED: u32 = 2;
 
-/// Handle of an event, which can move between threads.
+/// Handle of an event. It can be sent to other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event(u64);
 
@@ -32,14 +32,14 @@ impl Event {
         (result == SUCCESS).then_some(Self(event as u64))
     }
 
-    /// Returns true if the work before the event has ended.
+    /// Returns true if the work before the event has completed.
     pub fn done(self) -> bool {
-        // SAFETY: this library's event is never destroyed. Any result except "not ready" means that there is no work to
+        // SAFETY: the library never destroys its events. All results except "not ready" mean that there is no work to
         // wait for.
         unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
     }
 
-    /// Returns the time between two completed events, in ms.
+    /// Returns the time between two completed events in ms.
     pub fn since(self, base: Event) -> Option<f64> {
         let mut milliseconds = 0f32;
         // SAFETY: both events belong to this library, have timing enabled, and are complete.
@@ -48,7 +48,7 @@ impl Event {
     }
 }
 
-/// Records an event at the end of a stream's work. Returns true on success.
+/// Records an event after the work in a stream. Returns true on success.
 pub fn record(event: Event, stream: Stream) -> bool {
     // SAFETY: the event belongs to this library; the program has submitted to the stream and has not destroyed it.
     stream.is_in_reach() && unsafe { driver::event_record(event.raw(), stream.object()) == SUCCESS }
@@ -60,7 +60,7 @@ pub fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
     if before as u64 == context {
         return work();
     }
-    // SAFETY: the program submitted with this context.
+    // SAFETY: the program has submitted work in this context.
     unsafe { driver::ctx_set_current(context as Object) };
     let result = work();
     // SAFETY: the context was current before.

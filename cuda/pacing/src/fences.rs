@@ -1,11 +1,12 @@
-//! Finds the ends of unmeasured work, for drains while a stream captures.
+//! Detects the completion of unmeasured work for drains during captures.
 //!
-//! A context with a capturing stream must not be synchronised, because that would end the capture, and a program may
-//! keep a capture open forever. Instead, a drain waits for a *fence* of each stream: an event after the stream's last
-//! work. A capturing stream accepts no event from outside the capture, and other streams may join the capture.
-//! Therefore, each stream with unmeasured work gets a fence before a capture begins, and each submission gets a fence
-//! during a capture. Some work cannot be fenced, such as work in another thread's per-thread stream. This work delays
-//! the drain until its thread submits again or the capture ends: the slice continues, and the tenant's limit applies.
+//! A context with a capturing stream must not be synchronised, because this would end the capture, and a program may
+//! keep a capture open forever. Instead, a drain waits for a *fence* in each stream: an event after the stream's last
+//! work. A capturing stream does not accept events from outside the capture, and other streams may join the capture.
+//! Therefore, each stream with unmeasured work gets a fence before a capture begins, and each submission during a
+//! capture gets a fence. Some work cannot be fenced, such as work in another thread's per-thread stream. Such work
+//! delays the drain until its thread makes another submission or the capture ends. In the meantime, the slice continues
+//! and the tenant's limit applies.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,23 +19,23 @@ use crate::driver;
 use crate::events::{self, Event, UNTIMED};
 use crate::streams::Stream;
 
-/// Maximum number of unused events that are kept for later fences.
+/// Maximum number of unused events kept for later fences.
 const MAX_SPARE_EVENTS: usize = 64;
 /// Number of recently noted streams that a thread remembers.
 const MAX_REMEMBERED_STREAMS: usize = 4;
 
 #[derive(Debug, Default)]
 struct Pending {
-    /// Streams with work after their last fence.
+    /// Streams with work submitted after their last fence.
     noted: HashSet<(u64, Stream)>,
     /// Pending fences: context, stream, event.
     fences: Vec<(u64, Stream, Event)>,
     spare: Vec<(u64, Event)>,
-    /// True if work was submitted to unknown streams.
+    /// Set if work was submitted to unknown streams.
     unknown: bool,
 }
 
-/// Unmeasured work of the program, and the fences after it.
+/// The program's unmeasured work and the fences after it.
 #[derive(Debug)]
 pub struct Fences {
     /// Incremented whenever noted streams are taken.
@@ -43,10 +44,10 @@ pub struct Fences {
 }
 
 impl Fences {
-    /// Creates a value without work or fences, for the program's card with this number.
+    /// Creates an empty value for the program's card with this number.
     pub fn new(card: usize) -> Self {
-        // Threads remember streams of generation 0 before they have noted any. Different cards have different
-        // generations, because a thread remembers the streams of only one generation.
+        // A thread that has not noted any streams is in generation 0. Cards use different generations, because a thread
+        // remembers streams of only one generation.
         Self { generation: AtomicU64::new(((card as u64) << 48) + 1), pending: Mutex::default() }
     }
 
@@ -58,19 +59,19 @@ impl Fences {
         self.generation.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records an unmeasured submission, which has succeeded.
+    /// Records a successful unmeasured submission.
     #[inline]
     pub fn submitted(&self, captures: &Captures, stream: Stream) {
         if !self.remembers(stream) {
             self.note(stream);
         }
-        // From here on, either a new capture sees the note, or this code sees the capture.
+        // From here on, either a new capture detects the noted stream, or this code detects the capture.
         if captures.any() {
             self.fence_now(captures, stream);
         }
     }
 
-    /// Returns true if this thread has already noted a stream. Otherwise, remembers the stream.
+    /// Returns true if this thread remembers the stream. Otherwise, adds it to the remembered streams.
     #[inline]
     fn remembers(&self, stream: Stream) -> bool {
         thread_local! {
@@ -112,7 +113,7 @@ impl Fences {
         self.lock().unknown = true;
     }
 
-    /// Records a fence in each stream before a capture begins. The capture is already counted.
+    /// Records a fence in each stream before a capture begins. The capture must already be counted.
     pub fn before_capture(&self, captures: &Captures) {
         captures.quietly(|| {
             let mut fences = self.lock();
@@ -121,19 +122,19 @@ impl Fences {
         });
     }
 
-    /// Records a fence in a stream before the stream is destroyed, because its work continues.
+    /// Records a fence in a stream before it is destroyed, because its work continues.
     pub fn stream_ends(&self, captures: &Captures, handle: u64) {
         let mut fences = self.lock();
         let of_it = |(_, stream): &&(u64, Stream)| stream.handle == handle;
         let noted: Vec<_> = fences.noted.iter().filter(of_it).copied().collect();
         captures.quietly(|| noted.into_iter().for_each(|(context, stream)| fences.fence(captures, context, stream)));
-        // A stream that does not accept an event no longer exists.
+        // If a stream does not accept an event, it no longer exists.
         let before = fences.noted.len();
         fences.noted.retain(|(_, stream)| stream.handle != handle);
         fences.unknown |= fences.noted.len() != before;
     }
 
-    /// Records that all contexts were synchronised, so that no work is in flight.
+    /// Records that all contexts have been synchronised, so that no work is in flight.
     pub fn all_passed(&self) {
         let mut fences = self.lock();
         self.next_generation();
@@ -143,7 +144,7 @@ impl Fences {
         passed.into_iter().for_each(|(context, _, event)| fences.keep(context, event));
     }
 
-    /// Forgets an ending context, with its work and its events.
+    /// Forgets a context that is being destroyed, including its work and events.
     pub fn context_ends(&self, context: u64) {
         let mut fences = self.lock();
         self.next_generation();
@@ -152,19 +153,20 @@ impl Fences {
         fences.spare.retain(|(of, _)| *of != context);
     }
 
-    /// Drops all events, because a context may end together with its events. From then on, the work in flight is
+    /// Drops all events, because a context may be destroyed together with its events. Afterwards, the work in flight is
     /// unknown.
     pub fn contexts_may_end(&self) {
         *self.lock() = Pending { unknown: true, ..Pending::default() };
         self.next_generation();
     }
 
-    /// Records that a context has ended, together with its work in flight.
+    /// Records that a context has been destroyed together with its work in flight.
     pub fn contexts_ended(&self) {
         self.lock().unknown = false;
     }
 
-    /// Returns true if all unmeasured work has ended. Call this while the gate is closed and a capture is open.
+    /// Returns true if all unmeasured work has completed. Must be called while the gate is closed and a capture is
+    /// open.
     pub fn have_passed(&self, captures: &Captures) -> bool {
         let mut fences = self.lock();
         captures.quietly(|| {
@@ -183,7 +185,7 @@ impl Pending {
         }
     }
 
-    /// Records a fence after the work of a stream, if the stream accepts it.
+    /// Records a fence after a stream's work if the stream accepts it.
     fn fence(&mut self, captures: &Captures, context: u64, stream: Stream) {
         if !stream.is_in_reach() {
             self.noted.insert((context, stream));
@@ -203,7 +205,7 @@ impl Pending {
         match recorded {
             Some(event) => {
                 self.noted.remove(&(context, stream));
-                // The last fence of a stream covers its earlier fences.
+                // A stream's last fence supersedes its earlier fences.
                 if let Some(at) = self.fences.iter().position(|(of, other, _)| (*of, *other) == (context, stream)) {
                     let (_, _, earlier) = self.fences.swap_remove(at);
                     self.keep(context, earlier);

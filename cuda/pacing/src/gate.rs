@@ -1,6 +1,6 @@
-//! The submission gate, which is closed while another tenant has the slice or chunks are relocated.
+//! The submission gate. It is closed while another tenant has the slice or chunks are relocated.
 //!
-//! A submission through the open gate costs two additions to a counter that few threads share. Closing the gate waits
+//! A submission through the open gate costs two additions to a counter shared by few threads. Closing the gate waits
 //! until no thread is in the real driver's submit functions.
 
 use std::cell::Cell;
@@ -8,21 +8,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Reason for closing: the slice is over, or has not begun.
+/// Reason for closing: the slice has ended or has not begun.
 pub const NO_SLICE: u32 = 1;
-/// Reason for closing: the owner has ordered a move of chunks.
+/// Reason for closing: the owner has ordered a relocation of chunks.
 pub const ORDER: u32 = 2;
-/// Reason for closing: memory is copied so that it can be exported.
+/// Reason for closing: memory is being copied for an export.
 pub const EXPORT: u32 = 4;
 /// Position of the first bit of [`order_of`].
 const ORDERS_OF_CARDS: usize = 8;
 /// Maximum number of cards of a program.
 pub const MAX_CARDS: usize = 16;
 
-/// Number of counters of threads in the driver. Each counter has its own cache line.
+/// Number of counters for threads in the driver. Each counter has its own cache line.
 const STRIPES: usize = 32;
 
-/// Returns the reason for closing that the owner of another card, with this number, has ordered a move of chunks.
+/// Returns the reason for closing that another card's owner has ordered a relocation of chunks.
 pub const fn order_of(card: usize) -> u32 {
     1 << (ORDERS_OF_CARDS + card % MAX_CARDS)
 }
@@ -39,15 +39,15 @@ thread_local! {
 #[derive(Debug)]
 pub struct Gate {
     stripes: [Stripe; STRIPES],
-    /// Reasons why the gate is closed, as bits.
+    /// Bit mask of the reasons why the gate is closed.
     closed: AtomicU32,
     /// Number of threads that have been assigned a stripe.
     next_stripe: AtomicU32,
-    /// Number of threads that the gate blocks.
+    /// Number of threads blocked by the gate.
     held: AtomicU32,
-    /// Set once the owner has been notified that a submission waits.
+    /// Set if the owner has been notified that a submission is waiting.
     told: AtomicBool,
-    /// Set while one submission may pass although the slice is over.
+    /// Set while one submission can pass outside the slice.
     steps: AtomicBool,
     /// Deadline until which one thread spins for the next slice, in ns of [`Gate::clock`].
     soon: AtomicU64,
@@ -63,11 +63,11 @@ pub struct Gate {
 pub enum Wake {
     /// The gate is open.
     Opened,
-    /// The caller must notify the owner that a submission waits, and then wait again.
+    /// The caller must notify the owner that a submission is waiting, and then wait again.
     NotifyOwner,
 }
 
-/// Counts a thread as blocked by the gate until the value is dropped.
+/// Counts the thread as blocked by the gate until the value is dropped.
 #[derive(Debug)]
 pub struct Held<'a>(&'a Gate);
 
@@ -131,7 +131,7 @@ impl Gate {
         None
     }
 
-    /// Returns true if a step lets this submission pass; it lets no other one pass then.
+    /// Returns true if a step lets this submission pass. Each step lets only one submission pass.
     fn takes_step(&self) -> bool {
         self.steps() && self.closed.load(Ordering::SeqCst) == NO_SLICE && self.steps.swap(false, Ordering::SeqCst)
     }
@@ -140,12 +140,12 @@ impl Gate {
         self.steps.load(Ordering::SeqCst)
     }
 
-    /// Lets one blocked submission pass while the gate stays closed. Returns when it has passed; if none is blocked, or
-    /// the gate is closed for another reason as well, none passes after `limit`.
+    /// Lets one blocked submission pass while the gate remains closed. Returns when a submission has passed, or after
+    /// `limit` if no submission is blocked or the gate is also closed for another reason.
     pub fn step(&self, limit: Duration) {
         {
             let _guard = self.lock();
-            // The owner gets to know the submissions that wait afterwards.
+            // The owner must be notified again if further submissions wait.
             self.told.store(false, Ordering::SeqCst);
             self.steps.store(self.is_held(), Ordering::SeqCst);
             self.opened.notify_all();
@@ -157,7 +157,7 @@ impl Gate {
         self.steps.store(false, Ordering::SeqCst);
     }
 
-    /// Counts this thread as outside again.
+    /// Counts this thread as outside.
     #[inline]
     pub fn done(&self, stripe: usize) {
         if let Some(stripe) = self.stripes.get(stripe) {
@@ -180,7 +180,8 @@ impl Gate {
         self.clock() < self.soon.load(Ordering::SeqCst)
     }
 
-    /// Records that a slice is expected to begin within `time`: one waiting thread then spins instead of sleeping.
+    /// Records that a slice is expected to begin within `time`. In the meantime, one waiting thread spins instead of
+    /// sleeping.
     pub fn soon(&self, time: Duration) {
         self.soon.store(self.clock() + time.as_nanos() as u64, Ordering::SeqCst);
         let _guard = self.lock();
@@ -192,13 +193,13 @@ impl Gate {
         self.held.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns true if a submission waits and the owner has been notified.
+    /// Returns true if a submission is waiting and the owner has been notified.
     pub fn is_told(&self) -> bool {
         self.told.load(Ordering::SeqCst)
     }
 
-    /// Closes the gate for `reason` and waits until no thread is inside, at most until `deadline`. Returns true if no
-    /// thread is inside.
+    /// Closes the gate for `reason` and waits until no thread is inside or until `deadline`. Returns true if no thread
+    /// is inside.
     pub fn close(&self, reason: u32, deadline: Option<Instant>) -> bool {
         self.closed.fetch_or(reason, Ordering::SeqCst);
         if self.is_held() {
@@ -216,7 +217,7 @@ impl Gate {
         }
     }
 
-    /// Removes `reason`. The gate opens if no reason is left.
+    /// Removes `reason`. The gate opens if no reason remains.
     pub fn open(&self, reason: u32) {
         let _guard = self.lock();
         if reason & NO_SLICE != 0 {
@@ -228,15 +229,15 @@ impl Gate {
         }
     }
 
-    /// Returns true if the gate would be open without `reason`, ignoring closures by the program's own threads.
+    /// Returns true if the gate would be open without `reason`. Ignores closures by the program's own threads.
     pub fn opens_without(&self, reason: u32) -> bool {
         self.closed.load(Ordering::SeqCst) & !reason & !EXPORT == 0
     }
 }
 
 impl Held<'_> {
-    /// Waits until the gate is open, or until the owner must be notified. A slice may end while a relocation blocks
-    /// this thread, and the owner must then be notified that a submission waits.
+    /// Waits until the gate is open or the owner must be notified. If a slice ends while a relocation blocks this
+    /// thread, the owner must be notified that a submission is waiting.
     pub fn wait(&self) -> Wake {
         let gate = self.0;
         let mut guard = gate.lock();

@@ -1,15 +1,15 @@
-//! Work of a CUDA program on one card: the gate before its submissions, the bound of its work in flight, and the end of
-//! this work.
+//! Controls a CUDA program's work on one card: gates its submissions, limits its work in flight, and detects the
+//! completion of this work.
 //!
-//! - [`gate`]: submissions wait here outside the tenant's slice and while chunks move;
-//! - [`pace`]: measures and bounds the work in flight while other tenants also have work;
-//! - [`solo_backlog`]: bounds the work in flight of a program that is alone;
-//! - [`fences`]: finds the end of work while a stream captures ([`captures`]);
-//! - [`pacing`]: combines the last three, and drains the program's [`contexts`].
+//! - [`gate`]: blocks submissions outside the tenant's slice and while chunks are relocated;
+//! - [`pace`]: measures and limits the work in flight while other tenants also have work;
+//! - [`solo_backlog`]: limits the work in flight while the program is alone;
+//! - [`fences`]: detects the completion of work during captures ([`captures`]);
+//! - [`pacing`]: combines the previous three modules and drains the program's [`contexts`].
 //!
-//! A program has one gate and one [`pacing::Pacing`] for each card. Its captures are common to all cards.
+//! A program has one gate and one [`pacing::Pacing`] per card. All cards share its captures.
 //!
-//! This crate does not send messages to the owner or intercept functions: `cuda-shim` does.
+//! This crate does not send messages to the owner or intercept functions, which is done by `cuda-shim`.
 
 #[cfg(test)]
 use cuda_driver::symbols;

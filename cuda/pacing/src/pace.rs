@@ -1,9 +1,8 @@
-//! Bounds the run-ahead: measures this program's work in flight and the card time that it uses, and limits the work in
-//! flight.
+//! Measures the program's work in flight and its card time, and limits the work in flight.
 //!
-//! Submissions to one stream are collected in *groups*, and an event ends each group. The length of work in flight is
-//! estimated from earlier runs of the same work. When the estimate reaches the bound, submissions wait for events. None
-//! of this happens while the tenant is alone.
+//! Submissions to one stream are collected in *groups*, each of which ends with an event. The length of the work in
+//! flight is estimated from earlier runs of the same work. When the estimate reaches the limit, submissions wait for
+//! events. None of this happens while the tenant is alone.
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,45 +17,46 @@ use crate::events::{self, Event};
 use crate::gate::Gate;
 use crate::streams::Stream;
 
-/// Minimum length to assume for work that was never seen, in ns.
+/// Minimum length to assume for work that has never been seen, in ns.
 const UNKNOWN_NS: f64 = 200_000.0;
 /// Maximum number of submissions in a group.
 const LONGEST_GROUP: u32 = 256;
-/// Number of groups into which the bound is divided. An event costs the card 2 to 4 us in which no other work runs, so
-/// groups should be large; two groups suffice to know the amount in flight.
+/// Number of groups into which the limit is divided. An event costs 2 to 4 us during which no other work runs on the
+/// card, so groups should be large. Two groups are sufficient to determine the amount of work in flight.
 const GROUPS_OF_BOUND: f64 = 2.0;
-/// Polling for the end of all work begins this long before its expected end, in ns.
+/// Time before the expected end of all work at which polling begins, in ns.
 const NEAR_NS: f64 = 300_000.0;
-/// Time without a submission after which the end of work is polled. The work of a program with little in flight always
-/// seems to be about to end, and each poll costs the card an event.
+/// Time without a submission after which polling for the end of work begins. Without this delay, a program with little
+/// work in flight would be polled constantly, and each poll costs an event.
 const IDLE_BEFORE_POLL: Duration = Duration::from_micros(100);
-/// Maximum number of kinds of work whose length is remembered.
+/// Maximum number of kinds of work with a remembered length.
 const MOST_KEYS: usize = 4096;
 /// Number of consecutive groups that must confirm a length before it is trusted.
 const MIN_CONFIRMING_GROUPS: u8 = 2;
-/// Maximum count of consecutive confirming groups.
+/// Maximum value of the count of consecutive confirming groups.
 const STEADY_MOST: u8 = 4 * MIN_CONFIRMING_GROUPS;
-/// Ratios of the measured to the expected time that confirm a length.
+/// Ratios of measured to expected time that confirm a length.
 const CONFIRMING_RATIOS: std::ops::RangeInclusive<f64> = 0.75..=1.33;
-/// Ratios of the measured to the expected time that may be an exception, for example because the program was delayed,
-/// so that the card was idle.
+/// Ratios of measured to expected time that can be outliers, for example because a delayed program has left the card
+/// idle.
 const DISTURBED: std::ops::RangeInclusive<f64> = 0.4..=3.0;
-/// Maximum time between the base event and another event, in ms. Above this, single precision loses microseconds.
+/// Maximum time between the base event and another event, in ms. For longer times, single precision cannot represent
+/// microseconds.
 const REBASE_MS: f64 = 1000.0;
 
 #[derive(Debug)]
 struct Group {
     context: u64,
     stream: Stream,
-    /// Event recorded before the group's first work, if no work of the stream was in flight.
+    /// Event recorded before the group's first work, if the stream had no work in flight.
     start: Option<Event>,
     end: Option<Event>,
     keys: Vec<u64>,
     copies: u32,
     estimate: f64,
-    /// Length that was assumed for each kind of work in the group that had never been seen, in ns.
+    /// Length assumed for each previously unseen kind of work in the group, in ns.
     unknown_ns: f64,
-    /// True if each kind of work in the group has a steady length.
+    /// Set if all kinds of work in the group have a steady length.
     sure: bool,
     opened: Instant,
 }
@@ -93,7 +93,7 @@ struct Clock {
 #[derive(Clone, Copy, Debug)]
 struct Length {
     ns: f64,
-    /// Number of consecutive groups that took the expected time.
+    /// Number of consecutive groups that have taken the expected time.
     steady: u8,
 }
 
@@ -102,7 +102,7 @@ struct Length {
 pub enum Left {
     /// No measured work is in flight.
     Nothing,
-    /// Work with this remaining time, as estimated from earlier runs of the same work.
+    /// Work with this remaining time, estimated from earlier runs of the same work.
     About(Duration),
     /// Work of unknown length.
     Unknown,
@@ -115,17 +115,17 @@ struct Pace {
     ends: HashMap<(u64, Stream), f64>,
     clocks: HashMap<u64, Clock>,
     lengths: HashMap<u64, Length>,
-    /// Recent length of work that was never seen before, in ns.
+    /// Recent length of previously unseen work, in ns.
     unknown_ns: Option<f64>,
     usage: Usage,
     last: Option<Instant>,
-    /// Time at which the last end of a group was noticed.
+    /// Time at which the end of the last group was detected.
     seen: Option<Instant>,
-    /// True if all work in flight was submitted while measuring was on.
+    /// Set if all work in flight was submitted while measuring was enabled.
     all_measured: bool,
 }
 
-/// Measures and bounds this program's work in flight while other tenants also have work.
+/// Measures and limits the program's work in flight while other tenants also have work.
 #[derive(Debug, Default)]
 pub struct RunAhead {
     active: AtomicBool,
@@ -142,13 +142,13 @@ impl RunAhead {
         self.bound_ns.load(Ordering::Relaxed) as f64
     }
 
-    /// Returns true if submissions are bounded and measured.
+    /// Returns true if submissions are limited and measured.
     #[inline]
     pub fn is_active(&self) -> bool {
         self.active.load(Ordering::Relaxed)
     }
 
-    /// Bounds the work in flight to `run_ahead_us`; 0 ends bounding and measuring.
+    /// Limits the work in flight to `run_ahead_us`. 0 disables limiting and measuring.
     pub fn bound(&self, run_ahead_us: u32) {
         self.bound_ns.store(u64::from(run_ahead_us) * 1000, Ordering::Relaxed);
         if !self.active.swap(run_ahead_us > 0, Ordering::SeqCst) {
@@ -171,15 +171,15 @@ impl RunAhead {
         self.is_active() && self.lock().all_measured
     }
 
-    /// Waits before a submission to `stream` until the work in flight is below the bound, or the gate is closed.
+    /// Waits before a submission to `stream` until the work in flight is below the limit or the gate is closed.
     pub fn wait(&self, captures: &Captures, gate: &Gate, stream: Stream) {
         loop {
             let ahead = {
                 let mut pace = self.lock();
                 captures.quietly(|| pace.reap());
                 let bound = self.bound_ns();
-                // If a kernel is longer than the bound, submit the next kernel when the first is about to end. Then the
-                // card always has work, and a slice that ends waits for only one kernel.
+                // If a kernel is longer than the limit, submit the next kernel when the first is about to end. The card
+                // then always has work, and the end of a slice is delayed by only one kernel.
                 let ahead = pace.left_ns(Instant::now());
                 if ahead <= bound || pace.is_free_for(stream) {
                     return;
@@ -187,7 +187,7 @@ impl RunAhead {
                 if pace.groups.iter().all(|g| g.end.is_none()) {
                     captures.quietly(|| pace.close_groups(captures, |_| true));
                     if pace.groups.iter().all(|g| g.end.is_none()) {
-                        // No work in flight has an end for which to wait.
+                        // No work in flight has an end to wait for.
                         return;
                     }
                 }
@@ -205,7 +205,7 @@ impl RunAhead {
     }
 
     /// Starts a group before a submission to a stream without work in flight, so that the card's idle time is not
-    /// counted. If the submission was `held`, first checks the work in flight again.
+    /// counted. If the submission was `held`, first updates the work in flight.
     pub fn begin(&self, captures: &Captures, stream: Stream, held: bool) {
         let context = driver::current_context() as u64;
         let mut pace = self.lock();
@@ -219,12 +219,12 @@ impl RunAhead {
         pace.groups.push_back(Group::new(context, stream, start));
     }
 
-    /// Reverts [`Self::begin`] for a submission that failed.
+    /// Reverts [`Self::begin`] after a failed submission.
     pub fn failed(&self, stream: Stream) {
         self.lock().groups.retain(|g| g.stream != stream || !g.keys.is_empty());
     }
 
-    /// Counts a submission of this thread to `stream`.
+    /// Records a submission by this thread to `stream`.
     pub fn submitted(&self, captures: &Captures, stream: Stream, key: u64, copy: bool) {
         let context = driver::current_context() as u64;
         let mut pace = self.lock();
@@ -242,8 +242,8 @@ impl RunAhead {
         group.estimate += estimate;
         group.unknown_ns = unknown;
         group.sure &= known.is_some_and(|length| length.steady >= MIN_CONFIRMING_GROUPS);
-        // A stream may join a capture, and another thread's per-thread stream is unreachable, so record the end of
-        // their work immediately.
+        // Record the end of work immediately for streams that may join a capture, and for per-thread streams, which
+        // other threads cannot access.
         let full = known.is_none()
             || captures.any()
             || stream.is_threads_own()
@@ -254,7 +254,7 @@ impl RunAhead {
         }
     }
 
-    /// Forgets a stream that the program destroys.
+    /// Forgets a stream that the program is about to destroy.
     pub fn forget(&self, captures: &Captures, stream: u64) {
         if self.is_active() {
             let mut pace = self.lock();
@@ -262,7 +262,7 @@ impl RunAhead {
         }
     }
 
-    /// Ends all groups. Called before a capture begins in one of their streams.
+    /// Ends all groups. Must be called before a capture begins in one of their streams.
     pub fn finish_groups(&self, captures: &Captures) {
         let mut pace = self.lock();
         if self.is_active() {
@@ -270,16 +270,16 @@ impl RunAhead {
         }
     }
 
-    /// If all work is about to end and the program has stopped submitting, ends the groups so that the end is noticed.
-    /// Returns true if no work is in flight.
+    /// If all work is about to end and the program has stopped submitting, ends the groups so that the completion is
+    /// detected. Returns true if no work is in flight.
     pub fn is_quiet(&self, captures: &Captures) -> bool {
         let mut pace = self.lock();
         pace.look_for_end(captures, Instant::now());
         pace.groups.iter().all(|g| g.keys.is_empty())
     }
 
-    /// Returns true if the program waits for a result: it has submitted nothing for a while, and all its work ends
-    /// within `lead`. Returns false while unmeasured work is in flight, because its end is unknown.
+    /// Returns true if the program waits for a result, that is, if it has not submitted anything for a while and all
+    /// its work ends within `lead`. Returns false while unmeasured work is in flight, because its end is unknown.
     pub fn awaits_result(&self, captures: &Captures, lead: Duration) -> bool {
         let (mut pace, now) = (self.lock(), Instant::now());
         pace.look_for_end(captures, now);
@@ -295,13 +295,13 @@ impl RunAhead {
         pace.left(Instant::now())
     }
 
-    /// Returns the time since the last submission, or since the last noticed end of work.
+    /// Returns the time since the last submission or the last detected completion of work.
     pub fn idle(&self) -> Duration {
         let pace = self.lock();
         pace.last.max(pace.seen).map_or(Duration::MAX, |last| last.elapsed())
     }
 
-    /// Returns the time until the next expected end of work in flight, or `None` if no end is expected.
+    /// Returns the time until the next expected completion of work in flight, or `None` if none is expected.
     pub fn next_end(&self) -> Option<Duration> {
         let pace = self.lock();
         let any = pace.groups.iter().any(|g| !g.keys.is_empty());
@@ -313,7 +313,7 @@ impl RunAhead {
         self.lock().groups.len()
     }
 
-    /// Returns the use since the last call.
+    /// Returns the usage since the last call.
     pub fn take_usage(&self) -> Usage {
         std::mem::take(&mut self.lock().usage)
     }
@@ -329,31 +329,32 @@ impl Pace {
         }
     }
 
-    /// Returns the length to assume for work that was never seen, in ns: first half the `bound`, so that only a few
-    /// long submissions are in flight before the first has ended, and afterwards the recent length of such work.
+    /// Returns the length to assume for previously unseen work, in ns. The initial value is half the `bound`, so that
+    /// only a few long submissions are in flight before the first one has completed. Later values are the recent length
+    /// of such work.
     fn unknown_ns(&self, bound: f64) -> f64 {
         self.unknown_ns.unwrap_or(bound / 2.0).max(UNKNOWN_NS)
     }
 
-    /// Returns the length to assume for work of one kind, in ns. Recent work of other kinds may have been short, such
-    /// as a copy next to kernels. Therefore, while work of this kind is in flight and none of it has ever ended, the
-    /// result is at least the initial assumption.
+    /// Returns the length to assume for previously unseen work of one kind, in ns. Recent work of other kinds may have
+    /// been much shorter, such as copies next to kernels. Therefore, if work of this kind is in flight and none has
+    /// completed, the result is at least the initial value.
     fn unknown_ns_of(&self, key: u64, bound: f64) -> f64 {
         let flies = self.groups.iter().any(|group| group.keys.contains(&key));
         self.unknown_ns(bound).max(if flies { bound / 2.0 } else { 0.0 })
     }
 
-    /// Returns the remaining time of the work in flight in ns, estimated from earlier runs of the same work.
+    /// Returns the remaining time of the work in flight, in ns, estimated from earlier runs of the same work.
     fn left_ns(&self, now: Instant) -> f64 {
         let Some(first) = self.groups.front() else { return 0.0 };
-        // The work has run since it was submitted, or since the end of the previous group.
+        // The work has been running since its submission or since the end of the previous group.
         let since = self.seen.map_or(first.opened, |seen| seen.max(first.opened));
         let ran = now.saturating_duration_since(since).as_nanos() as f64;
         self.groups.iter().map(|g| g.estimate).sum::<f64>() - ran.min(first.estimate)
     }
 
-    /// Returns true if a stream without work may get work in addition to another stream's work, such as a copy next to
-    /// a long kernel.
+    /// Returns true if a stream without work can get work in addition to other streams' work, such as a copy next to a
+    /// long kernel.
     fn is_free_for(&self, stream: Stream) -> bool {
         self.groups.len() < 2 && self.groups.iter().all(|g| g.stream != stream)
     }
@@ -384,17 +385,17 @@ impl Pace {
                 continue;
             }
             let (context, stream) = (group.context, group.stream);
-            // The stream's own thread has ended the group, or is about to.
+            // The stream's own thread has ended the group or is about to.
             if !stream.is_in_reach() {
                 continue;
             }
-            // The event would become part of the capture. The group ends when the capture has ended.
+            // The event would become part of the capture. The group ends after the capture.
             if captures.any() && stream.is_capturing() {
                 continue;
             }
             let end = events::within(context, || self.event(context).filter(|event| events::record(*event, stream)));
-            // If a stream accepts no event, the end of its work is unknown, and the next drain waits for all work of
-            // its context.
+            // If a stream does not accept an event, the end of its work is unknown. The next drain then waits for all
+            // work in its context.
             match end {
                 Some(end) => self.groups[at].end = Some(end),
                 None => {
@@ -406,9 +407,9 @@ impl Pace {
         self.groups.retain(|group| !group.estimate.is_nan());
     }
 
-    /// Removes the groups whose work has ended, and evaluates them.
+    /// Removes and evaluates the groups whose work has completed.
     fn reap(&mut self) {
-        // The driver rejects calls from a thread without a context, such as the library's message thread.
+        // The driver rejects calls from threads without a context, such as the library's message thread.
         let done = |g: &Group| g.end.is_some_and(|end| events::within(g.context, || end.done()));
         while let Some(at) = self.groups.iter().position(done) {
             let Some(group) = self.groups.remove(at) else { return };
@@ -429,7 +430,7 @@ impl Pace {
         };
         let Some(since) = end.since(clock.base) else { return };
         let ended = clock.offset + since;
-        // Work without its own start event began when the stream's previous work ended.
+        // Work without a start event began when the stream's previous work ended.
         let first = group.start.and_then(|start| Some(clock.offset + start.since(clock.base)?));
         let known = first.or(self.ends.get(&at).copied());
         let began = known.unwrap_or(ended).min(ended);
@@ -453,15 +454,15 @@ impl Pace {
             clock.spare.push(end);
         }
         clock.spare.extend(group.start);
-        // Work that was submitted before measuring started may have begun at any time.
+        // Work submitted before measuring started may have begun at any time.
         if known.is_some() {
             self.learn(group, (ended - began) * 1e6);
         }
     }
 
-    /// Corrects the estimates for the group's work with its measured length.
+    /// Updates the length estimates for the group's work according to its measured length.
     fn learn(&mut self, group: &Group, took_ns: f64) {
-        // Use the current estimates, because other groups may have corrected the same lengths since this group was
+        // Use the current estimates, because other groups may have updated the same lengths since this group was
         // submitted.
         let length = |key: &u64| self.lengths.get(key).map_or(group.unknown_ns, |length| length.ns);
         let off = took_ns / group.keys.iter().map(length).sum::<f64>().max(1.0);
@@ -484,7 +485,7 @@ impl Pace {
             };
             let met = CONFIRMING_RATIOS.contains(&off);
             if !met && length.steady >= 2 * MIN_CONFIRMING_GROUPS && DISTURBED.contains(&off) {
-                // A third deviation in a row is not an outlier.
+                // A third consecutive deviation is not an outlier.
                 length.steady /= 2;
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Tracks the program's work in flight, measured or unmeasured, and its end.
+//! Tracks the program's measured and unmeasured work in flight, and its completion.
 
 use std::time::{Duration, Instant};
 
@@ -10,25 +10,25 @@ use crate::pace::{Left, RunAhead};
 use crate::solo_backlog::SoloBacklog;
 use crate::streams::Stream;
 
-/// Bounds of the program's work in flight.
+/// Limits of the program's work in flight.
 #[derive(Debug)]
 pub struct Pacing {
-    /// Bounds while other tenants have work.
+    /// Limits while other tenants have work.
     pub run_ahead: RunAhead,
-    /// Bounds while the program is alone.
+    /// Limits while the program is alone.
     pub solo_backlog: SoloBacklog,
-    /// Finds the end of unmeasured work while a stream captures.
+    /// Detects the completion of unmeasured work during captures.
     pub fences: Fences,
 }
 
 impl Pacing {
-    /// Creates the bounds of a program without work on its card with this number.
+    /// Creates the limits of a program for its card with this number. The program must not have work.
     pub fn new(card: usize) -> Self {
         Self { run_ahead: RunAhead::default(), solo_backlog: SoloBacklog::new(), fences: Fences::new(card) }
     }
 
-    /// Waits before a submission while too much work is in flight, or until the gate is closed. Returns true if work is
-    /// measured.
+    /// Waits before a submission until the work in flight is within the limit or the gate is closed. Returns true if
+    /// work is measured.
     #[inline]
     pub fn wait(&self, captures: &Captures, gate: &Gate, stream: impl FnOnce() -> Stream) -> bool {
         let measured = self.run_ahead.is_active();
@@ -40,7 +40,7 @@ impl Pacing {
         measured
     }
 
-    /// Records an unmeasured submission, with its stream if known.
+    /// Records an unmeasured submission and its stream, if known.
     #[inline]
     pub fn submitted_unmeasured(&self, captures: &Captures, stream: Stream, is_known: bool) {
         if is_known {
@@ -57,7 +57,7 @@ impl Pacing {
         self.fences.submitted_anywhere();
     }
 
-    /// Prepares for a capture, which is already counted. A fence follows each later submission.
+    /// Prepares for a capture, which must already be counted. A fence follows each later submission.
     pub fn capture_begins(&self, captures: &Captures) {
         self.run_ahead.finish_groups(captures);
         self.fences.before_capture(captures);
@@ -69,7 +69,8 @@ impl Pacing {
         self.fences.stream_ends(captures, handle);
     }
 
-    /// Waits until no work is in flight. Returns false if the deadline passes first. The gate must be closed.
+    /// Waits until no work is in flight or until the deadline, and returns false in the latter case. The gate must be
+    /// closed.
     pub fn drain(&self, captures: &Captures, contexts: &Contexts, deadline: Option<Instant>) -> bool {
         while self.run_ahead.left(captures) != Left::Nothing {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -96,8 +97,8 @@ impl Pacing {
         passed
     }
 
-    /// Polls without sleeping, for at most `time`, until the remaining work takes at most `rest`. Returns true if it
-    /// does.
+    /// Polls without sleeping until the remaining work takes at most `rest`, for at most `time`. Returns true on
+    /// success.
     pub fn sees_end(&self, captures: &Captures, time: Duration, rest: Duration) -> bool {
         let since = Instant::now();
         loop {

@@ -1,10 +1,10 @@
-//! Bounds the work in flight of a program that is alone; its work is not measured.
+//! Limits the work in flight of a program that is alone. Such work is not measured.
 //!
 //! The next tenant waits for this backlog, and the program is killed if its backlog exceeds the run limit. Therefore,
-//! an event, called a *mark*, follows every few submissions in their stream. A stream with `MAX_MARKS_PER_STREAM`
-//! marks in flight accepts no more submissions until one of the marks completes. The number of submissions between two
-//! marks depends on their length, so that about 0.1 s of work, or at least four submissions, can be in flight. The
-//! queue of a real card is also bounded, but only at a thousand submissions of any length.
+//! an event (a *mark*) is recorded in a stream after every few submissions. A stream with `MAX_MARKS_PER_STREAM` marks
+//! in flight does not accept submissions until one of them completes. The number of submissions between two marks
+//! depends on their length, so that about 0.1 s of work, or at least four submissions, can be in flight. The queue of a
+//! real card is also limited, but to a thousand submissions of any length.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,15 +24,15 @@ const MAX_MARKS_PER_STREAM: usize = 4;
 const INITIAL_SUBMISSIONS_PER_MARK: u32 = 4;
 const MIN_SUBMISSIONS_PER_MARK: u32 = 1;
 const MAX_SUBMISSIONS_PER_MARK: u32 = 32;
-/// Widen the interval when marks complete faster than this.
+/// The interval is widened if marks complete faster than this.
 const WIDEN_BELOW: Duration = Duration::from_millis(20);
-/// Narrow the interval when a wait for a mark exceeds this.
+/// The interval is narrowed if a wait for a mark takes longer than this.
 const NARROW_ABOVE: Duration = Duration::from_millis(100);
-/// Time without a completed mark after which a stream may have twice as many marks.
-// TIMEOUT: a stream may wait for the thread that waits here, so that thread must eventually resume. A program whose
-// launches take longer already has enough work in flight to be killed when another program starts.
+/// Time without a completed mark after which a stream can have twice as many marks.
+// TIMEOUT: a stream may wait for the thread that waits here, so the thread must eventually continue. A program with
+// longer launches already has enough work in flight to be killed when another program starts.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of events that are kept for further marks.
+/// Maximum number of events kept for further marks.
 const MAX_SPARE_EVENTS: usize = 64;
 
 #[derive(Debug)]
@@ -53,7 +53,7 @@ struct Marks {
     most: usize,
 }
 
-/// Submissions until the next mark. Each submission writes it: the cache line contains no read-only data.
+/// Number of submissions until the next mark. It has its own cache line, because each submission writes it.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Countdown(AtomicU32);
@@ -62,7 +62,7 @@ struct Countdown(AtomicU32);
 #[derive(Debug)]
 pub struct SoloBacklog {
     left: Countdown,
-    /// A stream has reached its limit of marks.
+    /// Set if a stream has reached its limit of marks.
     full: AtomicBool,
     marks: Mutex<Marks>,
 }
@@ -87,8 +87,8 @@ impl SoloBacklog {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits before a submission to a stream while the stream's work in flight is at its bound, or until the gate is
-    /// closed or work is measured.
+    /// Waits before a submission to a stream until the stream's work in flight is below the limit, the gate is closed,
+    /// or work is measured.
     #[inline]
     pub fn wait(&self, captures: &Captures, gate: &Gate, run_ahead: &RunAhead, stream: impl FnOnce() -> Stream) {
         if self.full.load(Ordering::Relaxed) {
@@ -129,11 +129,11 @@ impl SoloBacklog {
         }
     }
 
-    /// Makes a mark. Returns the number of submissions before the next mark.
+    /// Records a mark. Returns the number of submissions before the next mark.
     #[cold]
     fn mark(&self, captures: &Captures, stream: Stream) -> u32 {
         let mut marks = self.lock();
-        // The event would become a part of the capture.
+        // During a capture, the event would become part of it.
         if !captures.any() {
             let (context, now) = (driver::current_context() as u64, Instant::now());
             captures.quietly(|| {
@@ -146,7 +146,7 @@ impl SoloBacklog {
         marks.every
     }
 
-    /// Drops all marks, because a context ends together with its events.
+    /// Drops all marks, because a context is being destroyed together with its events.
     pub fn forget(&self) {
         let mut marks = self.lock();
         marks.marks.clear();
@@ -169,8 +169,8 @@ impl Marks {
         }
     }
 
-    /// Checks the marks for a waiting stream; the last mark passed at `since`. Returns true if the stream may submit
-    /// more.
+    /// Checks the marks of a waiting stream. `since` is the time at which the last mark completed. Returns true if the
+    /// stream can accept submissions.
     fn look(
         &mut self,
         now: Instant,
@@ -190,7 +190,7 @@ impl Marks {
         !self.is_full(stream)
     }
 
-    /// Removes the completed marks of each stream, up to the first pending one. Returns true if it removed any.
+    /// Removes the completed marks of each stream, up to the first pending mark. Returns true if any were removed.
     fn reap(&mut self, now: Instant, waited: bool, passed: impl Fn(&Mark) -> bool) -> bool {
         let before = self.marks.len();
         for mark in std::mem::take(&mut self.marks) {
@@ -219,7 +219,7 @@ impl Marks {
         self.marks.iter().any(|mark| self.is_full(mark.stream))
     }
 
-    /// Returns how long ago the first mark of a stream was made.
+    /// Returns the age of a stream's first mark.
     fn age(&self, stream: Stream, now: Instant) -> Duration {
         let first = self.marks.iter().find(|mark| mark.stream == stream);
         first.map_or(Duration::ZERO, |mark| now.duration_since(mark.made))

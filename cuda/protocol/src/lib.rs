@@ -1,8 +1,8 @@
-//! Messages between a CUDA program's library (the *tenant's* side) and the owner of a CUDA card.
+//! Messages between a CUDA program's library (the *tenant's side*) and the owner of a CUDA card.
 //!
-//! Each process has one `SOCK_SEQPACKET` UNIX connection. A packet is one [`FromTenant`] or one [`FromOwner`], encoded
-//! by `postcard`, of at most [`MAX_PACKET`] bytes, with at most [`MAX_DESCRIPTORS`] descriptors (`SCM_RIGHTS`) in the
-//! order in which the message names them.
+//! Each process has one `SOCK_SEQPACKET` UNIX connection. A packet contains one [`FromTenant`] or [`FromOwner`]
+//! message, encoded by `postcard`. It has at most [`MAX_PACKET`] bytes and at most [`MAX_DESCRIPTORS`] descriptors
+//! (`SCM_RIGHTS`), in the order in which the message names them.
 //!
 //! # Opening
 //!
@@ -13,15 +13,15 @@
 //! ```
 //!
 //! The tenant's side does not use a card before [`FromOwner::Welcome`]. The owner identifies the tenant by the socket
-//! and the peer's credentials; the name in [`Hello`] only selects one of the tenants that the credentials allow. Memory
-//! and work belong to the connection: when the connection ends, the owner frees everything that the process held.
+//! and the peer's credentials. The name in [`Hello`] only selects one of the tenants that the credentials permit.
+//! Memory and work belong to the connection: when it is closed, the owner frees all resources of the process.
 //!
 //! # Memory
 //!
-//! A chunk is one allocation of the owner (`cuMemCreate`, [`Welcome::chunk_bytes`] long), on the card or in pinned host
-//! memory, that is exported as a POSIX descriptor. A chunk keeps its [`ChunkId`] for its whole life, regardless of
-//! where it is, and belongs to one process. The tenant's side imports the chunk and maps it at an address of its
-//! choice. The tenant's side then closes the descriptor, or keeps it for [`FromTenant::Adopt`].
+//! A chunk is an allocation of [`Welcome::chunk_bytes`] by the owner (`cuMemCreate`), on the card or in pinned host
+//! memory. It is exported as a POSIX descriptor. A chunk belongs to one process and has the same [`ChunkId`] throughout
+//! its lifetime, even if it is relocated. The tenant's side imports the chunk and maps it at an address of its choice.
+//! It then closes the descriptor, or keeps it for [`FromTenant::Adopt`].
 //!
 //! ```text
 //! tenant -> owner   Allocate { request, chunks }
@@ -29,13 +29,14 @@
 //! tenant -> owner   Free { chunks }: unmapped and released; the ids mean nothing from here on
 //! ```
 //!
-//! The owner sends parts as they become ready. The answer may be delayed if the tenant's exhaustion policy is to queue.
-//! If the request is refused after a part was granted, the tenant's side frees that part. [`FromTenant::Fix`] requests
-//! memory that the library cannot place in chunks (arrays, exported memory, memory that the driver allocates itself,
-//! registered host memory). The owner answers with [`FromOwner::Fixed`] or `Refused`, and [`FromTenant::Unfix`] returns
-//! the memory.
+//! The owner sends chunks as they become available. The reply may be delayed if the tenant's exhaustion policy is to
+//! queue. If the request is refused after some chunks have been granted, the tenant's side frees these chunks.
+//! [`FromTenant::Fix`] requests memory that the library cannot place in chunks (arrays, exported memory, memory
+//! allocated by the driver, registered host memory). The owner replies with [`FromOwner::Fixed`] or `Refused`, and
+//! [`FromTenant::Unfix`] returns the memory.
 //!
-//! The library keeps empty chunks for its next allocations. If another process needs them, the owner requests them:
+//! The library keeps empty chunks for later allocations. If another process needs memory, the owner requests these
+//! chunks:
 //!
 //! ```text
 //! owner  -> tenant  Reclaim { order }
@@ -43,11 +44,11 @@
 //! tenant -> owner   Reclaimed { order }: all empty chunks that could be obtained within [`RECLAIM_MS`]
 //! ```
 //!
-//! The library also returns empty chunks before `Quiet`, so that they are not copied.
+//! The library also returns empty chunks before it sends `Quiet`, so that they are not copied.
 //!
 //! # Relocation
 //!
-//! The owner copies contents through its own mappings; the tenant chooses addresses.
+//! The owner copies contents through its own mappings. The tenant's side chooses addresses.
 //!
 //! ```text
 //! owner  -> tenant  Quiesce { order }
@@ -58,14 +59,14 @@
 //! owner  -> tenant  Resume { order }
 //! ```
 //!
-//! Only one order is in progress at a time. `Redirect` may also contain a chunk that the tenant's side freed after
+//! Only one order is in progress at a time. `Redirect` can contain a chunk that the tenant's side freed after
 //! `Quiesce`. In this case, the tenant's side closes the descriptor and counts the chunk as moved. If `moved` is less
-//! than requested, the remaining chunks stay mapped where they were, and the owner keeps the old memory. Programs may
-//! allocate and free while an order is in progress.
+//! than requested, the mappings of the remaining chunks do not change, and the owner keeps the old memory. Programs can
+//! allocate and free memory while an order is in progress.
 //!
 //! # Turns
 //!
-//! The gate before submissions is closed after `Welcome`.
+//! The submission gate is closed after `Welcome`.
 //!
 //! ```text
 //! owner  -> tenant  Run { turn, .. }: the gate opens
@@ -78,32 +79,33 @@
 //! owner  -> tenant  Step { turn, .. }: one waiting submission passes the closed gate; then drain and send `Stopped`
 //! ```
 //!
-//! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted
-//! or in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`. If
-//! `run_ahead_us` is 0, the tenant is alone, and the library measures nothing. A `Run` during a turn replaces its
-//! terms. `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn. After `Yield`, the
-//! turn also ends when the program waits for a result, that is, it has submitted nothing for a while and its last work
-//! is about to end. A process that is a client of the card's MPS server sends `Concurrent` once, directly after
-//! `Welcome`. The owner verifies this with the server. The gates of a share group's processes that the server lists can
-//! be open at the same time. A tenant with several cards gets a `Step` on a card where its work has ended, while its
-//! turn ends on its other cards: a kernel there may wait for one that the closed gate holds back. A process without a
-//! waiting submission answers at once.
+//! The tenant's side stops without `Stop` after [`Run::length_us`], or if no work was submitted or in flight for
+//! [`Run::idle_us`] (`waiting` is then false). A `Run` with a length of 0 lasts until `Stop`. If `run_ahead_us` is 0,
+//! the tenant is alone and the library does not measure its work. A `Run` during a turn replaces the turn's terms.
+//! `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn. After `Yield`, the turn also
+//! ends when the program waits for a result, that is, if it has not submitted anything for a while and its last work is
+//! about to end. A process that is a client of the card's MPS server sends `Concurrent` once, directly after `Welcome`.
+//! The owner verifies this with the server. The gates of a share group's processes listed by the server can be open
+//! concurrently. When the turn of a tenant with several cards ends, cards without work get a `Step`, because kernels on
+//! the other cards may wait for a kernel that the closed gate blocks. A process without a waiting submission replies
+//! immediately.
 //!
 //! # Ends
 //!
-//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason; then the connection closes. If the connection
-//! closes without a `Goodbye`, the owner's side considers the process dead, and the tenant's side considers the owner
-//! absent. The tenant's side then opens its gate, keeps its memory, refuses allocations in chunks, and tries to
+//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason, and the connection is closed afterwards. If a
+//! connection is closed without a `Goodbye`, the owner considers the process dead, and the tenant's side considers the
+//! owner absent. The tenant's side then opens its gate, keeps its memory, refuses allocations in chunks, and tries to
 //! reconnect every [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set. Neither side waits
-//! for the other without a limit, and the owner never blocks in a send ([`Link::try_send`]). A message waits while the
-//! queue of its connection is full, or while the connection, its tenant or all tenants together have the maximum number
-//! of unread descriptors. The owner ends a connection only if its process does not read its answers.
+//! indefinitely for the other, and the owner never blocks when it sends a message ([`Link::try_send`]). Messages wait
+//! while the queue of their connection is full, or while the connection, its tenant or all tenants together have the
+//! maximum number of unread descriptors. The owner closes a connection only if its process does not read its messages.
 //!
 //! # Bounds
 //!
-//! The owner has one serving thread. Each message costs this thread a bounded number of steps; a step is one or two
-//! searches in an ordered map. An event does up to 1,024 steps of deferrable work (placing and releasing chunks), and
-//! later events do the rest. A tenant gets 64 messages and 4,096 steps before the other tenants are served.
+//! The owner has one serving thread. Each message costs this thread a bounded number of steps, each of which is one or
+//! two searches in an ordered map. Each event performs up to 1,024 steps of deferrable work (placing and releasing
+//! chunks). Later events perform the remaining steps. A tenant gets 64 messages and 4,096 steps before the other
+//! tenants are served.
 //!
 //! | message | own steps | deferred |
 //! |---|---|---|
@@ -129,10 +131,10 @@
 //!
 //! # Versions
 //!
-//! [`VERSION`] is incremented with each change. Variants and fields are only added, at the end. Both sides use the
-//! lower of the two versions; a side that does not support it sends `Goodbye`.
+//! [`VERSION`] is incremented with each change. Variants and fields can only be added at the end. Both sides use the
+//! lower of their versions. A side that does not support this version sends `Goodbye`.
 //!
-//! This crate contains only the messages and their socket: it does not manage memory, set policy or start threads.
+//! This crate contains only the messages and the connection. It does not manage memory, set policy or start threads.
 
 #![forbid(unsafe_code)]
 
@@ -178,24 +180,24 @@ pub const MAX_NAME: usize = 64;
 pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
-/// Time in microseconds before the end of its last work at which a turn may be given back. The next tenant's first work
-/// takes this long to reach the card; if the work arrived earlier, the hardware would switch between both tenants.
+/// Time in microseconds before the end of a turn's last work at which the turn can end. The next tenant's first work
+/// takes this long to reach the card. If it arrived earlier, the hardware would switch between both tenants.
 pub const EARLY_US: u32 = 100;
-/// Maximum time in milliseconds for which the tenant's side waits for work on freed memory before it answers a request
+/// Maximum time in milliseconds that the tenant's side waits for work on freed memory before it replies to a request
 /// for empty chunks.
 pub const RECLAIM_MS: u64 = 20;
-/// Interval at which a tenant tries to reach its owner again, in milliseconds.
+/// Interval at which a tenant tries to reconnect to its owner, in milliseconds.
 pub const RECONNECT_MS: u64 = 200;
 
-/// Environment variable with the path of the owner's socket. Without it the library only forwards calls. For a program
-/// with several cards, the variable has the path of each owner's socket, in the order of the program's devices, with
-/// [`SOCKET_SEPARATOR`] between them.
+/// Environment variable with the path of the owner's socket. Without this variable, the library only forwards calls.
+/// For a program with several cards, the variable contains the paths of the owners' sockets, in the order of the
+/// program's devices and separated by [`SOCKET_SEPARATOR`].
 pub const SOCKET_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SOCKET";
-/// Separates the sockets in [`SOCKET_VARIABLE`].
+/// Separator between the sockets in [`SOCKET_VARIABLE`].
 pub const SOCKET_SEPARATOR: u8 = b':';
 /// Environment variable with the name of the tenant.
 pub const TENANT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_TENANT";
 /// Environment variable with the absolute path of the real driver's library.
 pub const DRIVER_VARIABLE: &str = "GPU_MEDIATOR_CUDA_DRIVER";
-/// Environment variable. If the variable is `1`, the library reports errors on standard error.
+/// Environment variable that makes the library report errors on standard error if the value is `1`.
 pub const LOG_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOG";

@@ -1,4 +1,4 @@
-//! The connection for messages.
+//! A connection that transfers messages.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,16 +13,16 @@ use rustix::net::{
 use crate::message::{Message, decode, encode};
 use crate::{FromOwner, FromTenant, MAX_DESCRIPTORS, MAX_PACKET, Malformed};
 
-/// One end of a connection. Any thread may send; only one thread may receive.
+/// One end of a connection. Any thread can send, but only one thread can receive.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
-/// A message with its descriptors, in the order in which the message names them.
+/// A message and its descriptors, in the order in which the message names them.
 #[derive(Debug)]
 pub struct Received<M> {
     /// The message.
     pub message: M,
-    /// The message's descriptors, which are closed on `exec`.
+    /// The message's descriptors, with the close-on-exec flag.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -35,13 +35,13 @@ pub enum LinkError {
     /// The other side has closed the connection.
     #[error("the other side closed the connection")]
     Closed,
-    /// The queue to the other side is full, or no message has arrived.
+    /// The queue to the other side is full or no message has arrived.
     #[error("the connection would block")]
     WouldBlock,
-    /// The user has reached the system's limit on descriptors in flight (`ETOOMANYREFS`). The message can be retried.
+    /// The user has reached the system's limit of descriptors in flight (`ETOOMANYREFS`). Sending can be retried.
     #[error("too many descriptors of this user are on their way to processes that do not read")]
     Crowded,
-    /// The packet is not a message.
+    /// The packet is not a valid message.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
@@ -59,7 +59,7 @@ impl Link {
         Ok(Self(socket))
     }
 
-    /// Listens at `path`, which must not exist; accept connections with `rustix::net::accept`.
+    /// Listens at `path`, which must not exist. Use `rustix::net::accept` to accept connections.
     pub fn listen(path: &Path) -> Result<OwnedFd, LinkError> {
         let socket = socket()?;
         rustix::net::bind(&socket, &address(path)?).map_err(io::Error::from)?;
@@ -74,7 +74,7 @@ impl Link {
         Ok((Self(a), Self(b)))
     }
 
-    /// Sends a tenant's message; waits while the queue is full.
+    /// Sends a tenant's message. Waits while the queue is full.
     pub fn send(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         self.transmit(message, descriptors, SendFlags::NOSIGNAL)
     }
@@ -94,12 +94,12 @@ impl Link {
         self.accept(RecvFlags::CMSG_CLOEXEC)
     }
 
-    /// Takes an owner's message, or fails with [`LinkError::WouldBlock`] if none has arrived.
+    /// Receives an owner's message, or fails with [`LinkError::WouldBlock`] if none has arrived.
     pub fn try_receive_from_owner(&self) -> Result<Received<FromOwner>, LinkError> {
         self.accept(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
 
-    /// Takes a tenant's message, or fails with [`LinkError::WouldBlock`] if none has arrived.
+    /// Receives a tenant's message, or fails with [`LinkError::WouldBlock`] if none has arrived.
     pub fn try_receive(&self) -> Result<Received<FromTenant>, LinkError> {
         self.accept(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
@@ -157,7 +157,8 @@ impl Link {
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Malformed::TooMany { item: "bytes or more", count: MAX_PACKET + 1, most: MAX_PACKET }.into());
         }
-        // Every message has at least one byte for its kind, so an empty packet means that the connection has ended.
+        // A message contains at least one byte for its kind, so an empty packet indicates that the connection was
+        // closed.
         let Some(packet) = buffer.get(..received.bytes).filter(|p| !p.is_empty()) else {
             return Err(LinkError::Closed);
         };

@@ -4,16 +4,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{MAX_CARDS, MAX_CHUNKS, MAX_EXPORTED, MAX_NAME, MAX_PACKET, MAX_PROCESSES};
 
-/// ID of a chunk of one process, unique for the life of the connection and across restarts of the owner.
+/// ID of a process's chunk. Unique during the lifetime of the connection and across restarts of the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ChunkId(pub u64);
 
-/// Memory that holds a chunk.
+/// Memory that contains a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Place {
-    /// Memory of the card.
+    /// Card memory.
     Device,
-    /// Pinned host memory, which the card reaches over its link.
+    /// Pinned host memory, which the card accesses over its link.
     Host,
 }
 
@@ -22,19 +22,19 @@ pub enum Place {
 pub struct Hello {
     /// The tenant side's [`crate::VERSION`].
     pub version: u16,
-    /// Process ID in the process's own namespace, which in a container differs from the process ID that the owner sees.
+    /// Process ID in the process's own namespace. In a container, the owner sees a different process ID.
     pub pid: u32,
-    /// Random number of this process's library; unchanged after a reconnection.
+    /// Random number of the library instance in this process. Unchanged after a reconnection.
     pub instance: u128,
-    /// Requested tenant, from [`crate::TENANT_VARIABLE`]; if empty, the owner chooses by credentials.
+    /// Requested tenant, from [`crate::TENANT_VARIABLE`]. If empty, the owner selects a tenant by the credentials.
     pub tenant: String,
     /// Name of the program, for display.
     pub program: String,
-    /// True if chunks of an earlier connection follow in [`FromTenant::Adopt`].
+    /// Set if chunks from an earlier connection follow in [`FromTenant::Adopt`].
     pub adopts: bool,
 }
 
-/// A card that the tenant may use.
+/// A card that the tenant can use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardInfo {
     /// `cuDeviceGetUuid` of the card.
@@ -43,25 +43,25 @@ pub struct CardInfo {
     pub total_bytes: u64,
 }
 
-/// Answer to [`Hello`].
+/// Reply to [`Hello`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// Version used on this connection.
+    /// Version to use on this connection.
     pub version: u16,
     /// Number of the tenant, for display and logs.
     pub tenant: u32,
-    /// Size of a chunk in bytes: a power of two of at least 2 MiB.
+    /// Size of a chunk in bytes. A power of two, at least 2 MiB.
     pub chunk_bytes: u64,
-    /// Cards of the tenant; messages name a card by its index in this list.
+    /// Cards of the tenant. Messages refer to a card by its index in this list.
     pub cards: Vec<CardInfo>,
 }
 
-/// A chunk with its place; the packet contains its descriptor.
+/// A chunk and its place. The packet contains the chunk's descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
-    /// Identity of the chunk.
+    /// ID of the chunk.
     pub id: ChunkId,
-    /// Memory to which the descriptor refers.
+    /// Memory that the descriptor refers to.
     pub place: Place,
 }
 
@@ -70,16 +70,15 @@ pub struct Chunk {
 pub struct Adopted {
     /// Card of the chunk.
     pub card: u8,
-    /// Identity of the chunk.
+    /// ID of the chunk.
     pub id: ChunkId,
     /// Memory of the chunk.
     pub place: Place,
-    /// True if the packet contains the chunk's descriptor. Without a descriptor, the chunk does not move until it is
-    /// freed.
+    /// Set if the packet contains the chunk's descriptor. Otherwise, the chunk is not relocated until it is freed.
     pub descriptor: bool,
 }
 
-/// Memory that is counted and cannot move.
+/// Kind of memory that is charged to the tenant but cannot be relocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FixedKind {
     /// Arrays and mipmapped arrays.
@@ -88,7 +87,7 @@ pub enum FixedKind {
     Managed,
     /// Memory shared with other processes or other cards.
     Shared,
-    /// The driver's own memory: pools, graphs, modules, contexts.
+    /// The driver's own memory: pools, graphs, modules, and contexts.
     Driver,
     /// Pinned host memory, allocated or registered by the program.
     Host,
@@ -99,7 +98,7 @@ pub enum FixedKind {
 pub enum Refusal {
     /// The tenant's quota is reached.
     Quota,
-    /// The card is full and the tenant's policy is to refuse, or the tenant's share of host memory is used up.
+    /// The card is full and the tenant's policy is to refuse, or the tenant's share of host memory is exhausted.
     Exhausted,
     /// The request was malformed or names an object of another tenant.
     Invalid,
@@ -107,10 +106,10 @@ pub enum Refusal {
     Unsupported,
     /// The owner failed; its log has the details.
     Failed,
-    /// A relocation of the chunks is in progress: repeat the request later. Only in answer to [`FromTenant::Export`].
+    /// The chunks are being relocated, so the request must be repeated later. Only a reply to [`FromTenant::Export`].
     Moving,
-    /// [`crate::MAX_PENDING`] requests of the process are already waiting: repeat the request after an answer. Since
-    /// version 4.
+    /// The process already has [`crate::MAX_PENDING`] pending requests, so the request must be repeated after a reply.
+    /// Since version 4.
     Crowded,
 }
 
@@ -119,25 +118,25 @@ pub enum Refusal {
 pub struct Run {
     /// Card of the turn.
     pub card: u8,
-    /// Number of the turn, ascending.
+    /// Number of the turn. Increases with each turn.
     pub turn: u32,
-    /// Length in microseconds; 0 means until `Stop`.
+    /// Length in microseconds, or 0 if the turn lasts until `Stop`.
     pub length_us: u32,
-    /// Bound of the work in flight, in microseconds of card time; 0 disables the bound and the measurement.
+    /// Limit of the work in flight, in microseconds of card time. 0 disables the limit and the measurement.
     pub run_ahead_us: u32,
-    /// Idleness in microseconds after which the turn ends by itself; 0 means never. [`FromTenant::Ending`] announces
-    /// the end of an ending turn's last work by this time in advance, if the end is predictable.
+    /// Idle time in microseconds after which the turn ends by itself, or 0 if it does not. When a turn ends,
+    /// [`FromTenant::Ending`] announces the end of its last work by this time in advance, if the end is predictable.
     pub idle_us: u32,
-    /// Interval of [`FromTenant::Used`] in microseconds; 0 means never.
+    /// Interval of [`FromTenant::Used`] in microseconds, or 0 for no reports.
     pub report_us: u32,
 }
 
-/// Use of the card's time, measured with the card's own events.
+/// Usage of the card's time, measured with the card's own events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Time since the last report in which work of this process was in flight on the card, in nanoseconds.
+    /// Time since the last report during which the process had work in flight on the card, in nanoseconds.
     pub busy_ns: u64,
-    /// Part of `busy_ns` in which only copies were in flight, in nanoseconds.
+    /// Part of `busy_ns` during which only copies were in flight, in nanoseconds.
     pub copy_ns: u64,
     /// Number of submissions that have ended.
     pub launches: u32,
@@ -146,17 +145,17 @@ pub struct Usage {
 /// Reason why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum End {
-    /// The process exits, or the owner shuts down and will be back.
+    /// The process is exiting, or the owner is shutting down and will be restarted.
     Leaving,
     /// The other side's version is not supported.
     Version,
-    /// The credentials or the name match no tenant.
+    /// The credentials or the name do not match any tenant.
     Denied,
-    /// The other side broke the protocol.
+    /// The other side violated the protocol.
     Violation,
-    /// The operator or a policy ended the tenant.
+    /// The operator or a policy has removed the tenant.
     Evicted,
-    /// The tenant or the user has reached its limit of connections. Since version 4.
+    /// The tenant or user has reached its connection limit. Since version 4.
     Crowded,
 }
 
@@ -169,31 +168,30 @@ pub struct Share(pub [u8; 32]);
 pub enum FromTenant {
     /// First message.
     Hello(Hello),
-    /// Chunks that the process kept across the owner's restart, with a descriptor for each chunk whose `descriptor` is
-    /// set.
+    /// Chunks that the process kept across the owner's restart, with a descriptor for each chunk with `descriptor` set.
     Adopt {
         /// The chunks.
         chunks: Vec<Adopted>,
-        /// True if another such message follows.
+        /// Set if another such message follows.
         more: bool,
     },
     /// Requests chunks of a card.
     Allocate {
-        /// Number of the request, for its answer.
+        /// Number of the request, for the reply.
         request: u32,
         /// Card.
         card: u8,
-        /// Number of requested chunks; not limited.
+        /// Number of requested chunks. Not limited.
         chunks: u32,
     },
-    /// Returns chunks that are unmapped and released.
+    /// Returns chunks after they have been unmapped and released.
     Free {
         /// The chunks.
         chunks: Vec<ChunkId>,
     },
-    /// Asks the owner to count memory that cannot move.
+    /// Requests that memory that cannot be relocated is charged to the tenant.
     Fix {
-        /// Number of the request, for its answer.
+        /// Number of the request, for the reply.
         request: u32,
         /// Card.
         card: u8,
@@ -202,7 +200,7 @@ pub enum FromTenant {
         /// Size in bytes.
         bytes: u64,
     },
-    /// Returns memory that `Fix` has counted.
+    /// Returns memory that was charged by `Fix`.
     Unfix {
         /// Card.
         card: u8,
@@ -211,9 +209,9 @@ pub enum FromTenant {
         /// Size in bytes.
         bytes: u64,
     },
-    /// Queries the total and the free memory of the tenant. The owner answers with `Memory`.
+    /// Queries the total and free memory of the tenant. The owner replies with `Memory`.
     AskMemory {
-        /// Number of the request, for its answer.
+        /// Number of the request, for the reply.
         request: u32,
         /// Card.
         card: u8,
@@ -223,54 +221,54 @@ pub enum FromTenant {
         /// Number of the order.
         order: u32,
     },
-    /// The work in flight did not end within the order's time limit; the gate is unchanged.
+    /// The work in flight did not complete within the order's time limit. The gate is unchanged.
     Busy {
         /// Number of the order.
         order: u32,
     },
-    /// Answer to one `Redirect`.
+    /// Reply to one `Redirect`.
     Redirected {
         /// Number of the order.
         order: u32,
-        /// Number of redirected chunks, counted from the first.
+        /// Number of redirected chunks at the start of the list.
         moved: u32,
     },
-    /// A submission waits at the closed gate.
+    /// A submission is waiting at the closed gate.
     Waiting {
         /// Card.
         card: u8,
     },
-    /// The turn is over and no work is in flight, or the work in flight ends within [`crate::EARLY_US`].
+    /// The turn has ended. No work is in flight, or all work in flight ends within [`crate::EARLY_US`].
     Stopped {
         /// Card.
         card: u8,
         /// Number of the turn.
         turn: u32,
-        /// Use since the last report.
+        /// Usage since the last report.
         usage: Usage,
-        /// True if a submission waits at the gate.
+        /// Set if a submission is waiting at the gate.
         waiting: bool,
     },
-    /// Use within a turn.
+    /// Usage within a turn.
     Used {
         /// Card.
         card: u8,
         /// Number of the turn.
         turn: u32,
-        /// Use since the last report.
+        /// Usage since the last report.
         usage: Usage,
     },
-    /// Requests a token with which another process of the tenant may map these chunks. The chunks no longer move. The
-    /// owner answers with `Shared` or `Refused`.
+    /// Requests a token with which other processes of the tenant can map these chunks. Afterwards, the chunks are not
+    /// relocated. The owner replies with `Shared` or `Refused`.
     Export {
-        /// Number of the request, for its answer.
+        /// Number of the request, for the reply.
         request: u32,
-        /// The chunks, in the order of their addresses.
+        /// The chunks, ordered by address.
         chunks: Vec<ChunkId>,
     },
-    /// Requests the chunks of a token. The owner answers as to `Allocate`.
+    /// Requests the chunks of a token. The replies are the same as for `Allocate`.
     Open {
-        /// Number of the request, for its answer.
+        /// Number of the request, for the reply.
         request: u32,
         /// The token.
         share: Share,
@@ -286,20 +284,20 @@ pub enum FromTenant {
         /// Expected time until the work ends, in microseconds.
         in_us: u32,
     },
-    /// Queries the tenant's processes. The owner answers with `Processes`. Since version 3.
+    /// Queries the tenant's processes. The owner replies with `Processes`. Since version 3.
     AskProcesses {
-        /// Number of the request, for its answer.
+        /// Number of the request, for the reply.
         request: u32,
         /// Card.
         card: u8,
     },
-    /// Answer to `Reclaim`, sent after freeing the chunks. Since version 5.
+    /// Reply to `Reclaim`, sent after the chunks have been freed. Since version 5.
     Reclaimed {
         /// Number of the order.
         order: u32,
     },
-    /// Reports that the process is a client of the card's MPS server, so that its work can run at the same time as the
-    /// work of other clients. Since version 6.
+    /// Reports that the process is a client of the card's MPS server, so that its work can run concurrently with other
+    /// clients' work. Since version 6.
     Concurrent {
         /// Card.
         card: u8,
@@ -309,7 +307,7 @@ pub enum FromTenant {
 /// A message from the owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromOwner {
-    /// Answer to `Hello`.
+    /// Reply to `Hello`.
     Welcome(Welcome),
     /// Granted chunks, each with its descriptor.
     Granted {
@@ -317,10 +315,10 @@ pub enum FromOwner {
         request: u32,
         /// The chunks.
         chunks: Vec<Chunk>,
-        /// True if more chunks of this request follow.
+        /// Set if more chunks for this request follow.
         more: bool,
     },
-    /// The memory is counted.
+    /// The memory has been charged to the tenant.
     Fixed {
         /// Number of the request.
         request: u32,
@@ -338,14 +336,14 @@ pub enum FromOwner {
         request: u32,
         /// Number of bytes that `cuMemGetInfo` reports as free.
         free_bytes: u64,
-        /// Number of bytes that `cuMemGetInfo` and `cuDeviceTotalMem` report as total.
+        /// Total number of bytes that `cuMemGetInfo` and `cuDeviceTotalMem` report.
         total_bytes: u64,
     },
-    /// Asks the tenant's side to close the gate and drain, for a relocation.
+    /// Orders the tenant's side to close the gate and drain, for a relocation.
     Quiesce {
-        /// Number of the order, ascending.
+        /// Number of the order. Increases with each order.
         order: u32,
-        /// Time limit in microseconds after which the tenant's side gives up and sends `Busy`.
+        /// Time limit in microseconds, after which the tenant's side gives up and sends `Busy`.
         patience_us: u32,
     },
     /// New places of chunks, each with its descriptor.
@@ -355,7 +353,7 @@ pub enum FromOwner {
         /// The chunks with their new places.
         moves: Vec<Chunk>,
     },
-    /// The relocation is over.
+    /// The relocation has completed.
     Resume {
         /// Number of the order.
         order: u32,
@@ -369,7 +367,7 @@ pub enum FromOwner {
         /// Number of the turn.
         turn: u32,
     },
-    /// Answer to `Export`.
+    /// Reply to `Export`.
     Shared {
         /// Number of the request.
         request: u32,
@@ -378,33 +376,33 @@ pub enum FromOwner {
     },
     /// Last message.
     Goodbye(End),
-    /// A turn is expected to begin, so a waiting process may poll for `Run` without sleeping. Since version 2.
+    /// A turn is expected to begin, so a waiting process can poll for `Run` without sleeping. Since version 2.
     Soon {
         /// Card.
         card: u8,
         /// Expected time until the turn begins, in microseconds.
         in_us: u32,
     },
-    /// Answer to `AskProcesses`: process IDs in the owner's namespace. Since version 3.
+    /// Reply to `AskProcesses`: process IDs in the owner's namespace. Since version 3.
     Processes {
         /// Number of the request.
         request: u32,
         /// The processes, at most [`crate::MAX_PROCESSES`].
         pids: Vec<u32>,
     },
-    /// Requests the empty chunks. Since version 5.
+    /// Requests empty chunks. Since version 5.
     Reclaim {
-        /// Number of the order, ascending and separate from the numbers of relocations.
+        /// Number of the order. Increases with each order, and is independent of the numbers of relocation orders.
         order: u32,
     },
-    /// Another tenant waits, so the turn must end when the program waits for a result. Since version 6.
+    /// Another tenant is waiting, so the turn must end when the program waits for a result. Since version 6.
     Yield {
         /// Card.
         card: u8,
         /// Number of the turn.
         turn: u32,
     },
-    /// Ends the turn like `Stop`, but the answer follows only when all work has ended, because work that waits for
+    /// Ends the turn like `Stop`, but the reply follows only when all work has completed, because work that waits for
     /// another card has no predictable end. Since version 7.
     Drain {
         /// Card.
@@ -412,8 +410,8 @@ pub enum FromOwner {
         /// Number of the turn.
         turn: u32,
     },
-    /// Lets one waiting submission pass the closed gate. The answer is `Stopped` with the number of this turn as soon
-    /// as all work has ended, or at once if no submission waits. Since version 7.
+    /// Lets one waiting submission pass the closed gate. The reply is `Stopped` with the number of this turn. It is
+    /// sent when all work has completed, or immediately if no submission is waiting. Since version 7.
     Step(Run),
 }
 
@@ -429,11 +427,11 @@ pub enum Malformed {
     /// A list or name is too long.
     #[error("a message has {count} {item} (at most {most})")]
     TooMany {
-        /// Kind of the counted items.
+        /// Kind of the items.
         item: &'static str,
         /// Number of items.
         count: usize,
-        /// The bound.
+        /// The limit.
         most: usize,
     },
     /// The number of descriptors does not match the message.
@@ -446,11 +444,11 @@ pub enum Malformed {
     },
 }
 
-/// A message that is sent in one direction.
+/// A message for one direction.
 pub(crate) trait Message: Serialize + for<'a> Deserialize<'a> {
     /// Number of descriptors that must accompany the message.
     fn descriptors(&self) -> usize;
-    /// Checks the bounds of lists and names.
+    /// Checks the limits of lists and names.
     fn check(&self) -> Result<(), Malformed>;
 }
 
@@ -500,7 +498,7 @@ impl Message for FromOwner {
     }
 }
 
-/// Encodes `message` into `buffer`, and returns the part of the buffer that was used.
+/// Encodes `message` into `buffer`. Returns the used part of the buffer.
 pub(crate) fn encode<'a, M: Message>(message: &M, buffer: &'a mut [u8; MAX_PACKET]) -> Result<&'a [u8], Malformed> {
     message.check()?;
     match postcard::to_slice(message, buffer) {
@@ -509,7 +507,7 @@ pub(crate) fn encode<'a, M: Message>(message: &M, buffer: &'a mut [u8; MAX_PACKE
     }
 }
 
-/// Decodes one packet that arrived with `found` descriptors.
+/// Decodes a packet that arrived with `found` descriptors.
 pub(crate) fn decode<M: Message>(packet: &[u8], found: usize) -> Result<M, Malformed> {
     let encoding = Malformed::Encoding { bytes: packet.len() };
     let (message, rest) = postcard::take_from_bytes::<M>(packet).map_err(|_| encoding)?;

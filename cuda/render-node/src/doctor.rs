@@ -1,7 +1,7 @@
 //! Finds obstacles to CUDA in a guest, with their remedies.
 //!
-//! The checks follow the path of a program's calls: the kernel's driver, the device, its window, the render node, the
-//! version of the host's side, and the library that the loader finds.
+//! The checks cover all components that a program needs: the device, its window, the kernel's driver, the render node,
+//! the version of the host's side, and the library that the loader finds.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,11 +10,11 @@ use std::process::{Command, Stdio};
 
 use crate::node::{Node, OpenError};
 
-/// Identifiers of the device: vendor and device of virtio-gpu.
+/// PCI vendor and device IDs of virtio-gpu.
 const IDS: (&str, &str) = ("0x1af4", "0x1050");
-/// Minimum size of the window; smaller regions contain registers.
+/// Minimum size of the window. Smaller regions contain registers.
 const MIN_WINDOW_BYTES: u64 = 1 << 30;
-/// Addresses at or above this address are mapped with caches.
+/// Regions at or above this address are mapped as cacheable.
 const FOUR_GIB: u64 = 1 << 32;
 /// Folder in which the package installs the libraries.
 pub const LIBRARIES: &str = "usr/lib/gpu-mediator-guest";
@@ -24,11 +24,11 @@ const LIBRARY: &str = "libcuda.so.1";
 /// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Name of the check, which stays the same across versions.
+    /// Name of the check. Does not change between versions.
     pub check: &'static str,
-    /// The state.
+    /// The detected state.
     pub found: String,
-    /// The remedy, if something is missing.
+    /// The remedy if there is an obstacle.
     pub remedy: Option<String>,
 }
 
@@ -42,7 +42,7 @@ impl Finding {
     }
 }
 
-/// A guest, represented by files below a folder.
+/// A guest whose files are below a folder.
 #[derive(Clone, Debug)]
 pub struct Guest {
     root: PathBuf,
@@ -55,7 +55,7 @@ impl Guest {
         Self { root: "/".into() }
     }
 
-    /// Runs all checks. Later checks need the results of earlier ones, so a failed check is the last one.
+    /// Runs the checks. Stops after the first failed check, because later checks depend on earlier ones.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = self.facts();
@@ -92,7 +92,7 @@ impl Guest {
         paths
     }
 
-    /// Returns the folders of virtio-gpu devices. A VM may also have such a device for its display.
+    /// Returns the folders of virtio-gpu devices. A VM may have such a device for its display.
     fn devices(&self) -> Vec<PathBuf> {
         let mut devices = self.names("sys/bus/pci/devices");
         devices.retain(|path| (&*self.read(&path.join("vendor")), &*self.read(&path.join("device"))) == IDS);
@@ -111,7 +111,7 @@ impl Guest {
         }
     }
 
-    /// Returns the start and the size of a device's largest region.
+    /// Returns the start and size of a device's largest region.
     fn largest_region(&self, device: &Path) -> Option<(u64, u64)> {
         let text = self.read(&device.join("resource"));
         let regions = text.lines().filter_map(|line| {
@@ -185,7 +185,7 @@ impl Guest {
     }
 }
 
-/// Checks the attempt to open the render node.
+/// Checks the result of opening the render node.
 fn node(found: Result<Node, OpenError>) -> Finding {
     match found {
         Ok(node) => {
@@ -206,7 +206,7 @@ fn node(found: Result<Node, OpenError>) -> Finding {
     }
 }
 
-/// Checks the library that programs load, according to the loader's list.
+/// Checks the library that programs load, according to the loader's cache.
 fn library(cache: &[u8]) -> Finding {
     let cache = String::from_utf8_lossy(cache);
     let mut places = cache.lines().filter_map(|line| {

@@ -1,7 +1,7 @@
-//! An open render node with a context that uses our capability set.
+//! An open render node whose context uses our capability set.
 //!
-//! UNSAFETY: the `ioctl` system call, and mappings at addresses that the caller chooses. [`Request`] pairs each
-//! argument with its number. Arguments that contain addresses are built next to their calls.
+//! UNSAFETY: makes `ioctl` calls and maps memory at addresses chosen by the caller. [`Request`] associates each
+//! argument type with its request number. Arguments with addresses are built next to the calls.
 
 use std::fs;
 use std::io;
@@ -20,7 +20,7 @@ use crate::uapi::{self, Request, context, parameter};
 pub const CAPSET: u32 = 24;
 /// Version of the capability set.
 const CAPSET_VERSION: u32 = 1;
-/// Number of rings of a context, which is the driver's maximum. Ring 0 is not used.
+/// Number of rings of a context (the driver's maximum). Ring 0 is not used.
 pub const RINGS: u64 = 64;
 
 /// Reason why a node cannot be used.
@@ -32,13 +32,13 @@ pub enum OpenError {
          CUDA function"
     )]
     None,
-    /// The user is not permitted to open the nodes.
+    /// The user does not have permission to open the nodes.
     #[error("{0} cannot be opened: add the user to the group `render`")]
     Denied(PathBuf),
     /// A request failed.
     #[error("{0} refuses a CUDA context: {1}")]
     Refused(PathBuf, io::Error),
-    /// The host's version is too new or too old.
+    /// The host's version is not supported.
     #[error(
         "the host's CUDA function has version {host}, this library version {CAPSET_VERSION}: update {}",
         if *host > CAPSET_VERSION { "the package gpu-mediator-guest in this VM" } else { "gpu-mediator on the host" }
@@ -49,25 +49,25 @@ pub enum OpenError {
     },
 }
 
-/// Checks that the versions of host and library differ by at most one.
+/// Checks that the versions of the host and the library differ by at most one.
 fn check_version(host: u32) -> Result<(), OpenError> {
     if host.abs_diff(CAPSET_VERSION) <= 1 { Ok(()) } else { Err(OpenError::Version { host }) }
 }
 
-/// Facts about the device.
+/// Properties of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capset {
     /// Version of the protocol.
     pub version: u32,
-    /// Size in bytes of the window that all programs share.
+    /// Size in bytes of the window, which is shared by all programs.
     pub window_bytes: u64,
 }
 
-/// A handle of a blob. The caller must close the handle with [`Node::close`].
+/// A handle of a blob. The caller must close it with [`Node::close`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle(u32);
 
-/// A render node with a context.
+/// A render node and its context.
 #[derive(Debug)]
 pub struct Node {
     file: OwnedFd,
@@ -96,7 +96,7 @@ unsafe impl<T: Request> Ioctl for Call<'_, T> {
 
 fn call<T: Request>(file: &OwnedFd, argument: &mut T) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| {
-        // SAFETY: see `Ioctl for Call`; addresses in the argument are valid during the call.
+        // SAFETY: see `Ioctl for Call`. Addresses in the argument are valid during the call.
         unsafe { rustix::ioctl::ioctl(file, Call(argument)) }
     })
 }
@@ -106,10 +106,10 @@ fn address<T>(of: &T) -> u64 {
 }
 
 impl Node {
-    /// Opens the first node with the capability set, and creates a context there.
+    /// Opens the first node with the capability set and creates a context.
     ///
     /// # Errors
-    /// Returns an error if no such node exists, or the node rejects the context.
+    /// Returns an error if no such node exists or the node rejects the context.
     pub fn find() -> Result<Self, OpenError> {
         let entries = fs::read_dir("/dev/dri").map_err(|_| OpenError::None)?;
         let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -127,10 +127,10 @@ impl Node {
         Err(denied.map_or(OpenError::None, OpenError::Denied))
     }
 
-    /// Opens a node and creates a context. Returns `None` if the node has no CUDA.
+    /// Opens a node and creates a context. Returns `None` if the node does not support CUDA.
     ///
     /// # Errors
-    /// Returns an error if the node cannot be opened, or rejects the context.
+    /// Returns an error if the node cannot be opened or rejects the context.
     pub fn open(path: &Path) -> rustix::io::Result<Option<Self>> {
         let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         if !is_virtio_gpu(&file)? {
@@ -148,16 +148,16 @@ impl Node {
         Ok(Some(Self { file, capset }))
     }
 
-    /// Returns the facts about the device.
+    /// Returns the properties of the device.
     #[must_use]
     pub fn capset(&self) -> Capset {
         self.capset
     }
 
-    /// Creates a blob with the program's number `blob`.
+    /// Creates a blob with the identifier `blob`, which the program chooses.
     ///
     /// # Errors
-    /// Returns an error if the window has no space. Other errors are reported when the blob is mapped.
+    /// Returns an error if the window is full. Other errors are reported when the blob is mapped.
     pub fn create_blob(&self, blob: u64, bytes: u64) -> rustix::io::Result<Handle> {
         let (memory, flags) = (uapi::MEMORY_HOST3D, uapi::BLOB_MAPPABLE);
         let mut create = uapi::CreateBlob { memory, flags, bytes, blob, ..Default::default() };
@@ -165,17 +165,17 @@ impl Node {
         Ok(Handle(create.handle))
     }
 
-    /// Maps a whole blob at an address that the kernel chooses. Children do not inherit the mapping. Returns the
-    /// address.
+    /// Maps a whole blob at an address chosen by the kernel, and returns the address. Child processes do not inherit
+    /// the mapping.
     ///
     /// # Errors
     /// Returns an error if the device rejects the blob.
     pub fn map(&self, handle: Handle, bytes: u64) -> rustix::io::Result<u64> {
-        // SAFETY: the kernel chooses an address at which nothing is mapped.
+        // SAFETY: the kernel chooses an unused address.
         unsafe { self.map_with(handle, bytes, ptr::null_mut(), MapFlags::empty()) }
     }
 
-    /// Maps a whole blob at `at`, and replaces the pages there. If the device rejects the blob, these pages become
+    /// Maps a whole blob at `at`, replacing the pages there. If the device rejects the blob, these pages become
     /// inaccessible.
     ///
     /// # Errors
@@ -188,7 +188,8 @@ impl Node {
         // SAFETY: the caller guarantees that the pages are not in use.
         let mapped = unsafe { self.map_with(handle, bytes, place, MapFlags::FIXED) };
         if mapped.is_err() {
-            // SAFETY: as above. The kernel may have removed the pages before the device rejected the blob.
+            // SAFETY: as above. Required because the kernel may have removed the pages before the device rejected the
+            // blob.
             unsafe { reserve(at, bytes) }?;
         }
         mapped
@@ -207,14 +208,14 @@ impl Node {
         call(&self.file, &mut map)?;
         let len = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the caller guarantees that a fixed mapping replaces no page in use.
+        // SAFETY: the caller guarantees that a fixed mapping does not replace pages in use.
         let start = unsafe { mmap(at, len, access, MapFlags::SHARED | flags, &self.file, map.offset) }?;
-        // SAFETY: the pages were mapped just now.
+        // SAFETY: the pages have just been mapped.
         unsafe { madvise(start, len, Advice::LinuxDontFork) }?;
         Ok(start.expose_provenance() as u64)
     }
 
-    /// Closes a handle. The blob exists as long as it is mapped.
+    /// Closes a handle. The blob continues to exist while it is mapped.
     ///
     /// # Errors
     /// Returns an error if the handle does not exist.
@@ -230,17 +231,17 @@ impl Node {
         self.submit_with(command, 0, 0).map(drop)
     }
 
-    /// Passes bytes to the device. Returns a descriptor that becomes readable when the device has answered this
-    /// submission, or a later submission on the same ring.
+    /// Passes bytes to the device. Returns a descriptor that becomes readable when the device has completed this
+    /// submission or a later one on the same ring.
     ///
     /// # Errors
-    /// Returns an error if the driver cannot send the bytes, or the process has no free descriptor.
+    /// Returns an error if the driver cannot send the bytes or the process has no free descriptor.
     pub fn submit_fenced(&self, command: &[u8], ring: u32) -> rustix::io::Result<OwnedFd> {
         let fence = self.submit_with(command, uapi::FENCE_OUT | uapi::RING_IDX, ring)?;
         if fence < 0 {
             return Err(Errno::BADF);
         }
-        // SAFETY: the driver has created this descriptor for the caller.
+        // SAFETY: the driver has created the descriptor for the caller.
         Ok(unsafe { OwnedFd::from_raw_fd(fence) })
     }
 
@@ -259,7 +260,7 @@ impl Node {
 /// Returns an error if the kernel rejects the request.
 ///
 /// # Safety
-/// Nothing uses the pages.
+/// The pages must not be in use.
 pub(crate) unsafe fn reserve(at: u64, bytes: u64) -> rustix::io::Result<()> {
     let len = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
     let place = ptr::with_exposed_provenance_mut(usize::try_from(at).map_err(|_| Errno::INVAL)?);
@@ -274,7 +275,7 @@ pub(crate) unsafe fn reserve(at: u64, bytes: u64) -> rustix::io::Result<()> {
 /// Returns an error if the kernel rejects the request.
 ///
 /// # Safety
-/// Nothing uses the pages.
+/// The pages must not be in use.
 pub(crate) unsafe fn unmap(at: u64, bytes: u64) -> rustix::io::Result<()> {
     let len = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
     let place = ptr::with_exposed_provenance_mut(usize::try_from(at).map_err(|_| Errno::INVAL)?);

@@ -1,6 +1,6 @@
-//! Implements the guest library's transport with a render node.
+//! Implements the guest library's transport on a render node.
 //!
-//! UNSAFETY: maps memory at addresses that the library chooses, and closes a descriptor in a child.
+//! UNSAFETY: maps memory at addresses chosen by the library, and closes a descriptor in a child process.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use crate::node::{Handle, Node, OpenError, RINGS, reserve, unmap};
 
 /// Submission that wakes the worker.
 const DOORBELL: u32 = 1;
-/// Submission that the device answers when a word has reached a value.
+/// Submission that the device completes when a word has reached a value.
 const WAIT: u32 = 2;
 /// Submission that sends the name of the process.
 const IDENTIFY: u32 = 3;
@@ -25,12 +25,11 @@ const IDENTIFY: u32 = 3;
 /// The transport of one process.
 #[derive(Debug)]
 pub struct RenderTransport {
-    /// The node's destructor must not close the descriptor in a child, where the same number may belong to another
-    /// descriptor by then.
+    /// The node's destructor must not close the descriptor in a child process, where its number may have been reused.
     node: ManuallyDrop<Node>,
     is_closed: AtomicBool,
     next: AtomicU32,
-    /// Number of the control blob; 0 before the blob exists.
+    /// Number of the control blob, or 0 before it exists.
     control: AtomicU32,
     handles: Mutex<BTreeMap<u32, Handle>>,
 }
@@ -73,7 +72,7 @@ impl Transport for RenderTransport {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let handle = node.create_blob(u64::from(id) << 32 | u64::from(kind.number()), bytes)?;
         let mapped = match address {
-            // SAFETY: the library passes addresses that it has reserved, or whose contents it moves here.
+            // SAFETY: the library passes addresses that it has reserved, or whose contents it moves to the blob.
             Some(at) => unsafe { node.map_at(handle, bytes, at) },
             None => node.map(handle, bytes),
         };
@@ -116,7 +115,7 @@ impl Transport for RenderTransport {
         command.extend(value.to_le_bytes());
         let fence = node.submit_fenced(&command, ring())?;
         match poll(&mut [PollFd::new(&fence, PollFlags::IN)], None) {
-            // If a signal ends the wait, the caller checks the word.
+            // If a signal interrupts the wait, the caller checks the word.
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -124,7 +123,7 @@ impl Transport for RenderTransport {
 
     fn close_in_child(&self) {
         if !self.is_closed.swap(true, Ordering::AcqRel) {
-            // SAFETY: the descriptor is open, and `is_closed` prevents each later use of it in this process.
+            // SAFETY: the descriptor is open, and `is_closed` prevents its use in this process afterwards.
             unsafe { rustix::io::close(std::os::fd::AsFd::as_fd(&*self.node).as_raw_fd()) };
         }
     }
@@ -140,12 +139,12 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Bit mask of the rings that threads use. Bit 0 is set, because ring 0 is not used.
+/// Bit mask of the rings in use by threads. Bit 0 is set, because ring 0 must not be used.
 static USED_RINGS: AtomicU64 = AtomicU64::new(1);
-/// The ring that threads share when no other ring is free.
+/// The ring that threads share if no other ring is free.
 const SHARED_RING: u32 = RINGS as u32 - 1;
 
-/// A thread's ring, which is released when the thread ends.
+/// A thread's ring. It is released when the thread exits.
 struct Ring(u32);
 
 impl Drop for Ring {
@@ -168,7 +167,7 @@ fn take_ring() -> u32 {
     taken.map_or(SHARED_RING, u64::trailing_ones)
 }
 
-/// Returns the ring of this thread. Fences of one ring signal each other, but fences of different rings do not.
+/// Returns this thread's ring. A signalled fence also signals earlier fences on the same ring, but not on other rings.
 fn ring() -> u32 {
     RING.try_with(|ring| ring.0).unwrap_or(SHARED_RING)
 }

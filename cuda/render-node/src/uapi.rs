@@ -1,18 +1,18 @@
-//! Arguments and numbers of the DRM requests of Linux's `virtio_gpu`.
+//! Arguments and numbers of the DRM requests of the Linux driver `virtio_gpu`.
 //!
 //! Sources: `linux/virtgpu_drm.h`, `drm/drm.h`.
 
 use rustix::ioctl::{Opcode, opcode};
 
-/// Group of all requests of DRM.
+/// Group of all DRM requests.
 const GROUP: u8 = b'd';
-/// First number of a driver's own requests.
+/// First number of driver-specific requests.
 const DRIVER: u8 = 0x40;
 
 /// A request: its argument and its number.
 ///
 /// # Safety
-/// The kernel must read and write exactly this structure for this number, and must not keep an address from it.
+/// For this number, the kernel must read and write exactly this structure, and must not retain any address in it.
 pub(crate) unsafe trait Request {
     /// The request number, including the size and the direction.
     const OPCODE: Opcode;
@@ -43,9 +43,9 @@ requests! {
         description_bytes: u64, description: u64;
     /// Closes a handle.
     Close = opcode::write::<Close>(GROUP, 0x09), handle: u32, padding: u32;
-    /// Requests the offset at which a blob is mapped.
+    /// Requests the offset for mapping a blob.
     Map = opcode::read_write::<Map>(GROUP, DRIVER + 0x01), offset: u64, handle: u32, padding: u32;
-    /// Submits bytes to the context. Later kernels have further fields, and treat the missing fields as zeros.
+    /// Submits bytes to the context. Newer kernels have additional fields, and treat missing fields as zeros.
     Submit = opcode::read_write::<Submit>(GROUP, DRIVER + 0x02),
         flags: u32, bytes: u32, command: u64, handles: u64, handle_count: u32, fence: i32, ring: u32, padding: u32;
     /// Requests a parameter, which the kernel stores at an address.
@@ -75,11 +75,11 @@ pub(crate) mod context {
     pub(crate) const RINGS: u64 = 2;
 }
 
-/// Memory type of a blob: on the host.
+/// Memory type of a blob in host memory.
 pub(crate) const MEMORY_HOST3D: u32 = 2;
-/// Flag of a blob that can be mapped.
+/// Flag of a mappable blob.
 pub(crate) const BLOB_MAPPABLE: u32 = 1;
-/// Flag of a submission that returns the descriptor of a fence.
+/// Flag of a submission that returns a fence descriptor.
 pub(crate) const FENCE_OUT: u32 = 2;
 /// Flag of a submission whose fence is on a ring.
 pub(crate) const RING_IDX: u32 = 4;
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_header() {
-        // The direction, size, group and number, encoded as `_IOWR` does.
+        // The direction, size, group and number, encoded as by `_IOWR`.
         assert_eq!(Map::OPCODE, 0xc010_6441);
         assert_eq!(Submit::OPCODE, 0xc028_6442);
         assert_eq!(GetParameter::OPCODE, 0xc010_6443);

@@ -1,6 +1,6 @@
-//! Tests rings and sleeping under thousands of schedules that a checker chooses, on memory with store buffers. A thread
-//! sees its own stores immediately, and the other thread sees them later. Only a fence makes them visible. If a side
-//! sleeps forever, the checker reports a deadlock.
+//! Tests rings and sleeping under thousands of schedules chosen by a checker, on memory with store buffers. A thread
+//! sees its own stores immediately, but other threads are guaranteed to see them only after a fence. If a side sleeps
+//! forever, the checker reports a deadlock.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,16 +17,17 @@ const SCHEDULES: usize = 2000;
 const MESSAGES: u64 = 6;
 /// A ring of eight words, which is often full.
 const SMALL: Geometry = Geometry { head: control::HEAD, tail: control::TAIL, base: RING, bytes: 64 };
-/// Position of the ring in the same memory as the slots, so that one store buffer keeps the order of all stores.
+/// Position of the ring. It is in the same memory as the slots, so that one store buffer preserves the order of all
+/// stores.
 const RING: u64 = control::SLOTS + control::SLOT_BYTES;
 
-/// The memory that the store buffers drain to.
+/// The memory into which the store buffers drain.
 type Memory = Arc<Mutex<Vec<u64>>>;
 
 /// One thread's view of the memory.
 struct View {
     memory: Memory,
-    /// Stores that other threads do not see yet, oldest first.
+    /// Stores that are not yet visible to other threads, oldest first.
     buffer: RefCell<VecDeque<(u64, u64)>>,
 }
 
@@ -35,7 +36,7 @@ impl View {
         Self { memory: Arc::clone(memory), buffer: RefCell::default() }
     }
 
-    /// Makes the oldest stores visible: all of them, or a number that the schedule chooses.
+    /// Makes all stores visible, or a number of the oldest stores chosen by the schedule.
     fn drain(&self, all: bool) {
         while all || thread_rng().gen_bool(0.3) {
             let Some((offset, value)) = self.buffer.borrow_mut().pop_front() else { break };
@@ -68,7 +69,7 @@ impl Words for &View {
     }
 }
 
-/// A wake-up that is remembered until the sleeper takes it.
+/// A wake-up that is remembered until the sleeper consumes it.
 #[derive(Default)]
 struct Wake(Mutex<bool>, Condvar);
 
@@ -79,7 +80,7 @@ impl Wake {
     }
 
     fn sleep(&self, view: &View) {
-        // Stores become visible eventually, including those of a sleeping thread.
+        // Stores become visible eventually, even if the thread sleeps.
         view.drain(true);
         let mut rung = self.0.lock().expect("no panic");
         while !*rung {
@@ -89,7 +90,7 @@ impl Wake {
     }
 }
 
-/// The state that both sides share.
+/// The state shared by both sides.
 struct Rig {
     memory: Memory,
     doorbell: Wake,
@@ -102,7 +103,7 @@ impl Rig {
         Arc::new(Self { memory, doorbell: Wake::default(), check: Wake::default() })
     }
 
-    /// Runs the worker, which reads all messages and answers the last one.
+    /// Runs the worker, which reads all messages and replies to the last one.
     fn work(&self) {
         let control = View::new(&self.memory);
         let mut consumer = Consumer::new(&control, &control, SMALL);
@@ -130,7 +131,7 @@ impl Rig {
         control.drain(true);
     }
 
-    /// Runs the guest, which sends messages of one to three words and a header, and then waits for an answer.
+    /// Runs the guest, which sends messages of one to three words and a header, and then waits for a reply.
     fn send(&self) {
         let control = View::new(&self.memory);
         let mut producer = Producer::new(&control, &control, SMALL);

@@ -1,21 +1,20 @@
-//! Kinds and sizes of blobs, and the offsets in them.
+//! Kinds and sizes of blobs, and offsets in them.
 
-/// Kind of a blob, which a guest passes as `blob_id` when it creates the blob.
+/// Kind of a blob. A guest passes it as `blob_id` when it creates a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlobKind {
-    /// Status, positions of the rings, slots, and areas for answers. Each program has one such blob, and creates it
-    /// first.
+    /// Status, ring positions, slots, and areas for replies. Each program has one such blob and creates it first.
     Control,
-    /// The rings' messages. Each program has one.
+    /// The rings' messages. Each program has one such blob.
     Ring,
     /// Buffer for copies between pageable memory and the card. Each program has at most one such blob.
     Staging,
-    /// Pinned memory of the program, which may have any number of these blobs.
+    /// Pinned memory. A program can have any number of such blobs.
     Pinned,
 }
 
 impl BlobKind {
-    /// Returns the number in messages.
+    /// Returns the kind's number in messages.
     pub const fn number(self) -> u32 {
         match self {
             Self::Control => 1,
@@ -25,7 +24,7 @@ impl BlobKind {
         }
     }
 
-    /// Returns the kind with a number.
+    /// Returns the kind with the given number.
     pub const fn from_number(number: u32) -> Option<Self> {
         match number {
             1 => Some(Self::Control),
@@ -47,25 +46,24 @@ impl BlobKind {
     }
 }
 
-/// Granularity of blob sizes in bytes.
+/// Granularity of blob sizes, in bytes.
 pub const BLOB_GRANULE: u64 = 64 << 10;
 
-/// Range of the addresses that have the same meaning in the guest and the worker.
+/// Range of addresses with the same meaning in the guest and the worker.
 pub const ADDRESSES: std::ops::Range<u64> = 0x2000_0000_0000..0x4000_0000_0000;
-/// First address of pinned memory; device memory is below it.
+/// First address of pinned memory. Device memory is below it.
 pub const PINNED_ADDRESSES: u64 = 0x3000_0000_0000;
 
-/// The control blob: byte offsets of its 64-bit words. Words that are written by different sides are on separate cache
-/// lines.
+/// The control blob: byte offsets of its 64-bit words. Words written by different sides are on separate cache lines.
 pub mod control {
-    /// Version of everything in this crate; the guest writes it before it creates another blob.
+    /// Version of the layout and messages. The guest writes it before it creates another blob.
     pub const VERSION: u64 = 0x00;
-    /// State of the worker: one of [`state`](super::state). The worker writes it. After the worker's end, the device
-    /// writes it.
+    /// State of the worker: one of [`state`](super::state). Written by the worker, or by the device after the worker
+    /// has exited.
     pub const STATE: u64 = 0x40;
     /// Number of the worker's `Reason`, if the state is `LOST`.
     pub const REASON: u64 = 0x48;
-    /// CUDA's code of the error that all later calls return, or 0.
+    /// CUDA error code that all later calls return, or 0.
     pub const STICKY: u64 = 0x50;
     /// Position up to which the guest has written the ordered ring.
     pub const HEAD: u64 = 0x80;
@@ -75,33 +73,33 @@ pub mod control {
     pub const ASLEEP: u64 = 0x100;
     /// Number of guest threads that sleep.
     pub const WAITING: u64 = 0x140;
-    /// Counts the worker's notifications; its low half is the futex of the loopback transport.
+    /// Number of the worker's notifications. The low half is the futex of the loopback transport.
     pub const EVENTS: u64 = 0x180;
     /// Position up to which the guest has written the side ring.
     pub const SIDE_HEAD: u64 = 0x1c0;
     /// Position up to which the worker has read the ring.
     pub const SIDE_TAIL: u64 = 0x200;
-    /// Number of callbacks that the worker has posted.
+    /// Number of callbacks posted by the worker.
     pub const CALLBACKS_POSTED: u64 = 0x240;
-    /// Number of callbacks that the guest has finished.
+    /// Number of callbacks completed by the guest.
     pub const CALLBACKS_DONE: u64 = 0x280;
-    /// Ring of callback identifiers, which has [`CALLBACK_COUNT`] words.
+    /// Ring of callback identifiers, with [`CALLBACK_COUNT`] words.
     pub const CALLBACKS: u64 = 0x400;
-    /// Maximum number of posted callbacks that have not finished; a power of two.
+    /// Maximum number of posted callbacks that have not completed. A power of two.
     pub const CALLBACK_COUNT: u64 = 64;
-    /// Words that count the completed uses of each piece of the staging blob.
+    /// Words that count the completed uses of each piece of the staging blob (one word per piece).
     pub const PIECES: u64 = 0x800;
-    /// First slot.
+    /// Offset of the first slot.
     pub const SLOTS: u64 = 0x1000;
     /// Slots.
     pub const SLOT_COUNT: u64 = 1024;
-    /// Size of a slot in bytes: its sequence, the result, and six words.
+    /// Size of a slot in bytes. A slot contains a sequence number, a result, and six words.
     pub const SLOT_BYTES: u64 = 64;
-    /// First area.
+    /// Offset of the first area.
     pub const AREAS: u64 = 0x20000;
     /// Areas.
     pub const AREA_COUNT: u64 = 16;
-    /// Bytes of an area.
+    /// Size of an area in bytes.
     pub const AREA_BYTES: u64 = 64 << 10;
     /// Size of the blob.
     pub const BYTES: u64 = AREAS + AREA_COUNT * AREA_BYTES;
@@ -113,19 +111,19 @@ pub mod state {
     pub const STARTING: u64 = 0;
     /// The worker serves the rings.
     pub const READY: u64 = 1;
-    /// The worker has ended. The worker is lost, and each call returns an error.
+    /// The worker has exited. All calls return an error.
     pub const LOST: u64 = 2;
 }
 
 /// The ring blob: both rings.
 pub mod ring {
-    /// First byte of the ordered ring.
+    /// Offset of the ordered ring.
     pub const ORDERED: u64 = 0;
-    /// Size of this ring in bytes; a power of two.
+    /// Size of this ring in bytes. A power of two.
     pub const ORDERED_BYTES: u64 = 4 << 20;
-    /// First byte of the side ring.
+    /// Offset of the side ring.
     pub const SIDE: u64 = ORDERED + ORDERED_BYTES;
-    /// Size of this ring in bytes; a power of two.
+    /// Size of this ring in bytes. A power of two.
     pub const SIDE_BYTES: u64 = 256 << 10;
     /// Size of the blob.
     pub const BYTES: u64 = SIDE + SIDE_BYTES;
@@ -133,7 +131,7 @@ pub mod ring {
 
 /// The staging blob: pieces for copies.
 pub mod staging {
-    /// Bytes of a piece.
+    /// Size of a piece in bytes.
     pub const PIECE_BYTES: u64 = 1 << 20;
     /// Pieces.
     pub const PIECE_COUNT: u64 = 32;

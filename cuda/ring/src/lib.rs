@@ -1,12 +1,12 @@
-//! Memory that a guest's CUDA library and its worker share, and the rings in it.
+//! Memory shared by a guest's CUDA library and its worker, and the rings in it.
 //!
 //! - [`BlobKind`], [`control`], [`ring`], [`staging`]: the layout of the blobs in the window.
 //! - [`Words`]: access to shared words. [`Shared`] is mapped memory; tests use a model with store buffers.
-//! - [`Producer`] and [`Consumer`]: messages in a ring. [`slots`]: their answers.
-//! - [`sleep`]: the protocol with which both sides sleep and wake each other.
+//! - [`Producer`] and [`Consumer`]: messages in a ring. [`slots`]: replies to messages.
+//! - [`sleep`]: the protocol for sleeping and waking on both sides.
 //! - [`Transport`]: the guest library's connection to its worker.
 //!
-//! The worker trusts nothing in this memory: it copies each message before it checks it. The crate has no knowledge of
+//! The worker does not trust this memory: it copies each message before checking it. The crate does not depend on
 //! CUDA's functions.
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
 //! Rings with one producer and one consumer. A message consists of whole words without gaps.
 //!
-//! Positions count bytes from the start of the program and never wrap. A message is contiguous. A message of type
-//! [`PAD`] fills the end of the ring. The consumer copies a message before it checks it, because the producer can
+//! Positions are in bytes since the start of the program and never wrap. Messages are contiguous. A message of type
+//! [`PAD`] fills the end of the ring. The consumer copies each message before checking it, because the producer can
 //! change it at any time.
 
 use crate::layout::{control, ring};
 use crate::words::Words;
 
-/// Type of a message that only fills the end of the ring.
+/// Type of messages that fill the end of the ring.
 pub const PAD: u16 = u16::MAX;
 /// Maximum number of words in a message, including its header.
 pub const MAX_WORDS: usize = 4096;
 
-/// Maximum number of bytes of messages that the worker has not read yet: a few hundred launches. If a program ran
-/// further ahead than with the driver itself, its next synchronous call could take seconds.
+/// Maximum number of bytes of unread messages, which corresponds to a few hundred launches. If a program could run
+/// further ahead than with the real driver, its next synchronous call could take seconds.
 const MAX_AHEAD: u64 = 64 << 10;
 
 /// First word of a message.
@@ -23,7 +23,7 @@ pub struct Header {
     pub op: u16,
     /// Flags of the message.
     pub flags: u16,
-    /// Number of words, including this one.
+    /// Number of words, including this word.
     pub words: u32,
 }
 
@@ -46,17 +46,17 @@ pub struct Geometry {
     pub head: u64,
     /// Offset of the consumer's position in the control blob.
     pub tail: u64,
-    /// First byte in the ring blob.
+    /// Offset of the first byte in the ring blob.
     pub base: u64,
-    /// Size in bytes; a power of two.
+    /// Size in bytes. Must be a power of two.
     pub bytes: u64,
 }
 
 impl Geometry {
-    /// The ring for all calls whose order matters.
+    /// The ring for calls whose order matters.
     pub const ORDERED: Self =
         Self { head: control::HEAD, tail: control::TAIL, base: ring::ORDERED, bytes: ring::ORDERED_BYTES };
-    /// The ring for calls that never wait for work of the card.
+    /// The ring for calls that never wait for work on the card.
     pub const SIDE: Self =
         Self { head: control::SIDE_HEAD, tail: control::SIDE_TAIL, base: ring::SIDE, bytes: ring::SIDE_BYTES };
 }
@@ -72,7 +72,7 @@ pub struct Producer<C, R> {
     tail: u64,
 }
 
-/// The ring has no room for a message. Wait until the tail has reached this position.
+/// The ring has no space for a message. The caller must wait until the tail has reached this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full(pub u64);
 
@@ -82,11 +82,11 @@ impl<C: Words, R: Words> Producer<C, R> {
         Self { control, ring, geometry, head: 0, tail: 0 }
     }
 
-    /// Publishes a message of up to [`MAX_WORDS`] words, including its header. Returns true if the worker sleeps, so
-    /// that the caller must ring the doorbell.
+    /// Publishes a message of up to [`MAX_WORDS`] words, including its header. Returns true if the worker sleeps. In
+    /// this case, the caller must ring the doorbell.
     ///
     /// # Errors
-    /// Returns an error if the ring has no room.
+    /// Returns an error if the ring has no space.
     pub fn publish(&mut self, message: &[u64]) -> Result<bool, Full> {
         let size = message.len() as u64 * 8;
         let offset = self.head & (self.geometry.bytes - 1);
@@ -110,7 +110,7 @@ impl<C: Words, R: Words> Producer<C, R> {
         }
         self.head = end;
         self.control.store(self.geometry.head, end);
-        // Without the fence, the load could happen before the store, and both sides could wait for each other.
+        // Without the fence, the load could be reordered before the store, and both sides could wait for each other.
         self.control.fence();
         Ok(self.control.load(control::ASLEEP) != 0)
     }
@@ -125,7 +125,7 @@ pub struct Consumer<C, R> {
     tail: u64,
 }
 
-/// The positions or headers of the ring are invalid. The program that uses the ring loses its context.
+/// The ring contains invalid positions or headers. The program that uses the ring loses its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 
@@ -135,7 +135,7 @@ impl<C: Words, R: Words> Consumer<C, R> {
         Self::resume(control, ring, geometry, 0)
     }
 
-    /// Returns a consumer that continues at the position of a previous one ([`Self::position`]).
+    /// Returns a consumer that continues at the position of a previous consumer ([`Self::position`]).
     pub fn resume(control: C, ring: R, geometry: Geometry, tail: u64) -> Self {
         Self { control, ring, geometry, tail }
     }
@@ -150,10 +150,10 @@ impl<C: Words, R: Words> Consumer<C, R> {
         self.control.load(self.geometry.head) != self.tail
     }
 
-    /// Copies the next message to `into`, and frees its space. Returns false if the ring is empty.
+    /// Copies the next message to `into` and frees its space. Returns false if the ring is empty.
     ///
     /// # Errors
-    /// Returns an error if the producer has broken the ring's rules.
+    /// Returns an error if the producer has violated the ring's rules.
     pub fn next(&mut self, into: &mut Vec<u64>) -> Result<bool, Broken> {
         loop {
             let head = self.control.load(self.geometry.head);

@@ -1,24 +1,24 @@
 //! Words of shared memory.
 //!
-//! UNSAFETY: wraps memory that another process may change at any time. Every access is atomic, so its behaviour is
+//! UNSAFETY: wraps memory that another process can change at any time. All accesses are atomic, so their behaviour is
 //! defined regardless of the other side.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// 64-bit words that both sides share. Offsets are in bytes and multiples of 8.
+/// 64-bit words shared by both sides. Offsets are in bytes and must be multiples of 8.
 pub trait Words {
-    /// Reads a word; later accesses of this thread happen after it.
+    /// Reads a word with acquire ordering.
     fn load(&self, offset: u64) -> u64;
-    /// Writes a word; earlier accesses of this thread happen before it.
+    /// Writes a word with release ordering.
     fn store(&self, offset: u64, value: u64);
-    /// Adds to a word, wrapping, with a full fence. Returns the sum.
+    /// Adds to a word, with wrapping and a full fence. Returns the sum.
     fn add(&self, offset: u64, value: u64) -> u64;
     /// Orders earlier stores before later loads.
     fn fence(&self);
 }
 
-/// A mapped blob, or a part of it.
+/// A mapped blob or a part of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
     base: *const AtomicU64,
@@ -34,8 +34,8 @@ impl Shared {
     /// Wraps `bytes` bytes at `address`.
     ///
     /// # Safety
-    /// The memory must stay mapped, readable and writable, until the last use of the value. `address` must be a
-    /// multiple of 8, and this process must access the memory only through values of this type.
+    /// The memory must remain mapped, readable and writable until the last use of the value. `address` must be a
+    /// multiple of 8. This process must access the memory only through values of this type.
     pub const unsafe fn new(address: u64, bytes: u64) -> Self {
         Self { base: address as *const AtomicU64, words: (bytes / 8) as usize }
     }
@@ -53,7 +53,7 @@ impl Shared {
         self.words as u64 * 8
     }
 
-    /// Reads words from `offset` on. The other side may change the words in the meantime.
+    /// Reads words from `offset` on. The other side may change them during the read.
     pub fn read(&self, offset: u64, into: &mut [u64]) {
         for (at, word) in (offset..).step_by(8).zip(into) {
             *word = self.word(at).load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! The functions that a program calls: the exported functions, and this library's replacements for driver functions.
+//! The functions that programs call: the exported functions, and this library's replacements for driver functions.
 //!
-//! An ABI function gets no argument from this library. Therefore, this module has the [`Shim`] as a static, and no
-//! other module does.
+//! ABI functions receive arguments only from the program, so this module keeps the [`Shim`] in a static. No other
+//! module does.
 
 use std::sync::OnceLock;
 
@@ -22,11 +22,11 @@ mod peers;
 mod start;
 mod stubs;
 
-/// The state that all functions share. This state is static because the program's calls do not pass it. A forked child
-/// has its parent's shim, and uses it only if the parent had not initialised the driver (`fork`).
+/// State shared by all functions; static because the program's calls cannot pass it. A forked child inherits its
+/// parent's shim, and uses it only if the parent had not initialised the driver (`fork`).
 static SHIM: OnceLock<Shim> = OnceLock::new();
 
-/// Returns the shim, and creates it on the first call.
+/// Returns the shim. Creates it on the first call.
 fn shim() -> &'static Shim {
     SHIM.get_or_init(|| Shim::new(Settings::read()))
 }
@@ -37,16 +37,15 @@ fn memory() -> Operations<'static> {
     shim.memory(shim.current())
 }
 
-/// Returns the program's memory on the card that has an address.
+/// Returns the program's memory on the card to which an address belongs.
 fn memory_at(address: Address) -> Operations<'static> {
     let shim = shim();
     shim.memory(shim.of_address(address))
 }
 
-/// Creates the shim before its first use. Returns `None` in a child of a process that forked while it was creating the
-/// shim.
+/// Creates the shim before its first use. Returns `None` in a child if its parent forked while creating the shim.
 fn prepare() -> Option<&'static Shim> {
-    /// Static, like the shim. A child does not wait for a thread of its parent that was creating the shim.
+    /// Static, like the shim. A child does not wait for a parent's thread that was creating the shim.
     static MADE: Once = Once::new();
     MADE.run(|| {
         shim();

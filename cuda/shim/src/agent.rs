@@ -1,4 +1,4 @@
-//! The thread that carries out the owner's orders.
+//! The thread that executes the owner's commands.
 //!
 //! UNSAFETY: waits for messages, and calls the driver on the library's thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,22 +23,22 @@ use crate::pace::{Left, RunAhead};
 use crate::shim::{Card, Shim, Start};
 use crate::{gate, process};
 
-/// Time for which empty chunks are cached, unless the owner requests them.
+/// Time for which empty chunks remain cached unless the owner requests them.
 // TIMEOUT: without this cache, an asynchronous pool that returns all of its memory and allocates it again is 40 times
 // slower.
 const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
-/// Poll interval for empty chunks after the owner has requested them.
-// TIMEOUT: the work of a slice ends within a few milliseconds.
+/// Poll interval for empty chunks while the owner requests them.
+// TIMEOUT: a slice's work ends within a few milliseconds.
 const RECLAIM_LOOK: Duration = Duration::from_millis(1);
-/// Time after the expected end of work, or start of a slice, for which one thread still polls for it without sleeping.
-// TIMEOUT: estimates of the length of work are correct to within a third, and the last work takes at most as long as a
-// slice may be idle, 300 us.
+/// Time for which one thread keeps busy-polling after the expected end of work, or the expected start of a slice.
+// TIMEOUT: estimates of work durations are accurate to a third, and the last work takes no longer than a slice's idle
+// limit of 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
-/// Connects to the owners on the first call, and initialises the driver with `init`, which gets the tenant's cards.
+/// Connects to the owners on the first call, and initialises the driver with `init`, which receives the tenant's cards.
 /// Returns the result of `init`.
 pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_int {
-    // A child of a process that was initialising the driver cannot initialise it.
+    // A child cannot initialise the driver if its parent forked while doing so.
     let Some(mut state) = shim.start.take() else { return driver::NOT_INITIALIZED };
     if *state == Start::Connected {
         let terms = shim.cards().filter_map(|card| card.link.terms());
@@ -52,7 +52,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
         Ok(connected) => connected,
         Err(reason) => {
             let line = format!("gpu-mediator: libcuda: {reason}\n");
-            // A list of sockets has more ways to be wrong, and the program reports only CUDA's error 802.
+            // A list of sockets is easier to get wrong, and the program reports only CUDA error 802.
             if !shim.is_single() || log::wanted() {
                 log::write(&line);
             }
@@ -76,7 +76,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
         tell_concurrency(&connection, version, shim.settings.mps);
         ready.push((card, connection, version));
     }
-    // A thread may need the terms of all cards.
+    // A thread may need all owners' terms.
     for (card, connection, version) in ready {
         if let Err(error) = process::spawn("gpu-mediator", move || serve(shim, card, connection, version)) {
             report!("no thread could be started: {error}");
@@ -87,7 +87,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
     SUCCESS
 }
 
-/// Connects to the owner of each card. Returns the connections with the owners' terms, or the reason why the program
+/// Connects to the owner of each card. Returns the connections and the owners' terms, or the reason why the program
 /// cannot start.
 fn connect(shim: &Shim) -> Result<Vec<(Connection, Welcome)>, String> {
     if let Some(fault) = shim.settings.fault() {
@@ -111,21 +111,21 @@ fn connect(shim: &Shim) -> Result<Vec<(Connection, Welcome)>, String> {
     Ok(connected)
 }
 
-/// Returns true if an owner has a card.
+/// Returns true if an owner manages a card.
 fn names(welcome: &Welcome, card: &CardInfo) -> bool {
     welcome.cards.iter().any(|known| known.uuid == card.uuid)
 }
 
-/// Reports to the owner that this process is a client of an MPS server, so its work can run concurrently with other
-/// processes' work.
+/// Notifies the owner that this process is a client of an MPS server, so its work can run concurrently with that of
+/// other processes.
 fn tell_concurrency(connection: &Connection, version: u16, is_client: bool) {
     if is_client && version >= VERSION_CONCURRENT {
-        // Without this message, the process only gets separate turns.
+        // Without this message, the process merely gets separate slices.
         let _ = connection.send(&FromTenant::Concurrent { card: 0 }, &[]);
     }
 }
 
-/// Returns, for each device that the driver shows, its index in the owner's list of cards.
+/// Returns the index in the owner's list of cards for each device that the driver enumerates.
 fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
     let mut count = 0;
     // SAFETY: the pointer is valid, and the driver has been initialised.
@@ -143,8 +143,8 @@ fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
     (0..count).map(|ordinal| uuid(ordinal).and_then(find)).collect()
 }
 
-/// Time limit for a waiting thread to submit its work in a step.
-// TIMEOUT: the thread only needs a processor; on a busy host, the next step lets it pass.
+/// Time limit for a waiting thread to submit its work within a step.
+// TIMEOUT: the thread only needs CPU time; on a busy host, it passes in the next step.
 const STEP_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// A slice granted by the owner.
@@ -152,42 +152,42 @@ struct Turn {
     run: Run,
     began: Instant,
     reported: Instant,
-    /// True if the slice ends when the program waits for a result.
+    /// Set if the slice ends when the program waits for a result.
     yields: bool,
 }
 
 impl Turn {
-    /// Returns the time until the turn may end by itself.
+    /// Returns the time until the next check whether the slice has ended.
     fn next_look(&self, run_ahead: &RunAhead) -> Duration {
-        // TIMEOUT: this is shorter than any slice, and polling takes a thousandth of a CPU.
+        // TIMEOUT: shorter than any slice; polling at this rate costs 0.1 % of a CPU.
         const MAX_POLL_INTERVAL: Duration = Duration::from_millis(1);
-        // TIMEOUT: for a program of short kernels, polling takes a fiftieth of a CPU.
+        // TIMEOUT: for programs with short kernels, polling at this rate costs 2 % of a CPU.
         const MIN_POLL_INTERVAL: Duration = Duration::from_micros(200);
         if self.run.idle_us == 0 {
             return MAX_POLL_INTERVAL;
         }
         let idle = Duration::from_micros(self.run.idle_us.into());
         let left = || idle.saturating_sub(self.began.elapsed().min(run_ahead.idle())).max(MIN_POLL_INTERVAL / 4);
-        // A slice that yields is given back shortly before its last work ends.
+        // A yielding slice is released shortly before its last work ends.
         let lead = if self.yields { idle } else { Duration::ZERO };
         let end = run_ahead.next_end().map(|end| end.saturating_sub(lead).max(MIN_POLL_INTERVAL));
         end.unwrap_or_else(left).min(MAX_POLL_INTERVAL)
     }
 }
 
-/// A request of the owner for empty chunks.
+/// The owner's request for empty chunks.
 struct Reclaim {
     since: Instant,
-    /// Number of the owner's order, until it is answered.
+    /// Number of the owner's command, until it is acknowledged.
     order: Option<u32>,
-    /// Time of the last search for empty chunks.
+    /// Time of the last poll for empty chunks.
     looked: Instant,
 }
 
 /// A relocation in progress.
 struct Order {
     number: u32,
-    /// True if the program is quiet on all its cards, and not only on the card of the relocation.
+    /// Set if the program is quiesced on all its cards, not only on the card of the relocation.
     all: bool,
 }
 
@@ -198,20 +198,19 @@ struct Agent {
     /// Time at which empty chunks were last returned.
     tidied: Instant,
     reclaim: Option<Reclaim>,
-    /// Version of the messages.
+    /// Protocol version.
     version: u16,
-    /// Time until which a slice is expected to begin.
+    /// Time by which the next slice is expected to begin.
     soon: Option<Instant>,
     turn: Option<Turn>,
     order: Option<Order>,
 }
 
-/// Carries out the orders of a card's owner until the process ends.
+/// Executes the commands of a card's owner until the process exits.
 fn serve(shim: &'static Shim, card: &'static Card, connection: Arc<Connection>, version: u16) {
     // A capture in another thread must not restrict this thread.
     let mut mode = 2;
-    // SAFETY: the pointer is valid. The call of `prctl` makes this thread's waits end on time instead of up to 50 us
-    // late.
+    // SAFETY: the pointer is valid. The `prctl` call reduces this thread's timer slack from 50 us.
     unsafe {
         driver::exchange_capture_mode(&raw mut mode);
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
@@ -242,8 +241,7 @@ impl Agent {
         }
     }
 
-    /// Returns cached empty chunks after a while. Prefers the time between slices, so that a slice can end without
-    /// delay.
+    /// Returns cached empty chunks after a while, preferably between slices, so that a slice can end without delay.
     fn tidy(&mut self) {
         let is_measured = self.turn.as_ref().is_some_and(|turn| turn.run.run_ahead_us > 0);
         if self.tidied.elapsed() >= if is_measured { 2 * EMPTY_CHUNK_RETENTION } else { EMPTY_CHUNK_RETENTION } {
@@ -253,7 +251,7 @@ impl Agent {
         }
     }
 
-    /// Returns empty chunks, if the owner has requested them. Chunks still in use by earlier work follow later.
+    /// Returns empty chunks if the owner has requested them. Chunks in use by earlier work follow later.
     fn reclaim(&mut self) -> Result<(), LinkError> {
         let Some(reclaim) = self.reclaim.as_mut().filter(|reclaim| reclaim.looked.elapsed() >= RECLAIM_LOOK) else {
             return Ok(());
@@ -270,7 +268,7 @@ impl Agent {
         answer.map_or(Ok(()), |order| self.connection.send(&FromTenant::Reclaimed { order }, &[]))
     }
 
-    /// Waits for a message, but at most until the slice must be checked.
+    /// Waits for a message, at most until the next check of the slice.
     fn ready(&mut self) -> Result<bool, LinkError> {
         while self.soon.is_some_and(|until| Instant::now() < until) {
             if self.poll(Duration::ZERO) {
@@ -287,7 +285,7 @@ impl Agent {
         Ok(self.poll(timeout))
     }
 
-    /// Returns true if a message comes within `timeout`.
+    /// Returns true if a message arrives within `timeout`.
     fn poll(&self, timeout: Duration) -> bool {
         let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut poll = libc::pollfd { fd: self.connection.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -330,7 +328,7 @@ impl Agent {
             FromOwner::Step(run) => {
                 let now = Instant::now();
                 self.card.pacing.run_ahead.bound(run.run_ahead_us);
-                // Without idle time, the end of the work is not predicted.
+                // Without an idle time, do not predict the end of the work.
                 let run = Run { idle_us: 0, ..run };
                 self.turn = Some(Turn { run, began: now, reported: now, yields: false });
                 self.return_chunks(self.card, gate::NO_SLICE);
@@ -375,7 +373,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends the slice or reports its use, if this is due.
+    /// Ends the slice or reports its usage, if due.
     fn look(&mut self) -> Result<(), LinkError> {
         let Some(turn) = &mut self.turn else { return Ok(()) };
         if turn.run.run_ahead_us == 0 {
@@ -408,7 +406,7 @@ impl Agent {
 
     fn stop(&mut self) -> Result<(), LinkError> {
         let Some(turn) = self.turn.take() else { return Ok(()) };
-        // Waking all threads that wait for the end takes about as long as the tolerated idle time.
+        // Waking all threads that wait for this takes about as long as the tolerated idle time.
         let lead = Duration::from_micros(turn.run.idle_us.into());
         self.card.gate.close(gate::NO_SLICE, None);
         // Check that the driver has no work left after the measured work.
@@ -418,11 +416,10 @@ impl Agent {
         let usage = self.card.pacing.run_ahead.take_usage();
         let (card, waiting) = (turn.run.card, self.card.gate.is_held());
         self.connection.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
-        // Wait for work that ends slightly later, so that its measured length does not include the other tenants'
-        // slices.
+        // Wait for work that ends slightly later, so that its measured duration does not include other tenants' slices.
         let _ = self.card.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
         if !waiting && self.card.gate.is_told() {
-            // A thread may have sent its own message before `Stopped`, in which case the owner ignores it.
+            // A thread may have sent `Waiting` before `Stopped`; the owner ignores such a message.
             self.connection.send(&FromTenant::Waiting { card }, &[])?;
         }
         Ok(())
@@ -430,14 +427,14 @@ impl Agent {
 
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
-        // If an owner sends two orders in a row, the first order ends here.
+        // If an owner sends two commands in a row, end the first one here.
         self.end_order();
         let all = self.shim.cross.begin(self.card.number);
         self.order = Some(Order { number: order, all });
         let quiet =
             |user: &Card| user.gate.close(self.reason(user), Some(deadline)) && self.shim.drain(user, Some(deadline));
         if self.shim.users(self.card, all).all(quiet) {
-            // All work has ended. Return the empty chunks, so that they need not be copied.
+            // All work has ended. Return the empty chunks so that they need not be copied.
             self.card.contexts.bind();
             self.memory().begin_to_empty();
             self.memory().give_up_empty();
@@ -452,10 +449,10 @@ impl Agent {
         if user.number == self.card.number { gate::ORDER } else { gate::order_of(self.card.number) }
     }
 
-    /// Opens the gates that a relocation has closed.
+    /// Opens the gates closed by a relocation.
     fn end_order(&mut self) {
         let Some(Order { number, all }) = self.order.take() else { return };
-        // With all cards quiet, work on another card may use the memory as soon as its gate opens.
+        // If all cards are quiesced, work on another card may use the memory as soon as that card's gate opens.
         if all && !self.bring(self.card) {
             report!("memory cannot be mapped after relocation {number}");
         }
@@ -476,8 +473,8 @@ impl Agent {
         self.version >= VERSION_HANDOVER && self.connection.send(&ending, &[]).is_ok()
     }
 
-    /// Waits for the last work of a slice, if its end is predictable, and announces it `lead` in advance. Returns true
-    /// if the work has ended or will end within [`EARLY_US`]. The gate must be closed.
+    /// Waits for the last work of a slice if its end is predictable, and announces the end `lead` in advance. Returns
+    /// true if the work has ended or will end within [`EARLY_US`]. The gate must be closed.
     fn approach_end(&self, run: &Run, lead: Duration) -> bool {
         if lead.is_zero() {
             return false;
@@ -503,7 +500,8 @@ impl Agent {
     /// Lets the program run without an owner.
     fn alone(&mut self) {
         self.card.link.set_connection(None);
-        // From now on, messages from other threads fail immediately. SAFETY: the connection owns this open descriptor.
+        // Make messages of other threads fail immediately from now on. SAFETY: the connection owns this open
+        // descriptor.
         unsafe { libc::shutdown(self.connection.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
         (self.turn, self.soon, self.reclaim) = (None, None, None);
         self.card.pacing.run_ahead.bound(0);
@@ -512,7 +510,7 @@ impl Agent {
         self.open(self.card, gate::NO_SLICE | gate::ORDER);
     }
 
-    /// Connects to the owner again, and reports the chunks of this process.
+    /// Reconnects to the owner, and reports the chunks of this process.
     fn reconnect(&mut self) {
         let (shim, card) = (self.shim, self.card);
         let Some(socket) = shim.settings.sockets.get(card.number) else { return };
@@ -540,8 +538,8 @@ impl Agent {
                 || card.link.reconnect(&connection),
             );
             if told {
-                // Do not close the gate earlier, because a submission that meets the closed gate notifies the owner
-                // only once, over this connection.
+                // Do not close the gate earlier: a submission that finds the gate closed notifies the owner only once,
+                // over this connection.
                 card.gate.close(gate::NO_SLICE, None);
                 (self.connection, self.version) = (connection, welcome.version);
                 return;
@@ -549,13 +547,14 @@ impl Agent {
         }
     }
 
-    /// Removes a reason for closing a card's gate. If the program's work may run there then, maps evicted chunks first.
+    /// Removes a reason for closing a card's gate. If this permits the program's work to run there, maps evicted chunks
+    /// first.
     fn open(&self, card: &Card, reason: u32) {
         self.return_chunks(card, reason);
         card.gate.open(reason);
     }
 
-    /// Maps the evicted chunks of a card if the program's work may run there without `reason`.
+    /// Maps the evicted chunks of a card if `reason` is all that prevents the program's work from running there.
     fn return_chunks(&self, card: &Card, reason: u32) {
         if card.gate.opens_without(reason) && !self.bring(card) {
             report!("memory that is away cannot be mapped");
@@ -564,8 +563,8 @@ impl Agent {
 
     /// Maps the evicted chunks of a card. Returns true if all are mapped.
     fn bring(&self, card: &Card) -> bool {
-        // TIMEOUT: the driver may have no memory for a page table while other tenants' memory moves. After this number
-        // of attempts, the program runs anyway, and faults if it accesses evicted chunks.
+        // TIMEOUT: the driver may lack memory for a page table while other tenants' memory moves. After this many
+        // attempts, the program runs anyway, and faults if it accesses evicted chunks.
         const MAX_RETURN_ATTEMPTS: u32 = 1000;
         card.contexts.bind();
         for _ in 0..MAX_RETURN_ATTEMPTS {

@@ -1,29 +1,29 @@
 //! Access between the cards of a program.
 //!
-//! Work on one card may use chunks of another card: kernels once peer access is enabled, and copies at any time. Such
-//! work must not be in flight while these chunks move. A program that has never used memory of another card is quiet
-//! only on the card whose chunks move; any other program is quiet on all its cards.
+//! Work on one card may use another card's chunks: kernels once peer access is enabled, and copies at any time. Such
+//! work must not be in flight while these chunks move. A program that has never used another card's memory is quiesced
+//! only on the card whose chunks move; any other program is quiesced on all its cards.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// State of a program that may use memory of another card.
+/// State of memory replacements.
 #[derive(Debug, Default)]
 struct Replacements {
-    /// True once work on a card may use memory of another card.
+    /// Set once work on a card may use another card's memory.
     possible: bool,
-    /// For each card, the number of replacements of its memory during which only this card is quiet.
+    /// Number of ongoing replacements of each card's memory with only that card quiesced.
     alone: [u32; crate::gate::MAX_CARDS],
 }
 
-/// Decides on how many cards a program must be quiet while memory is replaced.
+/// Decides on which cards a program must be quiesced while memory is replaced.
 #[derive(Debug, Default)]
 pub struct CrossAccess {
-    /// True once work on a card may use memory of another card, and all of this memory is mapped.
+    /// Set once work on a card may use another card's memory, and all memory is mapped.
     ready: AtomicBool,
     replacements: Mutex<Replacements>,
     ended: Condvar,
-    /// Locked by the thread that prepares the access.
+    /// Held by the thread that prepares the access.
     preparing: Mutex<()>,
 }
 
@@ -32,14 +32,14 @@ impl CrossAccess {
         self.replacements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if a card's work may already use memory of another card.
+    /// Returns true if a card's work may use another card's memory.
     #[inline]
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::SeqCst)
     }
 
-    /// Lets each card's work use memory of the other cards. First waits until no memory is being replaced while only
-    /// its card is quiet, and then calls `map` to map all memory.
+    /// Permits each card's work to use the other cards' memory. First waits for all replacements with only one card
+    /// quiesced, and then calls `map` to map all memory.
     pub fn allow(&self, map: impl FnOnce()) {
         let _one = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_ready() {
@@ -55,7 +55,7 @@ impl CrossAccess {
         self.ready.store(true, Ordering::SeqCst);
     }
 
-    /// Records that memory of a card is about to be replaced. Returns true if the program must be quiet on all its
+    /// Records that memory of a card is about to be replaced. Returns true if the program must be quiesced on all its
     /// cards. [`Self::end`] must follow.
     pub fn begin(&self, card: usize) -> bool {
         let mut state = self.lock();
@@ -87,7 +87,7 @@ mod tests {
         assert!(!cross.begin(1), "no other card uses the memory");
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| cross.allow(|| assert!(cross.lock().possible, "moves now need all cards")));
-            // The other thread either waits, or has not begun to.
+            // The other thread is either waiting, or about to wait.
             for _ in 0..1000 {
                 std::thread::yield_now();
                 assert!(!cross.is_ready() && !cross.lock().possible);

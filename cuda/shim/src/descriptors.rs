@@ -1,12 +1,12 @@
 //! The library's file descriptors in the program's process, for chunks and for the connection.
 //!
-//! The library keeps a chunk's descriptor for the next owner, because the driver does not export imported handles. A
-//! program may therefore have thousands of descriptors, with numbers above its own descriptors and above its limit on
-//! open files. The library does not raise the limit, because every child would inherit it. Instead, [`raised`] creates
-//! descriptors above the limit (decision 121), which work like any other descriptors. Each descriptor is closed on
+//! The library keeps each chunk's descriptor for the next owner, because the driver cannot export imported handles. A
+//! program may therefore have thousands of descriptors, with numbers above the program's own descriptors and above its
+//! open file limit. The library does not raise the limit, because every child would inherit it. Instead, [`raised`]
+//! creates descriptors above the limit (decision 121), which work like any other descriptors. All of them are closed on
 //! `exec`, and in a child after `fork`.
 //!
-//! UNSAFETY: copies and closes descriptors by number, including in a process that shares this process's memory.
+//! UNSAFETY: duplicates and closes descriptors by number, also in a process that shares this process's memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -22,25 +22,25 @@ use cuda_protocol::{FromOwner, FromTenant, Link, LinkError, Received};
 
 use crate::process::Blocked;
 
-/// Lowest number of a kept descriptor. Programs that use `select` need the lower numbers for their own descriptors.
+/// Lowest number of a kept descriptor. Programs that use `select` need the lower numbers.
 const LOWEST: i32 = 1024;
-/// Number of words in a bitmap with a bit for each descriptor.
+/// Number of words in a bitmap with one bit per descriptor.
 const WORDS: usize = 1 << 14;
 /// Size of the stack of [`raised`] in bytes.
 const STACK_BYTES: usize = 64 << 10;
 
-/// Time limit for sending a message with descriptors.
-// TIMEOUT: a working owner receives its messages within milliseconds; otherwise, the library reconnects.
+/// Timeout for sending a message with descriptors.
+// TIMEOUT: a healthy owner receives messages within milliseconds; otherwise, the library reconnects.
 const SENDING: Duration = Duration::from_secs(5);
 
-/// The library's descriptor numbers. This value is static, because the `fork` handler closes these descriptors, and may
-/// neither allocate nor lock.
+/// Bitmap of the library's descriptors. Static because the `fork` handler, which closes these descriptors, may neither
+/// allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Number of leading words of [`OURS`] that have been used; static for the same reason.
+/// Number of leading words of [`OURS`] that were ever used; static for the same reason.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Marks a descriptor number as the library's. The mark is removed before the descriptor is closed, because a child
-/// must not close a descriptor of the program.
+/// Marks a descriptor as the library's. The mark is removed before the descriptor is closed, so that a child never
+/// closes a descriptor of the program.
 #[derive(Debug)]
 struct Mark(i32);
 
@@ -73,12 +73,12 @@ struct Inner {
     descriptor: OwnedFd,
 }
 
-/// A descriptor of a chunk.
+/// A chunk's file descriptor.
 #[derive(Clone, Debug)]
 pub struct ChunkDescriptor(Arc<Inner>);
 
 impl ChunkDescriptor {
-    /// Returns the descriptor to keep while the chunk exists, or `None` if the program may need its number.
+    /// Returns the descriptor, to be kept while the chunk exists. Returns `None` if the program may need its number.
     pub fn lasting(&self) -> Option<Self> {
         (self.0.mark.0 >= LOWEST).then(|| self.clone())
     }
@@ -107,15 +107,14 @@ impl Connection {
         Ok(Self { _mark: mark, link: Link::new(descriptor) })
     }
 
-    /// Sends a message with descriptors. A user may have as many descriptors in flight as the sender's limit on open
-    /// files.
+    /// Sends a message with descriptors. The sender's open file limit also bounds the user's descriptors in flight.
     pub fn send_many(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let until = Instant::now() + SENDING;
         let is_crowded =
             |result: &Result<(), LinkError>| matches!(result, Err(LinkError::Crowded | LinkError::WouldBlock));
         let mut sent = self.link.send(message, descriptors);
         while is_crowded(&sent) && Instant::now() < until {
-            // Do not wait, because the sending process would outlive this one.
+            // Do not wait, because the separate process would outlive this one.
             raised(&mut || sent = self.link.send_now(message, descriptors));
             if is_crowded(&sent) {
                 std::thread::sleep(Duration::from_millis(5));
@@ -124,11 +123,11 @@ impl Connection {
         sent
     }
 
-    /// Waits for a message, and moves its descriptors to numbers that the program does not need. `expects` is true if
+    /// Waits for a message, and moves its descriptors to numbers that the program does not need. Set `expects` if
     /// descriptors may arrive.
     pub fn receive_with_descriptors(&self, expects: bool) -> Result<(FromOwner, Vec<ChunkDescriptor>), LinkError> {
         let mut received = None;
-        // The program may use all lower numbers, and descriptors that get no number are lost.
+        // The program may use all lower numbers, and descriptors without a free number are lost.
         if expects && limit().is_some_and(|limit| limit.rlim_cur < limit.rlim_max) {
             raised(&mut || received = Some(self.link.receive()));
         }
@@ -147,7 +146,7 @@ impl Deref for Connection {
     }
 }
 
-/// Moves descriptors to numbers from [`LOWEST`] on, within the limit of the process.
+/// Moves descriptors to numbers from [`LOWEST`] on.
 fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
     let copy = |number: i32| {
         if number >= LOWEST {
@@ -176,17 +175,17 @@ fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
     descriptors.into_iter().zip(copies).map(replace).collect()
 }
 
-/// Returns the process's limits on open files.
+/// Returns the process's open file limits.
 fn limit() -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer points to a local.
     (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0).then_some(limit)
 }
 
-/// Runs `work` without the soft limit on open files, with this process's descriptors and memory. Does nothing if this
-/// is impossible. Limits belong to a process, and the program may set, read and inherit the limit of this process.
-/// Therefore, a separate process runs `work`, and exits before this function returns. The calling thread waits, as in
-/// `posix_spawn`.
+/// Runs `work` with this process's descriptors and memory, but without its soft limit on open files. Does nothing if
+/// this is impossible. Limits apply to a whole process, and the program may read or set this process's limit and pass
+/// it to children. Therefore, a separate process runs `work` and exits before this function returns. The calling thread
+/// waits, as in `posix_spawn`.
 fn raised(work: &mut dyn FnMut()) {
     extern "C" fn run(work: *mut c_void) -> c_int {
         // SAFETY: the pointer points to an argument of `raised`, which waits. The limit belongs to the separate
@@ -203,11 +202,11 @@ fn raised(work: &mut dyn FnMut()) {
     }
     let mut work = work;
     let mut stack: Vec<MaybeUninit<u8>> = Vec::with_capacity(STACK_BYTES);
-    // Handlers of the program must not run in the other process.
+    // The program's signal handlers must not run in the other process.
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS;
-    // SAFETY: the stack lives until the other process has ended, because `CLONE_VFORK` waits for that. The end of that
-    // process sends no signal, and this code waits for its process ID, so the program's own waits do not find it.
+    // SAFETY: the stack outlives the other process, because `CLONE_VFORK` waits for its end. That process sends no exit
+    // signal, and this code reaps it by process ID, so the program's own waits do not find it.
     unsafe {
         let top = stack.as_mut_ptr().add(STACK_BYTES).map_addr(|address| address & !63);
         let process = libc::clone(run, top.cast(), flags, (&raw mut work).cast());
@@ -220,8 +219,8 @@ fn raised(work: &mut dyn FnMut()) {
     }
 }
 
-/// Closes all of the library's descriptors in a child after `fork`. Otherwise these descriptors would keep memory that
-/// the program frees, and the owner would not notice the end of the program.
+/// Closes all of the library's descriptors in a child after `fork`. Otherwise, these descriptors would keep memory
+/// alive that the program frees, and the owner would not notice the program's exit.
 pub fn forked() {
     for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
         let mut bits = word.swap(0, Ordering::SeqCst);

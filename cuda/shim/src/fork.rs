@@ -2,11 +2,11 @@
 //!
 //! After `fork`, NVIDIA's driver returns 3 (`CUDA_ERROR_NOT_INITIALIZED`) from each function that needs an initialised
 //! driver. This library does the same, regardless of how the program obtained the function. Each exported function, and
-//! each function that `cuGetProcAddress` returns, first checks [`PAGE`], which the kernel clears in every child,
-//! however the child was created (decision 121). If the kernel does not support this, a `fork` handler clears the page.
-//! A child whose parent had not initialised the driver is treated like any other process.
+//! each function returned by `cuGetProcAddress`, first checks [`PAGE`], which the kernel zeroes in every child, however
+//! the child was created (decision 121). If the kernel does not support this, a `fork` handler zeroes the page. A child
+//! whose parent had not initialised the driver is treated like any other process.
 //!
-//! UNSAFETY: calls the C library for memory and for `fork`.
+//! UNSAFETY: calls `madvise` and `pthread_atfork`.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::io;
@@ -18,19 +18,18 @@ use crate::log::report;
 /// Size of a page in bytes.
 const PAGE_BYTES: usize = 4096;
 
-/// A page whose first word is 1 in the process that filled it, and 0 in its children.
+/// A page with a first word of 1 in the process that filled it, and 0 in its children.
 #[repr(C, align(4096))]
 pub struct Page {
     filled: AtomicU32,
     _rest: [u8; PAGE_BYTES - size_of::<AtomicU32>()],
 }
 
-/// The page that each exported function checks. The page is static, because the stubs refer to its address, and the
-/// kernel clears exactly this page.
+/// The page that each exported function checks. Static because the stubs refer to its address.
 pub static PAGE: Page = Page { filled: AtomicU32::new(0), _rest: [0; _] };
 
-/// Set once the driver has been initialised, in this process or its parent. The flag is static, because a child reads
-/// it before it takes any lock.
+/// Set once the driver has been initialised, in this process or its parent. Static because a child reads it before it
+/// takes any lock.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 /// Returns false if this process is a child of a process that had initialised the driver.
@@ -40,7 +39,7 @@ pub fn is_own() -> bool {
         return true;
     }
     if INITIALISED.load(Ordering::SeqCst) {
-        // Another thread of this process may have filled the page in the meantime, as its first step.
+        // Another thread of this process may have filled the page in the meantime.
         return filled();
     }
     watch_forks();
@@ -48,11 +47,11 @@ pub fn is_own() -> bool {
     true
 }
 
-/// Makes the kernel clear the page in children.
+/// Makes the kernel zero the page in children.
 fn watch_forks() {
-    /// The flag is static, because the C library keeps the handler for all later children: it is registered only once.
+    /// Static because the C library keeps the handler for all later children, so it must be registered only once.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    // SAFETY: the static fills the page, and the kernel does not change the page in this process.
+    // SAFETY: the static occupies the whole page, and the kernel does not change it in this process.
     let emptied = unsafe { libc::madvise((&raw const PAGE).cast_mut().cast(), PAGE_BYTES, libc::MADV_WIPEONFORK) };
     if emptied != 0 {
         report!("children that are made past fork are not noticed: {}", io::Error::last_os_error());
@@ -73,7 +72,7 @@ pub fn initialises() {
     INITIALISED.store(true, Ordering::SeqCst);
 }
 
-/// Records that the driver could not be initialised, so that children may try to.
+/// Records that the initialisation failed, so that children may initialise the driver.
 pub fn is_not_initialised() {
     INITIALISED.store(false, Ordering::SeqCst);
 }

@@ -1,5 +1,4 @@
-//! The link to the owner: the owner's terms, requests from the program's threads, and the amount of the program's fixed
-//! memory.
+//! The link to the owner: the owner's terms, requests from the program's threads, and the program's fixed memory.
 //!
 //! UNSAFETY: requests a random number from the kernel.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -19,42 +18,42 @@ use crate::driver;
 use crate::log::report;
 use crate::settings::Settings;
 
-/// Time for which an allocation waits for an absent owner.
+/// Maximum wait of an allocation for an absent owner.
 // TIMEOUT: a service restarts within seconds; if the owner stays absent, the program must get an error.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(20);
-/// Size of a chunk in bytes before the owner has named it.
+/// Chunk size in bytes before the owner has reported it.
 const DEFAULT_CHUNK_BYTES: u64 = 2 << 20;
-/// Maximum number of requests in flight from the program's threads. Further threads wait. An owner refuses requests
-/// beyond [`MAX_PENDING`], and a program that reconnects sends more requests to report its fixed memory.
+/// Maximum number of requests in flight from the program's threads; further threads wait. An owner rejects requests
+/// beyond [`MAX_PENDING`], and a reconnecting program sends additional requests to report its fixed memory.
 const PLACES: usize = MAX_PENDING / 2;
 
 /// The owner's terms.
 #[derive(Debug)]
 pub struct Terms {
-    /// Size of a chunk in bytes.
+    /// Chunk size in bytes.
     pub chunk_bytes: u64,
     /// Cards, in the owner's order.
     pub cards: Vec<CardInfo>,
-    /// For each device of the driver, its index in the owner's list of cards.
+    /// Index in the owner's list of cards, for each driver device.
     pub devices: Vec<Option<u8>>,
 }
 
-/// An answer to a request, which is collected until its last part arrives.
+/// A reply to a request, which is accumulated until its last part arrives.
 #[derive(Debug)]
 pub enum Answer {
-    /// The last part has not arrived. Contains the parts that have arrived.
+    /// The reply is incomplete. Contains the parts received so far.
     Waiting(Vec<(Chunk, ChunkDescriptor)>),
     /// The chunks were granted.
     Granted(Vec<(Chunk, ChunkDescriptor)>),
     /// The memory was counted.
     Fixed,
-    /// Amounts of free and total memory, in bytes.
+    /// Free and total memory in bytes.
     Memory(u64, u64),
     /// A token.
     Shared(Share),
-    /// The request was refused; contains the chunks that arrived before.
+    /// The request was refused. Contains the chunks received before.
     Refused(Refusal, Vec<(Chunk, ChunkDescriptor)>),
-    /// The owner is absent, or ended before it answered.
+    /// The owner is absent, or exited before it replied.
     Away,
 }
 
@@ -62,23 +61,23 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Link {
     terms: OnceLock<Terms>,
-    /// Random number of this process for the owner.
+    /// Random number that identifies this process to the owner.
     instance: OnceLock<u128>,
     /// The connection, for requests.
     connection: RwLock<Option<Arc<Connection>>>,
     /// Number of the next request.
     next: AtomicU32,
     answers: Mutex<HashMap<u32, Answer>>,
-    /// Signalled when an answer arrives or a connection is made.
+    /// Signalled when a reply arrives or a connection is established.
     answered: Condvar,
-    /// Amount of the program's fixed memory in bytes, by card and kind. Locked while a change is reported to an owner.
+    /// The program's fixed memory in bytes, by card and kind. Locked while a change is reported to an owner.
     fixed: Mutex<HashMap<(u8, FixedKind), u64>>,
     in_flight: Mutex<usize>,
     /// Signalled when a request releases its place.
     left: Condvar,
 }
 
-/// A reserved place among the requests in flight.
+/// A reserved slot for a request in flight.
 struct Place<'a>(&'a Link);
 
 impl<'a> Place<'a> {
@@ -99,8 +98,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Connects to the owner at `socket` with the first message of this process. Returns the connection and the owner's
-/// terms.
+/// Connects to the owner at `socket`, and sends `hello`. Returns the connection and the owner's terms.
 pub fn connect(socket: &Path, hello: Hello) -> Result<(Connection, Welcome), LinkError> {
     let connection = Connection::open(socket)?;
     connection.send(&FromTenant::Hello(hello), &[])?;
@@ -134,29 +132,29 @@ impl Link {
         self.terms.get()
     }
 
-    /// Records the owner's terms, once.
+    /// Records the owner's terms. Only the first call has an effect.
     pub fn set_terms(&self, terms: Terms) {
         let _ = self.terms.set(terms);
     }
 
-    /// Returns the size of a chunk in bytes.
+    /// Returns the chunk size in bytes.
     pub fn chunk_bytes(&self) -> u64 {
         self.terms().map_or(DEFAULT_CHUNK_BYTES, |terms| terms.chunk_bytes)
     }
 
-    /// Returns the number of a device's card in the owner's list.
+    /// Returns the index of a device's card in the owner's list.
     pub fn card(&self, device: i32) -> Option<u8> {
         self.terms()?.devices.get(usize::try_from(device).ok()?).copied().flatten()
     }
 
-    /// Returns the current device with its card, if the owner has that card.
+    /// Returns the current device and its card, if the owner manages that card.
     pub fn current_card(&self) -> Option<(i32, u8)> {
         let device = driver::current_device().ok()?;
         self.card(device).map(|card| (device, card))
     }
 
     fn instance(&self) -> u128 {
-        // No lock is needed: if two threads make the first call at the same time, both get the same number.
+        // No lock is needed: concurrent first calls return the same number.
         self.instance.get().copied().unwrap_or_else(|| {
             let mut bytes = [0; 16];
             // SAFETY: the buffer has the given length.
@@ -179,12 +177,12 @@ impl Link {
         }
     }
 
-    /// Sets the connection for later requests. With `None`, requests have no connection.
+    /// Sets the connection for later requests, or removes it.
     pub fn set_connection(&self, connection: Option<&Arc<Connection>>) {
         *self.connection.write().unwrap_or_else(PoisonError::into_inner) = connection.map(Arc::clone);
     }
 
-    /// Sends a message. Does nothing while the owner is absent. Returns true on success.
+    /// Sends a message, unless the owner is absent. Returns true on success.
     pub fn send(&self, message: &FromTenant) -> bool {
         let connection = self.connection.read().unwrap_or_else(PoisonError::into_inner).clone();
         connection.is_some_and(|connection| connection.send(message, &[]).is_ok())
@@ -194,7 +192,7 @@ impl Link {
         self.connection.read().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Notifies the owner that a submission waits.
+    /// Notifies the owner that a submission is waiting.
     pub fn notify_waiting(&self) {
         for card in 0..self.terms().map_or(0, |terms| terms.cards.len()) {
             self.send(&FromTenant::Waiting { card: u8::try_from(card).unwrap_or(u8::MAX) });
@@ -205,7 +203,7 @@ impl Link {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends the request that `make` creates, and waits for its answer.
+    /// Sends the request that `make` creates, and waits for the reply.
     pub fn request(&self, make: impl FnOnce(u32) -> FromTenant) -> Answer {
         let _place = Place::take(self);
         self.begin(make).map_or(Answer::Away, |number| self.wait(number))
@@ -236,7 +234,7 @@ impl Link {
         }
     }
 
-    /// Waits for an absent owner, at most [`OWNER_TIMEOUT`]. Returns true if the owner is present.
+    /// Waits for an absent owner for up to [`OWNER_TIMEOUT`]. Returns true if the owner is present.
     pub fn wait_for_owner(&self) -> bool {
         let limit = Instant::now() + OWNER_TIMEOUT;
         let mut answers = self.answers();
@@ -250,12 +248,12 @@ impl Link {
         true
     }
 
-    /// Returns true if requests wait for answers.
+    /// Returns true if requests are in flight.
     pub fn any_requests(&self) -> bool {
         !self.answers().is_empty()
     }
 
-    /// Processes a part of an answer. Drops an answer that belongs to no request.
+    /// Processes a part of a reply. Drops a reply that matches no request.
     pub fn answer(&self, request: u32, change: impl FnOnce(Vec<(Chunk, ChunkDescriptor)>) -> Answer) {
         let mut answers = self.answers();
         if let Some(Answer::Waiting(parts)) = answers.remove(&request) {
@@ -264,7 +262,7 @@ impl Link {
         self.answered.notify_all();
     }
 
-    /// Records that the connection has ended, so no more answers arrive.
+    /// Records that the connection has closed, so no more replies arrive.
     pub fn abandon_requests(&self) {
         for answer in self.answers().values_mut() {
             if let Answer::Waiting(_) = answer {
@@ -278,8 +276,8 @@ impl Link {
         self.fixed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds or subtracts bytes of fixed memory, and calls `tell` to notify the owner before another thread can change
-    /// the amount.
+    /// Changes the amount of fixed memory, and calls `tell` to notify the owner before another thread can change the
+    /// amount.
     fn change<T>(&self, card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl FnOnce() -> T) -> T {
         let mut fixed = self.fixed();
         let bytes = fixed.entry((card, kind)).or_default();
@@ -287,14 +285,14 @@ impl Link {
         tell()
     }
 
-    /// Asks the owner to count fixed memory. Returns true if the owner allows the memory.
+    /// Requests that the owner count fixed memory. Returns true if the owner permits it.
     pub fn fix(&self, card: u8, kind: FixedKind, bytes: u64) -> bool {
-        // Take the place first, because a thread that waits for memory must not block threads that return memory.
+        // Reserve the slot first, because a thread that waits for memory must not block threads that return memory.
         let _place = Place::take(self);
         let add = |sum: u64| sum.saturating_add(bytes);
         let ask = || self.begin(|request| FromTenant::Fix { request, card, kind, bytes });
         let number = self.change(card, kind, add, ask);
-        // Without an owner the memory is permitted, and it is reported to the next owner.
+        // Without an owner, the memory is permitted and later reported to the next owner.
         let may = matches!(number.map_or(Answer::Away, |number| self.wait(number)), Answer::Fixed | Answer::Away);
         if !may {
             self.change(card, kind, |sum| sum.saturating_sub(bytes), || ());
@@ -308,12 +306,12 @@ impl Link {
         self.change(card, kind, |sum| sum.saturating_sub(bytes), tell);
     }
 
-    /// Sends later requests to a new owner, and reports all fixed memory to this owner.
+    /// Switches to a new owner, and reports all fixed memory to it.
     pub fn reconnect(&self, connection: &Arc<Connection>) {
         let fixed = self.fixed();
         self.set_connection(Some(connection));
         for (&(card, kind), &bytes) in fixed.iter().filter(|(_, bytes)| **bytes > 0) {
-            // The program has the memory regardless of the answer, so no thread waits for the answer.
+            // The program has the memory regardless of the reply, so no thread waits for it.
             self.send(&FromTenant::Fix { request: 0, card, kind, bytes });
         }
         drop(fixed);

@@ -1,11 +1,11 @@
-//! Memory of the program.
+//! The program's memory.
 //!
 //! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks ([`region`]);
 //! - [`ordered`]: memory that is freed in the order of a stream's work;
 //! - [`handles`]: virtual memory that the program manages itself, backed by chunks;
-//! - [`opened`]: memory that processes of a tenant share;
-//! - [`access`]: access of the program's other cards;
-//! - [`fixed`], [`foreign`], [`graphs`]: memory that the driver allocates itself, and that this library counts.
+//! - [`opened`]: memory shared between processes of a tenant;
+//! - [`access`]: access from the program's other cards;
+//! - [`fixed`], [`foreign`], [`graphs`]: memory that the driver allocates itself and this library counts.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,34 +37,34 @@ pub struct Memory {
     chunks: Mutex<ChunkMemory>,
     /// Number of evicted chunks, which are not mapped.
     away: Arc<AtomicUsize>,
-    /// Locked by the thread that requests chunks.
+    /// Held by the thread that requests chunks.
     grows: Mutex<()>,
-    /// Number of delivered answers whose chunks are not mapped yet.
+    /// Number of received replies with chunks that are not mapped yet.
     arriving: AtomicU32,
     /// Set if memory has been allocated since the last check.
     touched: AtomicBool,
     fixed: Fixed,
     graphs: Graphs,
-    /// Locked by the thread that makes a handle exportable.
+    /// Held by the thread that makes a handle exportable.
     pub exports: Mutex<()>,
-    /// Start and end of the region of chunks.
+    /// Start and end address of the chunk region.
     region: (AtomicU64, AtomicU64),
-    /// True once the program has memory outside the region.
+    /// Set once the program has memory outside the region.
     elsewhere: AtomicBool,
 }
 
-/// The memory, with the parts of the library that operations on it need.
+/// The memory, with the parts of the library that its operations need.
 #[derive(Clone, Copy, Debug)]
 pub struct Operations<'a> {
     pub memory: &'a Memory,
-    /// Captures that the program has open.
+    /// The program's open captures.
     pub captures: &'a Captures,
     pub contexts: &'a Contexts,
     pub link: &'a Link,
 }
 
 impl Memory {
-    /// Creates a value without memory, for the program's card with this number.
+    /// Creates an empty memory for the program's card with this number.
     pub fn new(card: usize) -> Self {
         let away = Arc::<AtomicUsize>::default();
         Self {

@@ -1,7 +1,7 @@
-//! Peer access that the program has enabled between its contexts.
+//! Peer access that the program has enabled between contexts.
 //!
-//! The driver applies `cuCtxEnablePeerAccess` to its own allocations. The chunks of this library are mappings, so this
-//! library sets their access itself, for each pair of devices with at least one enabled pair of contexts.
+//! The driver applies `cuCtxEnablePeerAccess` only to its own allocations. This library's chunks are mappings, so the
+//! library sets their access permissions itself, for each pair of devices with at least one enabled pair of contexts.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Access from one context to the memory of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// Context that may access the memory, and its device.
+    /// Accessing context, and its device.
     pub from: (u64, c_int),
-    /// Context whose memory may be accessed, and its device.
+    /// Context that owns the memory, and its device.
     pub to: (u64, c_int),
 }
 
@@ -20,7 +20,7 @@ pub struct Pair {
 #[derive(Debug, Default)]
 pub struct Peers {
     pairs: Mutex<Vec<Pair>>,
-    /// Primary contexts by device.
+    /// Primary contexts, keyed by device.
     primaries: Mutex<HashMap<c_int, u64>>,
 }
 
@@ -48,8 +48,8 @@ impl Peers {
         self.pairs().push(pair);
     }
 
-    /// Removes the pairs that `is_it` accepts. Returns the removed pairs whose devices no other pair has, as the
-    /// accessing device and the device with the memory.
+    /// Removes the pairs that match `is_it`. Returns the pairs of devices that have no enabled pair left: the accessing
+    /// device, and the device with the memory.
     pub fn remove(&self, is_it: impl Fn(&Pair) -> bool) -> Vec<(c_int, c_int)> {
         let mut pairs = self.pairs();
         let removed: Vec<Pair> = pairs.extract_if(.., |pair| is_it(pair)).collect();

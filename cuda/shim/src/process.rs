@@ -1,21 +1,21 @@
-//! Rules for the process into which the library is loaded, because the process belongs to the program.
+//! Rules for running inside the program's process.
 //!
-//! Locks: a child after `fork` never waits for a lock that a thread of its parent held.
+//! Locks: a forked child never waits for a lock that a thread of its parent held.
 //!
-//! Signals: threads of the library block all of them.
+//! Signals: the library's threads block all of them.
 //!
-//! UNSAFETY: calls the C library for threads and signals.
+//! UNSAFETY: calls C library functions for signal masks.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// An action that runs once. A child never waits for a thread of its parent that runs it.
+/// An action that runs once. A child never waits for a parent's thread that runs the action.
 #[derive(Debug)]
 pub struct Once {
     once: std::sync::Once,
-    /// Process whose threads run the action or wait for it.
+    /// ID of the process with threads that run the action or wait for it.
     process: AtomicU32,
     done: AtomicBool,
 }
@@ -25,8 +25,8 @@ impl Once {
         Self { once: std::sync::Once::new(), process: AtomicU32::new(0), done: AtomicBool::new(false) }
     }
 
-    /// Runs the action, or waits for the thread that runs it. Returns false in a child of a process that forked during
-    /// the action.
+    /// Runs the action, or waits for the thread that runs it. Returns false in a child if its parent forked during the
+    /// action.
     pub fn run(&self, work: impl FnOnce()) -> bool {
         if self.done.load(Ordering::SeqCst) {
             return true;
@@ -44,11 +44,11 @@ impl Once {
     }
 }
 
-/// A lock for which a child does not wait if a thread of the parent held the lock at the fork.
+/// A lock that a child does not wait for if a thread of its parent held it at the fork.
 #[derive(Debug)]
 pub struct Lock<T> {
     value: Mutex<T>,
-    /// Process whose threads take the lock.
+    /// ID of the process with threads that take the lock.
     process: AtomicU32,
 }
 
@@ -57,7 +57,7 @@ impl<T> Lock<T> {
         Self { value: Mutex::new(value), process: AtomicU32::new(0) }
     }
 
-    /// Takes the lock. Returns `None` in a child whose parent held the lock at the fork.
+    /// Takes the lock. Returns `None` in a child if its parent held the lock at the fork.
     pub fn take(&self) -> Option<MutexGuard<'_, T>> {
         let own = std::process::id();
         let before = self.process.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
@@ -70,7 +70,7 @@ impl<T> Lock<T> {
                 Some(guard)
             }
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            // Another thread of the child may have just locked the value.
+            // Another thread of the child may have just taken the lock.
             Err(TryLockError::WouldBlock) if self.process.load(Ordering::SeqCst) == own => {
                 Some(self.value.lock().unwrap_or_else(PoisonError::into_inner))
             }
@@ -79,7 +79,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// Blocks all signals except `SIGSYS` for this thread until dropped. A sandbox around the program may respond to this
+/// Blocks all signals except `SIGSYS` for this thread until dropped. A sandbox around the program may intercept this
 /// thread's own system calls with `SIGSYS`.
 pub struct Blocked(libc::sigset_t);
 
@@ -103,9 +103,9 @@ impl Drop for Blocked {
     }
 }
 
-/// Starts a thread that receives none of the program's signals.
+/// Starts a thread that does not receive the program's signals.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // A thread inherits the signal mask of the thread that starts it.
+    // A new thread inherits the signal mask of its creator.
     let _blocked = Blocked::new();
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
@@ -118,7 +118,7 @@ mod tests {
     fn a_child_does_not_wait_for_a_lock_that_its_parent_held() {
         let lock = Lock::new(1);
         let held = lock.take().expect("free");
-        // Simulate the state in a child: another process took the lock, and will not release it here.
+        // Simulate the state in a child: another process took the lock, and never releases it here.
         lock.process.store(std::process::id() + 1, Ordering::SeqCst);
         assert!(lock.take().is_none());
         drop(held);
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn library_thread_blocks_signals_and_caller_mask_is_unchanged() {
         let mask = || {
-            // SAFETY: the set is a local, and the call changes no signal mask.
+            // SAFETY: the set is a local, and the call does not change the signal mask.
             unsafe {
                 let mut set: libc::sigset_t = std::mem::zeroed();
                 libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut set);

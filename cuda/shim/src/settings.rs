@@ -1,5 +1,5 @@
-//! Settings from the environment. The settings are read only once, because the program may later change its environment
-//! and its working directory while a thread of the library connects to the next owner.
+//! Settings from the environment. They are read only once, because the program may later change its environment or
+//! working directory while a thread of the library connects to the next owner.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -7,28 +7,28 @@ use std::path::PathBuf;
 
 use cuda_protocol::{MAX_CARDS, MAX_NAME, SOCKET_SEPARATOR};
 
-/// Environment variable of NVIDIA's driver that names the folder with the pipes of an MPS control daemon.
+/// NVIDIA's environment variable for the folder with the pipes of an MPS control daemon.
 const MPS_PIPES_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// Name of the control daemon's pipe in this folder.
+/// Name of the control daemon's pipe in that folder.
 const MPS_CONTROL_PIPE: &str = "control";
 
 /// Settings of this process.
 #[derive(Debug, Default)]
 pub struct Settings {
-    /// Absolute paths of the owners' sockets, one for each card, in the order of the program's devices. Empty if the
-    /// program belongs to no tenant.
+    /// Absolute paths of the owners' sockets, one per card, in the order of the program's devices. Empty if the program
+    /// does not belong to a tenant.
     pub sockets: Vec<PathBuf>,
     /// Name of the tenant; may be empty.
     pub tenant: String,
-    /// The driver's library, if the environment names it.
+    /// Path of the driver library, if the environment sets it.
     pub driver: Option<PathBuf>,
-    /// True if the process is a client of an MPS server, because the environment names a folder with the pipe of a
-    /// control daemon. The driver connects to this daemon when it is initialised, or fails.
+    /// Set if the process is a client of an MPS server: the environment names a folder with the pipe of a control
+    /// daemon. When the driver is initialised, it connects to this daemon or fails.
     pub mps: bool,
 }
 
 impl Settings {
-    /// Reads the settings. Called when a library is loaded, before any other thread of the library runs.
+    /// Reads the settings. Called while the library is loaded, before any of its threads run.
     pub fn read() -> Self {
         let path = |name| std::env::var_os(name).map(PathBuf::from);
         let mut tenant = std::env::var(cuda_protocol::TENANT_VARIABLE).unwrap_or_default();
@@ -41,7 +41,7 @@ impl Settings {
         }
     }
 
-    /// Returns the reason why no program can have these sockets.
+    /// Returns the reason why these sockets are invalid, if they are.
     pub fn fault(&self) -> Option<String> {
         let variable = cuda_protocol::SOCKET_VARIABLE;
         let count = self.sockets.len();
@@ -70,7 +70,7 @@ impl Settings {
     }
 }
 
-/// Splits a list of sockets. An empty element stays empty, because it is an error.
+/// Splits a list of sockets. Keeps empty elements, because they are errors.
 fn sockets(list: &OsStr) -> Vec<PathBuf> {
     let path = |part: &[u8]| {
         let path = PathBuf::from(OsStr::from_bytes(part));

@@ -1,10 +1,10 @@
-//! The library's state for its program. The state is one object, which the functions of `abi` and the threads of
-//! `agent` share. Other modules get the parts that they need as arguments.
+//! The library's state for its program. The functions of `abi` and the threads of `agent` share one object. Other
+//! modules receive the parts that they need as arguments.
 //!
-//! A program has one [`Card`] for each socket of its environment. A call belongs to the card of its stream, its address
-//! or its handle, or else to the card of the thread's current context. With one card, no call searches for it.
+//! A program has one [`Card`] for each socket in its environment. A call belongs to the card of its stream, address or
+//! handle, or else to the card of the thread's current context. With a single card, calls skip this search.
 //!
-//! UNSAFETY: binds contexts of the program to the thread, and queries the context of a stream.
+//! UNSAFETY: makes contexts of the program current, and queries the context of a stream.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ use crate::settings::Settings;
 use crate::streams::Stream;
 use crate::{events, memory};
 
-/// The real libraries that are loaded.
+/// The loaded real libraries.
 #[derive(Debug)]
 pub struct Libraries {
     /// Loads the driver once.
@@ -36,15 +36,15 @@ pub struct Libraries {
     pub nvml: Once,
     /// Indices of the driver's symbols, sorted by the address of the real function.
     pub by_address: OnceLock<Vec<(usize, usize)>>,
-    /// UUIDs of the tenant's cards, each with the position of its owner's socket, from the first owners that answered
-    /// an NVML query.
+    /// UUIDs of the tenant's cards, each with the index of its owner's socket. Set once all owners have replied to an
+    /// NVML query.
     pub cards: OnceLock<Vec<(usize, [u8; 16])>>,
 }
 
-/// The program's part on one card, or on the cards of one owner.
+/// The program's state on one card, or on the cards of one owner.
 #[derive(Debug)]
 pub struct Card {
-    /// Position of the owner's socket in the program's list.
+    /// Index of the owner's socket in the program's list.
     pub number: usize,
     pub gate: Gate,
     pub contexts: Contexts,
@@ -54,13 +54,13 @@ pub struct Card {
     pub link: Link,
 }
 
-/// State of the program's first call of `cuInit`.
+/// Progress of the program's first `cuInit` call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// `cuInit` has not connected to the owners.
+    /// `cuInit` has not connected to the owners yet.
     #[default]
     Not,
-    /// The process was refused, and does not become a tenant later.
+    /// An owner rejected the process, which does not become a tenant later.
     Refused,
     /// The owners are connected, and the driver is initialised.
     Connected,
@@ -71,19 +71,19 @@ pub enum Start {
 pub struct Shim {
     pub settings: Settings,
     pub libraries: Libraries,
-    /// Captures that the program has open, on any card.
+    /// The program's open captures, on any card.
     pub captures: Captures,
     first: Card,
     more: Vec<Card>,
     pub start: Lock<Start>,
-    /// Set once the threads that obey the owners have started.
+    /// Set once the agent threads have started.
     pub started: AtomicBool,
     /// Access between the program's cards.
     pub cross: CrossAccess,
     pub peers: Peers,
-    /// Number of the card and context of each stream, for a program with several cards.
+    /// Card number and context of each stream, for a program with several cards.
     streams: RwLock<HashMap<u64, (usize, u64)>>,
-    /// Locked by the thread that copies memory so that it can be exported.
+    /// Held by the thread that copies memory to make it exportable.
     exports: Mutex<()>,
 }
 
@@ -99,7 +99,7 @@ impl Card {
         }
     }
 
-    /// Waits until the gate is open and counts this thread as inside. Returns the stripe for [`Gate::done`].
+    /// Waits until the gate is open, and enters it. Returns the stripe for [`Gate::done`].
     #[inline]
     pub fn pass(&self) -> usize {
         loop {
@@ -118,7 +118,7 @@ impl Card {
         }
     }
 
-    /// Records that the program has memory of this card at addresses that are not in its region.
+    /// Records that the program has memory of this card outside its region.
     pub fn memory_is_elsewhere(&self) {
         self.memory.set_elsewhere();
     }
@@ -130,10 +130,10 @@ impl Card {
 }
 
 impl Shim {
-    /// Returns the state of a program that has not called any function yet.
+    /// Creates the state of a program that has not called any function yet.
     pub fn new(settings: Settings) -> Self {
         let (by_address, cards) = (OnceLock::new(), OnceLock::new());
-        // A list with more sockets is refused in `cuInit`.
+        // `cuInit` rejects a list with more sockets.
         let count = settings.sockets.len().min(gate::MAX_CARDS);
         Self {
             settings,
@@ -156,13 +156,13 @@ impl Shim {
         self.more.is_empty()
     }
 
-    /// Returns the program's only or first card.
+    /// Returns the program's first or only card.
     #[inline]
     pub fn first(&self) -> &Card {
         &self.first
     }
 
-    /// Returns each card.
+    /// Returns all cards.
     pub fn cards(&self) -> impl Iterator<Item = &Card> {
         std::iter::once(&self.first).chain(&self.more)
     }
@@ -172,13 +172,13 @@ impl Shim {
         number.checked_sub(1).and_then(|at| self.more.get(at)).unwrap_or(&self.first)
     }
 
-    /// Returns the memory of a card.
+    /// Returns the program's memory on a card.
     #[inline]
     pub fn memory<'a>(&'a self, card: &'a Card) -> Operations<'a> {
         Operations { memory: &card.memory, captures: &self.captures, contexts: &card.contexts, link: &card.link }
     }
 
-    /// Returns the card of this thread's current context, or the first card without a context.
+    /// Returns the card of this thread's current context, or the first card if no context is current.
     #[inline]
     pub fn current(&self) -> &Card {
         if self.is_single() { &self.first } else { self.of_current_context() }
@@ -189,7 +189,7 @@ impl Shim {
         found.unwrap_or(&self.first)
     }
 
-    /// Runs `work` with a context of a card current in this thread, if the program has one.
+    /// Runs `work` with a context of a card current in this thread, if the program has such a context.
     pub fn in_context<T>(&self, card: &Card, work: impl FnOnce() -> T) -> T {
         if self.is_single() || self.of_current_context().number == card.number {
             return work();
@@ -202,7 +202,7 @@ impl Shim {
         result
     }
 
-    /// Returns the card of one of the driver's devices.
+    /// Returns the card of a driver device.
     pub fn of_device(&self, device: c_int) -> Option<&Card> {
         self.cards().find(|card| card.link.card(device).is_some())
     }
@@ -212,7 +212,7 @@ impl Shim {
         self.cards().find(|card| card.contexts.knows(context))
     }
 
-    /// Returns the card that has the memory at an address, or the card of the current context.
+    /// Returns the card to which an address belongs, or else the card of the current context.
     pub fn of_address(&self, address: Address) -> &Card {
         if self.is_single() {
             return &self.first;
@@ -230,7 +230,7 @@ impl Shim {
         self.place_of_stream(stream).0
     }
 
-    /// Returns the card on which the work of a stream runs, and the stream's context if it may not be current.
+    /// Returns the card on which the work of a stream runs. Also returns the stream's context if it may not be current.
     pub fn place_of_stream(&self, stream: Stream) -> (&Card, Option<u64>) {
         // Each context has its own default streams.
         if self.is_single() || stream.is_default() {
@@ -255,7 +255,7 @@ impl Shim {
         Some((card, context))
     }
 
-    /// Forgets a stream that ends; with `None`, any stream may end.
+    /// Removes a destroyed stream, or all streams if `handle` is `None`.
     pub fn stream_ends(&self, handle: Option<u64>) {
         if self.is_single() {
             return;
@@ -267,48 +267,48 @@ impl Shim {
         }
     }
 
-    /// Maps the evicted chunks of each card, for a call that refers to addresses and does not wait for a slice.
+    /// Maps the evicted chunks of each card for a call that may access memory but does not wait for a slice.
     pub fn present(&self) {
         self.cards().for_each(|card| self.memory(card).present());
     }
 
-    /// Lets work on each card access the memory of the program's other cards. From then on, memory moves only while the
-    /// process is quiet on all its cards.
+    /// Permits work on each card to access the memory of the program's other cards. From then on, memory moves only
+    /// while the process is quiesced on all its cards.
     pub fn allow_cross_access(&self) {
         if !self.cross.is_ready() {
-            // A mapped chunk stays mapped from now on, because work on another card may use it at any time.
+            // Mapped chunks stay mapped from now on, because work on another card may use them at any time.
             self.cross.allow(|| self.present());
         }
     }
 
-    /// Returns true if memory at an address belongs to another card than `card`.
+    /// Returns true if the memory at an address belongs to a card other than `card`.
     pub fn is_on_other_card(&self, card: &Card, address: Address) -> bool {
         self.cards().any(|other| other.number != card.number && other.has(address))
     }
 
-    /// Waits until no work on a card is in flight. Returns false if the deadline passes first. The gate must be closed.
+    /// Waits until no work is in flight on a card. Returns false if the deadline passes first. The gate must be closed.
     pub fn drain(&self, card: &Card, deadline: Option<Instant>) -> bool {
         card.pacing.drain(&self.captures, &card.contexts, deadline)
     }
 
-    /// Returns the cards on which no work may be in flight while memory of `card` is replaced, beginning with `card`.
+    /// Returns the cards on which no work may be in flight while memory of `card` is replaced, starting with `card`.
     pub fn users<'a>(&'a self, card: &'a Card, all: bool) -> impl Iterator<Item = &'a Card> {
         let others = self.cards().filter(move |other| all && other.number != card.number);
         std::iter::once(card).chain(others)
     }
 
-    /// Runs `work` on a thread of the program while none of its work that may use memory of `card` is in flight, with a
-    /// context of the card current.
+    /// Waits for all work that may use memory of `card`, and then runs `work` on the calling thread with a context of
+    /// the card current. No such work is in flight meanwhile.
     pub fn drained(&self, card: &Card, work: impl FnOnce() -> c_int) -> c_int {
         let _one = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
         let before = driver::current_context();
-        // Other cards cannot begin to use the memory until this ends.
+        // Other cards cannot start using the memory before `end`.
         let all = self.cross.begin(card.number);
         for user in self.users(card, all) {
             user.gate.close(gate::EXPORT, None);
         }
         let result = if self.captures.any() {
-            // Waiting for a capture's work is not allowed.
+            // Waiting for a capture's work is not permitted.
             driver::CAPTURE_UNSUPPORTED
         } else {
             for user in self.users(card, all) {
@@ -329,7 +329,7 @@ impl Shim {
         result
     }
 
-    /// Returns true once the owners are connected and the threads that obey them have started.
+    /// Returns true once the owners are connected and the agent threads have started.
     pub fn has_started(&self) -> bool {
         self.started.load(Ordering::SeqCst)
     }

@@ -1,8 +1,8 @@
-//! Restricts the cards that the program sees to the tenant's cards.
+//! Restricts the visible cards to the tenant's cards.
 //!
-//! The driver itself hides the other cards. The driver reads the variable [`VARIABLE`] in `cuInit`, so this variable
-//! lists the tenant's cards by identity: count, order, numbers and PCI addresses follow. The value that the program or
-//! its user had in the variable chooses among the tenant's cards, and is restored afterwards.
+//! The driver itself hides the other cards: it reads the variable [`VARIABLE`] in `cuInit`. During that call, the
+//! variable lists the UUIDs of the tenant's cards, which determines the number, order and PCI addresses of the devices.
+//! The variable's original value selects among the tenant's cards, and is restored afterwards.
 //!
 //! UNSAFETY: changes the environment.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -11,11 +11,11 @@ use std::ffi::c_int;
 
 use cuda_protocol::CardInfo;
 
-/// NVIDIA's variable with the cards that a process sees.
+/// NVIDIA's environment variable for the cards visible to a process.
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Calls the driver's `cuInit` through `init` with the tenant's cards in the environment. Only one thread at a time may
-/// call this function.
+/// Calls the driver's `cuInit` through `init`, with the tenant's cards in the environment. Calls must not be
+/// concurrent.
 pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
     let before = std::env::var_os(VARIABLE);
     let own: Vec<String> = cards.iter().map(|card| name(&card.uuid)).collect();
@@ -23,9 +23,9 @@ pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
         Some(list) => chosen(&list.to_string_lossy(), &own),
         None => own.iter().map(String::as_str).collect(),
     };
-    // SAFETY: the same condition applies to a program that sets this variable before it uses CUDA: no thread may read
-    // the environment directly in the meantime. Threads that call the C library's functions, or Rust's, see the old or
-    // the new value.
+    // SAFETY: no thread may read the environment directly in the meantime, which is the same condition as for a program
+    // that sets this variable before it uses CUDA. Threads that use functions of the C library or of Rust see the old
+    // or the new value.
     unsafe { std::env::set_var(VARIABLE, seen.join(",")) };
     let result = init();
     match before {
@@ -37,14 +37,14 @@ pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// Returns an identity in the format of NVIDIA's tools and libraries.
+/// Formats a UUID like NVIDIA's tools and libraries.
 fn name(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Returns the tenant's cards that a list selects, by number or by a name's prefix. As in the driver, entries after an
-/// invalid one are ignored.
+/// Returns the tenant's cards selected by a list of indices or UUID prefixes. Like the driver, ignores all entries
+/// after an invalid one.
 fn chosen<'a>(list: &str, own: &'a [String]) -> Vec<&'a str> {
     let mut seen: Vec<&str> = Vec::new();
     for entry in list.split(',').map(str::trim) {

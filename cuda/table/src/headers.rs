@@ -1,8 +1,8 @@
-//! Finds the names that a header declares.
+//! Finds the names declared in a header.
 
 use std::collections::BTreeSet;
 
-/// Returns the names of the functions that a header declares, and of the symbols that its macros substitute.
+/// Returns the names of the functions declared in a header, and of the symbols substituted by its macros.
 pub fn declared(header: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (at, _) in header.match_indices("CUDAAPI cu") {
@@ -31,7 +31,7 @@ pub fn declared(header: &str) -> BTreeSet<String> {
     names
 }
 
-/// Returns the names of the functions that NVML's header declares.
+/// Returns the names of the functions declared in NVML's header.
 pub fn declared_of_nvml(header: &str) -> BTreeSet<String> {
     let lines = header.lines().filter(|line| line.contains("DECLDIR ") && !line.trim_start().starts_with('#'));
     let name = |line: &str| {

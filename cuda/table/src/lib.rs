@@ -1,11 +1,11 @@
-//! Lists every function of the CUDA driver API with its class, and the names of NVML's functions.
+//! Lists all functions in the CUDA driver API with their classes, and the names of NVML's functions.
 //!
-//! The names and versions are facts from the headers of CUDA 12.9 and 13.5 (`cuda.h`, `cudaGL.h`, `cudaEGL.h`,
-//! `cudaVDPAU.h` and their `Typedefs`). A function has *forms*: symbols for the versions of its signature (`_v2`) and
-//! for the per-thread default stream (`_ptds`, `_ptsz`). `cuGetProcAddress` chooses among them by the version and the
-//! flags that the caller passes.
+//! The names and versions are from the headers of CUDA 12.9 and 13.5 (`cuda.h`, `cudaGL.h`, `cudaEGL.h`, `cudaVDPAU.h`
+//! and their `Typedefs`). A function has *forms*: symbols for the versions of its signature (`_v2`) and for the
+//! per-thread default stream (`_ptds`, `_ptsz`). `cuGetProcAddress` selects a form by the version and flags that the
+//! caller passes.
 //!
-//! This crate does not contain signatures, types or code. `cuda-driver` has them for the functions that it calls.
+//! This crate does not contain signatures, types or code. `cuda-driver` contains them for the functions that it calls.
 
 #![forbid(unsafe_code)]
 
@@ -16,40 +16,40 @@ mod nvml;
 pub use headers::{declared, declared_of_nvml};
 pub use nvml::NVML;
 
-/// Class of a function, which states the effects that a mediator must know.
+/// Class of a function, which indicates effects that are relevant to a mediator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Allocates memory of the card for the program.
+    /// Allocates card memory for the program.
     Allocate,
     /// Creates or destroys arrays, whose layout only the driver knows.
     Array,
     /// Records a stream's work instead of running it, and related functions.
     Capture,
-    /// Contexts, and the parts of a card to which they are bound.
+    /// Contexts, and the parts of a card that they are bound to.
     Context,
     /// Submits a copy or a fill.
     Copy,
-    /// Facts about cards.
+    /// Properties of cards.
     Device,
     /// Events.
     Event,
-    /// Frees memory of the card.
+    /// Frees card memory.
     Free,
     /// Builds, edits and instantiates graphs.
     Graph,
     /// Pinned host memory.
     Host,
-    /// Reports the amount of memory.
+    /// Reports amounts of memory.
     Information,
-    /// Initialisation, errors, and lookup of functions.
+    /// Initialisation, errors, and function lookup.
     Init,
     /// Memory and semaphores of other interfaces.
     Interop,
     /// Code and its functions.
     Module,
-    /// Facts about addresses.
+    /// Properties of addresses.
     Pointer,
-    /// Stream-ordered memory that the driver keeps.
+    /// Stream-ordered memory managed by the driver.
     Pool,
     /// Memory that other processes or other cards can access.
     Share,
@@ -59,7 +59,7 @@ pub enum Class {
     Submit,
     /// Views of memory for texture units and tensor copies.
     Texture,
-    /// Profilers, core dumps, checkpoints, logs.
+    /// Profilers, core dumps, checkpoints, and logs.
     Tool,
     /// Address ranges and physical memory that the program manages itself.
     Virtual,
@@ -69,25 +69,26 @@ pub enum Class {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
     /// Version of the driver that introduced the form, encoded as 1000 times the major version plus 10 times the minor
-    /// version; 0 if unknown.
+    /// version. 0 if unknown.
     pub version: u32,
-    /// Ending of the symbol.
+    /// Suffix of the symbol.
     pub suffix: &'static str,
     /// Major version of the oldest header that declares the symbol: 12 or 13.
     pub header: u8,
 }
 
 impl Form {
-    /// Returns true if the form works on the per-thread default stream when a call names the default stream.
+    /// Returns true if the default stream in a call of this form means the per-thread default stream.
     pub fn per_thread(&self) -> bool {
         self.suffix.ends_with("_ptsz") || self.suffix.ends_with("_ptds")
     }
 }
 
-/// A function with all its symbols. The plain symbols come first, and the symbols of each kind are ordered by version.
+/// A function and all its symbols. Plain symbols precede per-thread symbols, and the symbols of each kind are ordered
+/// by version.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
-    /// Name without endings.
+    /// Name without suffixes.
     pub name: &'static str,
     forms: &'static [(u32, &'static str, u8)],
 }

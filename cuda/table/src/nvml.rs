@@ -1,10 +1,9 @@
-//! Names of the functions of NVML, the management library next to the driver.
+//! Names of the functions in NVML, the management library that accompanies the driver.
 //!
-//! The names are from the headers `nvml.h` of CUDA 12.9 and 13.5, plus one function that `nvidia-smi` looks up and no
-//! header declares. All functions are forwarded, except those that report a card's memory, so the names have no
-//! classes.
+//! The names are from `nvml.h` in CUDA 12.9 and 13.5, except one undeclared function that `nvidia-smi` looks up. All
+//! functions are forwarded except those that report a card's memory, so the names do not have classes.
 
-/// Every symbol, in alphabetical order.
+/// All symbols in alphabetical order.
 pub const NVML: &[&str] = &[
     "nvmlComputeInstanceDestroy",
     "nvmlComputeInstanceGetInfo",

@@ -1,9 +1,9 @@
 //! The name of a claim.
 
-/// Maximum length of a claim's UID, so that it fits into the name of a tenant.
+/// Maximum length of a claim's UID, which is a part of tenant names.
 const MAX_UID: usize = 48;
 
-/// A claim that is named in the kubelet's request.
+/// A claim named in the kubelet's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// Namespace of the claim.
@@ -21,7 +21,7 @@ impl std::fmt::Display for Named {
 }
 
 impl Named {
-    /// Checks the parts that become parts of paths and names.
+    /// Checks the fields that are used in paths and names.
     pub(crate) fn check(&self) -> Result<(), String> {
         let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         let ends = self.uid.bytes().next().zip(self.uid.bytes().last());

@@ -10,20 +10,20 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::{DRIVER, MEMORY, TIME, WHOLE_CARD_PERMILLE};
 
-/// Kind of a card that serves CUDA tenants.
+/// Kind of cards that serve CUDA tenants.
 const CUDA: &str = "cuda";
 /// Maximum length of a device name.
 const MAX_NAME: usize = 63;
 /// Maximum length of the value of an attribute or a taint.
 const MAX_VALUE: usize = 64;
-/// Number by which the card's capacity is divided for a request without a capacity.
+/// Divisor of the card's capacity for a request without a capacity.
 const PARTS: u64 = 8;
 /// Minimum memory of a virtual machine in MiB.
 const LEAST_MIB: u64 = 16;
 /// Maximum number of devices in a slice.
 pub const MAX_DEVICES: usize = 128;
 
-/// Reason why a card cannot accept new work.
+/// Reason why a card cannot be used for new claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// The card is out of service.
@@ -46,7 +46,7 @@ impl Trouble {
         }
     }
 
-    /// Returns the text that is used if the daemon gives no reason.
+    /// Returns the explanation to use if the daemon does not provide one.
     fn words(self) -> &'static str {
         match self {
             Self::Failed => "it is out of service",
@@ -57,27 +57,27 @@ impl Trouble {
     }
 }
 
-/// A card with the properties that its users need to know.
+/// A card with its published properties.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offer {
     /// Name of the device.
     pub device: String,
     /// Name of the card.
     pub card: String,
-    /// True if the card serves tenants; otherwise it serves virtual machines.
+    /// Set if the card serves tenants; otherwise, it serves virtual machines.
     pub tenants: bool,
     /// Memory shared by the card's users, in MiB.
     pub memory_mib: u64,
     /// Allocation unit of memory, in MiB.
     pub chunk_mib: u64,
-    /// Reason why the card cannot accept new work, if any.
+    /// Reason why the card cannot be used for new claims, if any.
     pub trouble: Option<Trouble>,
-    /// Explanation of this reason: the daemon's explanation, if the daemon gives one.
+    /// The daemon's explanation of this reason, if any.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }
 
-/// Converts a card's name to a valid Kubernetes name. Two cards may get the same name.
+/// Converts a card's name to a valid Kubernetes name. Two cards can get the same name.
 #[must_use]
 pub fn name(card: &str) -> String {
     let plain = |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte.to_ascii_lowercase()) } else { '-' };
@@ -100,7 +100,7 @@ fn flag(value: bool) -> DeviceAttribute {
 }
 
 impl Offer {
-    /// Creates the offers for the cards in the daemon's views. If two cards get the same name, the second card is
+    /// Creates the offers for the cards in the daemon's replies. If two cards get the same name, the second card is
     /// omitted.
     #[must_use]
     pub fn all(cards: &[Card], memories: &[CardMemory], schedulers: &[CardScheduler]) -> Vec<Self> {
@@ -168,7 +168,7 @@ impl Offer {
         }
     }
 
-    /// Returns the offer to publish while the daemon does not respond.
+    /// Returns the offer to publish while the daemon is unreachable.
     #[must_use]
     pub fn unreachable(mut self) -> Self {
         self.trouble = Some(Trouble::Unreachable);
@@ -228,7 +228,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::quantity;
 
-    /// Returns a card in the form in which the daemon reports it.
+    /// Returns a card as reported by the daemon.
     pub fn card(name: &str, kind: &str) -> Card {
         serde_json::from_value(serde_json::json!({
             "name": name, "kind": kind, "pci_id": "10de:06d8", "vram_mib": 1024, "vram_reserved_mib": 64,
@@ -262,7 +262,7 @@ pub(crate) mod tests {
             let (min, max, step) =
                 (value(&range.min), value(range.max.as_ref().unwrap()), value(range.step.as_ref().unwrap()));
             let default = value(policy.default.as_ref().unwrap());
-            // The API server requires these relations between the values.
+            // The API server enforces these relations.
             assert!(min <= default && default <= max && max <= value(&capacity.value));
             assert!((default - min).is_multiple_of(step) && (max - min).is_multiple_of(step));
         }

@@ -1,7 +1,7 @@
 //! Prepares and unprepares claims.
 //!
-//! Both operations are idempotent, because a kubelet may repeat them after a lost response or a restart. Existing parts
-//! are kept, and missing parts are created.
+//! Both operations are idempotent, because a kubelet may repeat them after a lost response or a restart. Preparing a
+//! claim keeps existing parts and creates missing parts.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,11 +46,11 @@ pub struct Settings {
     pub library: PathBuf,
     /// NVIDIA's library.
     pub driver_library: Option<PathBuf>,
-    /// CDI devices that a container gets in addition to the devices of a tenant, such as NVIDIA's own devices.
+    /// CDI devices that a container gets in addition to a tenant's devices, such as NVIDIA's own devices.
     pub beside: Vec<String>,
 }
 
-/// A prepared device in the form in which it is reported to the kubelet.
+/// A prepared device as reported to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prepared {
     /// The request for which the device was prepared.
@@ -74,7 +74,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
 }
 
-/// Owner of the daemon's object that has the name of a share.
+/// Owner of the daemon's object with a share's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Nothing,
@@ -82,7 +82,7 @@ enum There {
     Others,
 }
 
-/// Returns the message in the daemon's error.
+/// Returns the message of the daemon's error.
 fn told(error: &AskError) -> String {
     match error {
         AskError::Refused(error) => format!("{}; {}", error.error, error.what_to_do),
@@ -98,7 +98,7 @@ fn is_gone(error: &AskError) -> bool {
 }
 
 impl Driver {
-    /// Creates a driver with the daemon's `offers`, and the claims in `store`.
+    /// Creates a driver with the daemon's `offers` and the claims in `store`.
     #[must_use]
     pub fn new(
         settings: Settings,
@@ -116,8 +116,8 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// Returns an error if the claim cannot be prepared. The message is shown in the events of the claim's pod. If
-    /// preparation fails, no new part remains.
+    /// Returns an error if the claim cannot be prepared. The message appears in the events of the claim's pod. On
+    /// failure, all new parts are removed.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -139,13 +139,13 @@ impl Driver {
         done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
     }
 
-    /// Prepares a claim. Returns the claim, and true if the claim was already prepared.
+    /// Prepares a claim. Returns the claim and true if it was already prepared.
     async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
         claim.check()?;
         let there = store.get(&claim.uid).cloned();
         let (mut kept, known) = match there {
             Some(kept) if kept.prepared => (kept, true),
-            // The program ended while it prepared this claim. Plan the claim again, which is possible because its
+            // The program exited while it prepared this claim. Plan the claim again. This is possible because its
             // allocation has not changed.
             _ => (self.plan(claim).await?, false),
         };
@@ -155,7 +155,7 @@ impl Driver {
         }
         if let Err(what) = self.make(&claim.uid, &kept).await {
             if !known {
-                // If a part cannot be removed now, the claim stays in the store, so that the kubelet can unprepare it.
+                // If a part cannot be removed, keep the claim in the store, so that the kubelet can unprepare it.
                 match self.unmake(&claim.uid, &kept).await {
                     Ok(()) => store.forget(&claim.uid).map_err(said)?,
                     Err(more) => return Err(format!("{what}; the cleanup also failed: {more}")),
@@ -170,7 +170,7 @@ impl Driver {
         Ok((kept, !known))
     }
 
-    /// Plans the shares of a claim from its allocation.
+    /// Plans a claim's shares according to its allocation.
     async fn plan(&self, claim: &Named) -> Result<KeptClaim, String> {
         let claims: Api<ResourceClaim> = Api::namespaced(self.kube.clone(), &claim.namespace);
         let found = tokio::time::timeout(KUBE, claims.get_opt(&claim.name)).await;
@@ -235,11 +235,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns the owner of the daemon's object that has a share's name: this claim, another owner, or no owner.
+    /// Returns the owner of the daemon's object with a share's name.
     async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
         let path = format!("{}/{}", body.collection(), segment(body.name()));
         match self.admin.get::<serde_json::Value>(&path).await {
-            // The object may be on any card, because operators move VMs and drain cards.
+            // The object may be on any card, because operators can move VMs and drain cards.
             Ok(there) if there["labels"]["claim_uid"] == uid => Ok(There::Ours),
             Ok(_) => Ok(There::Others),
             Err(error) if is_gone(&error) => Ok(There::Nothing),
@@ -247,7 +247,7 @@ impl Driver {
         }
     }
 
-    /// Makes the daemon create a share if the share does not exist.
+    /// Requests a share from the daemon if the share does not exist.
     async fn ask(&self, uid: &str, body: &Body) -> Result<(), String> {
         match self.there(uid, body).await? {
             There::Nothing => {}
@@ -261,9 +261,9 @@ impl Driver {
         made.map(drop).map_err(|error| told(&error))
     }
 
-    /// Creates the parent folder of the shares' folders. Only the daemon's user can read it. The daemon creates the
-    /// folder of each share. This program has more privileges than the daemon, so it must not follow paths that the
-    /// daemon may have replaced.
+    /// Creates the parent folder of the share folders, readable only by the daemon's user. The daemon creates the share
+    /// folders. This program has more privileges than the daemon, so it must not follow paths that the daemon may have
+    /// replaced.
     fn folder(&self) -> io::Result<()> {
         sockets::folder(&self.settings.sockets, &self.settings.admin, 0o700)
     }
@@ -275,8 +275,7 @@ impl Driver {
             let place = place(&mut places, &share.request);
             let mps = pipes.get(share.body.name()).map(PathBuf::as_path);
             let mut edits = self.edits(&share.body, &place, mps)?;
-            // Requests of two claims in one container may have the same name, but the claims themselves have different
-            // names.
+            // Requests of two claims in one container may have the same name, but the claims' names differ.
             let socket = self.settings.sockets.join(share.body.name());
             edits.mounts.extend(by_claim(&kept.name, &place).map(|folder| Mount::read_only(&socket, &folder)));
             Ok(Device { name: device(uid, number), container_edits: edits })
@@ -284,7 +283,7 @@ impl Driver {
         kept.shares.iter().enumerate().map(one).collect()
     }
 
-    /// Returns the folder with the pipes of the MPS server of a share's group, if the group has such a server.
+    /// Returns the pipe folder of the MPS server of a share's group, if the group has such a server.
     async fn pipes(&self, body: &Body) -> Result<Option<PathBuf>, String> {
         let Body::Tenant(spec) = body else { return Ok(None) };
         if spec.share_group.is_empty() {
@@ -308,7 +307,7 @@ impl Driver {
         .map_err(said)
     }
 
-    /// Creates the response to the kubelet for a prepared claim.
+    /// Creates the kubelet's response for a prepared claim.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
         let one = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
@@ -322,10 +321,10 @@ impl Driver {
         kept.shares.iter().enumerate().map(one).collect()
     }
 
-    /// Removes all parts of a claim. A claim without parts is not an error.
+    /// Removes all parts of a claim. Succeeds if the claim has no parts.
     ///
     /// # Errors
-    /// Returns an error if parts could not be removed. The message lists these parts, and the kubelet retries.
+    /// Returns an error if some parts could not be removed. The message lists these parts. The kubelet retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;
@@ -353,10 +352,10 @@ impl Driver {
     }
 
     async fn unmake(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
-        // Remove the file first. Otherwise, a container could get a share that is being removed.
+        // Remove the file first, because otherwise a container could get a share that is being removed.
         CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
         for share in &kept.shares {
-            // An object with this name but a different owner is kept.
+            // Keep an object with this name but a different owner.
             if self.there(uid, &share.body).await? == There::Ours {
                 let path = format!("{}/{}", share.body.collection(), segment(share.body.name()));
                 self.admin
@@ -364,7 +363,7 @@ impl Driver {
                     .await
                     .or_else(|error| if is_gone(&error) { Ok(()) } else { Err(told(&error)) })?;
             }
-            // If the daemon has lost the share, the share's folder still exists and must be removed.
+            // Even if the daemon has lost the share, the share's folder exists and must be removed.
             let name = share.body.name();
             sockets::remove_folder(&self.settings.sockets, name)
                 .map_err(|error| format!("the folder of `{name}` is not removed: {error}"))?;
@@ -372,10 +371,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Recreates the shares of prepared claims that a restarted daemon has lost. The claims' containers find the new
-    /// shares at the same path.
+    /// Recreates shares of prepared claims that a restarted daemon has lost. The new shares have the same paths in the
+    /// containers.
     pub async fn mend(&self) {
-        // If the daemon does not respond, its state is unknown. Another task reports this state.
+        // If the daemon does not respond, it is unknown whether it has lost shares. Another task reports that the
+        // daemon is unreachable.
         let answers = self.offers.borrow().iter().any(|offer| offer.trouble != Some(Trouble::Unreachable));
         let Some(store) = answers.then(|| self.store.try_lock().ok()).flatten() else { return };
         let whole = store.claims().iter().filter(|(_, kept)| kept.prepared);
@@ -417,15 +417,15 @@ fn device(uid: &str, number: usize) -> String {
     format!("{uid}-{number}")
 }
 
-/// Returns a share's folder inside a container, under the name of the claim; `None` if this name is not valid for a
-/// claim.
+/// Returns a share's folder inside a container, below a folder with the claim's name. Returns `None` if this name is
+/// not valid.
 fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     let named = claim.bytes().all(good) && claim.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     named.then(|| Path::new(cdi_spec::SOCKETS).join("claims").join(claim).join(place))
 }
 
-/// Returns the name of a share's folder inside a container: the request's name, followed by a number for every share
+/// Returns the name of a share's folder inside a container: the request's name, followed by a number for each share
 /// after the first.
 fn place(places: &mut BTreeMap<String, usize>, request: &str) -> String {
     let main = request.split('/').next().unwrap_or(request);

@@ -14,9 +14,9 @@ use kube::{Api, Client};
 use crate::DRIVER;
 use crate::claim::Named;
 
-/// Maximum length in bytes of an event's note that the API server accepts.
+/// Maximum length in bytes of an event's note (a limit of the API server).
 const MAX_NOTE: usize = 1024;
-/// Maximum number of claims for which the last failure is stored.
+/// Maximum number of claims whose last failure is stored.
 const MAX_FAILURES: usize = 1024;
 /// Time limit for the API server to accept an event.
 const API_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ impl Event {
     }
 }
 
-/// Returns a note, truncated to the permitted length.
+/// Truncates a note to the permitted length.
 fn cut(note: &str) -> String {
     let end = (0..=MAX_NOTE.min(note.len())).rev().find(|at| note.is_char_boundary(*at)).unwrap_or_default();
     note[..end].to_owned()
@@ -99,12 +99,12 @@ fn cut(note: &str) -> String {
 pub struct Events {
     kube: Client,
     node: String,
-    /// The last reported failure of each claim, so that the kubelet's retries do not repeat the event.
+    /// The last reported failure of each claim, stored so that the kubelet's retries do not repeat the event.
     failures: Mutex<BTreeMap<String, String>>,
 }
 
 impl Events {
-    /// Creates the sender of a node's events.
+    /// Creates a sender for events of a node.
     #[must_use]
     pub fn new(kube: Client, node: &str) -> Self {
         Self { kube, node: node.to_owned(), failures: Mutex::default() }

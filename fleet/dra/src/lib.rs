@@ -2,12 +2,12 @@
 //!
 //! The driver publishes the node's cards and their capacities to the cluster ([`device`], [`slices`]). When the
 //! scheduler has allocated a part of a card to a claim, the kubelet requests its preparation from the driver. The
-//! driver then creates a tenant of a CUDA card, or a vGPU of another kind of card ([`share`], with optional
-//! [`parameters`] from the claim's author), and writes a CDI file that contains the edits for a container ([`driver`]).
-//! [`store`] records prepared claims, so that they survive a restart; [`plugin`] is the interface to the kubelet.
+//! driver then creates a tenant on a CUDA card or a vGPU on another kind of card ([`share`], with optional
+//! [`parameters`] from the claim's author), and writes a CDI file with the container edits ([`driver`]). [`store`]
+//! records prepared claims so that they survive a restart. [`plugin`] is the interface to the kubelet.
 //!
-//! The driver does not decide on allocations, which is the scheduler's task. The driver does not enforce them, which is
-//! `mediatord`'s task.
+//! The driver does not decide on allocations or enforce them. The scheduler decides on them, and `mediatord` enforces
+//! them.
 
 pub mod claim;
 pub mod device;
@@ -27,5 +27,5 @@ pub const DRIVER: &str = cdi_spec::VENDOR;
 pub const MEMORY: &str = "memory";
 /// Capacity of a device: time, in thousandths.
 pub const TIME: &str = "time";
-/// All of a card's time, in thousandths.
+/// The total time of a card, in thousandths.
 pub const WHOLE_CARD_PERMILLE: u32 = 1000;

@@ -77,7 +77,7 @@ struct Serve {
     look_every_ms: u64,
 }
 
-/// Maximum length of a node's name, so that it fits into the slice's name.
+/// Maximum length of a node's name, which is a part of the slice's name.
 const MAX_NODE: usize = 200;
 /// Interval between two checks for shares that the daemon has lost.
 const MEND: Duration = Duration::from_secs(5);
@@ -112,7 +112,7 @@ impl Serve {
 
     async fn run(self) -> Result<()> {
         ensure!(!self.node.is_empty() && self.node.len() <= MAX_NODE, "--node: expected 1 to {MAX_NODE} bytes");
-        // Register the signal handler before any slow step, so that it handles a signal during that step.
+        // Register the signal handler before any slow step.
         let mut end = signal(SignalKind::terminate()).context("no signals")?;
         let kube = kube::Client::try_default()
             .await
@@ -145,8 +145,7 @@ impl Serve {
             .add_service(health::v1beta1::dra_resource_health_server::DraResourceHealthServer::new(plugin.clone()))
             .add_service(health::v1::dra_resource_health_server::DraResourceHealthServer::new(plugin))
             .serve_with_incoming(incoming);
-        // The kubelet connects as soon as it sees the registration socket, so the driver's own socket must exist before
-        // that.
+        // The kubelet connects as soon as it detects the registration socket, so create the driver's own socket first.
         let registration = plugin::registration(&self.kubelet_root);
         let (registrar, registering) = socket::Socket::bind(&registration)
             .with_context(|| format!("is --kubelet-root {} right?", self.kubelet_root.display()))?;
@@ -160,7 +159,7 @@ impl Serve {
             served = registering => served.context("serving the kubelet's registration")?,
             _ = end.recv() => tracing::info!("ends"),
         }
-        // Close the registration socket first: through it, the kubelet finds the driver's own socket.
+        // Close the registration socket first, because the kubelet uses it to find the driver's own socket.
         drop(registrar);
         drop(socket);
         Ok(())
@@ -171,7 +170,7 @@ impl Serve {
 async fn mend(driver: Arc<Driver>, mut offers: watch::Receiver<Vec<Offer>>) {
     loop {
         driver.mend().await;
-        // A restarted daemon reports its cards, which ends this wait.
+        // This wait ends early if a restarted daemon reports its cards.
         let _ = tokio::time::timeout(MEND, offers.changed()).await;
     }
 }

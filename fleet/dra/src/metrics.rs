@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::store::KeptClaim;
 
-/// Counters, and the labels of the shares.
+/// The driver's counters and the share labels.
 #[derive(Debug, Default)]
 pub struct Metrics {
     prepared: AtomicU64,
@@ -17,7 +17,7 @@ pub struct Metrics {
     generation: AtomicI64,
     daemon: AtomicBool,
     registered: AtomicBool,
-    /// One line of the metrics for each share.
+    /// One metrics line per share.
     shares: Mutex<Vec<String>>,
 }
 
@@ -26,12 +26,12 @@ fn escaped(value: &str) -> String {
 }
 
 impl Metrics {
-    /// Counts a successful or failed preparation.
+    /// Counts a preparation as successful or failed.
     pub fn prepared(&self, good: bool) {
         if good { &self.prepared } else { &self.refused }.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a successful or failed removal.
+    /// Counts a removal as successful or failed.
     pub fn unprepared(&self, good: bool) {
         if good { &self.removed } else { &self.not_removed }.fetch_add(1, Ordering::Relaxed);
     }

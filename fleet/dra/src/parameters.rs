@@ -1,5 +1,4 @@
-//! Parameters for this driver that a claim or a device class may set (`opaque.parameters`), and the rules for combining
-//! them.
+//! Parameters for this driver in a claim or device class (`opaque.parameters`), and the rules for combining them.
 
 use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
 use schemars::JsonSchema;
@@ -14,7 +13,7 @@ pub const KIND: &str = "ShareParameters";
 /// Maximum number of parameter sets that are combined.
 const MAX_SETS: usize = 64;
 
-/// Differences between a share of a card and its allocation.
+/// Settings of a share that differ from its allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShareParameters {
@@ -28,14 +27,15 @@ pub struct ShareParameters {
     /// Time of the share.
     #[serde(default, skip_serializing_if = "Time::is_silent")]
     pub time: Time,
-    /// Virtual machines of one namespace with the same group may share segments of memory. Refused for CUDA cards.
+    /// Virtual machines in the same namespace and with the same group can share memory segments. Rejected for CUDA
+    /// cards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_group: Option<String>,
-    /// Shares in the same namespace and with the same group trust each other: their programs may use a CUDA card at the
-    /// same time. Refused for other cards.
+    /// Shares in the same namespace and with the same group trust each other: their programs can use a CUDA card
+    /// concurrently. Rejected for other cards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_group: Option<String>,
-    /// Mode in which the share group uses the card. The strictest share decides.
+    /// Mode in which the share group uses the card. If shares have different modes, the strictest mode applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<Mode>,
 }
@@ -44,11 +44,11 @@ pub struct ShareParameters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// The shares take exclusive turns.
+    /// The shares take turns, each with exclusive access.
     Turns,
-    /// The mode in which the programs make more progress. The default mode.
+    /// The default: whichever mode lets the programs make more progress.
     Auto,
-    /// Programs use the card at the same time.
+    /// Programs use the card concurrently.
     Together,
 }
 
@@ -56,21 +56,20 @@ pub enum Mode {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Memory {
-    /// Guaranteed memory on the card; at most the allocated memory, which is also the default.
+    /// Guaranteed memory on the card. The default and the maximum are the allocated memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guarantee: Option<String>,
-    /// Maximum memory on the card, which may be used while other shares do not need it; at most the card's memory. The
-    /// default is the allocated memory.
+    /// Maximum memory on the card, at most the card's memory. Memory above the guarantee is available while other
+    /// shares do not need it. The default is the allocated memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
     /// Maximum host memory for data that does not fit on the card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap_cap: Option<String>,
-    /// Weight of the share, relative to other shares, while memory is short. A claim may set at most its allocation of
-    /// time.
+    /// Weight of the share relative to other shares when memory is scarce. A claim can set at most its allocated time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Behaviour while the card has no free memory.
+    /// Behaviour when the card has no free memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_full: Option<OnFull>,
 }
@@ -79,14 +78,13 @@ pub struct Memory {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Time {
-    /// Weight of the share; by default, its allocation in thousandths. A claim may set at most this allocation.
+    /// Weight of the share. The default is its allocated time in thousandths. A claim cannot set a larger weight.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Maximum time in thousandths, even while no other share needs the rest.
+    /// Maximum time in thousandths, even if the card is otherwise idle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cap_permille: Option<u32>,
-    /// Latency class: of the shares that are due, the better class runs first. Only a device class may set
-    /// `interactive`.
+    /// Latency class. Among shares that are due, the best class runs first. Only a device class can set `interactive`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<Class>,
 }
@@ -103,19 +101,19 @@ impl Time {
     }
 }
 
-/// Behaviour of a share that needs memory while the card has no free memory.
+/// Behaviour of a share that needs memory when the card has no free memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFull {
-    /// Its data is placed in host memory.
+    /// The share's data is placed in host memory.
     Swap,
-    /// Its work waits.
+    /// The share's work waits.
     Queue,
-    /// It gets no more memory than can be reserved for it.
+    /// The share's allocations fail if their memory cannot be reserved.
     Refuse,
 }
 
-/// Latency class: of the shares that are due, the better class runs first.
+/// Latency class. Among shares that are due, the best class runs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
@@ -132,30 +130,31 @@ pub enum Class {
 enum Author {
     /// The cluster's administrators.
     Class,
-    /// Any user that is allowed to create claims.
+    /// Any user with permission to create claims.
     Claim,
 }
 
-/// Combined parameters of one request. Weights set by a claim are marked, because limits apply to them.
+/// Combined parameters of one request. Limits apply to weights set by a claim, so such weights are marked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// The combined parameters.
     pub parameters: ShareParameters,
-    /// True if the claim has set a weight for time.
+    /// Set if the claim has set a weight for time.
     pub time_weight_of_claim: bool,
-    /// True if the claim has set a weight for memory.
+    /// Set if the claim has set a weight for memory.
     pub memory_weight_of_claim: bool,
 }
 
-/// Combines the sets for a request. The claim's sets take precedence over the device class's sets.
+/// Combines the parameter sets that apply to a request. The claim's sets take precedence over those of the device
+/// class.
 ///
 /// # Errors
-/// Returns an error if a set is invalid; the message names the set and the problem.
+/// Returns an error if a set is invalid. The message names the set and the problem.
 pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<Applied, String> {
     let ours = sets.iter().filter_map(|set| {
         let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;
         let requests = set.requests.as_deref().unwrap_or_default();
-        // A subrequest has the form `REQUEST/NAME`. A set for the request also applies to the request's subrequests.
+        // Subrequests have names of the form `REQUEST/NAME`. A set for a request also applies to its subrequests.
         let main = request.split('/').next().unwrap_or(request);
         let meant = requests.is_empty() || requests.iter().any(|name| name == request || name == main);
         meant.then_some((set.source.as_str(), &opaque.parameters.0))
@@ -187,7 +186,7 @@ pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<
     Ok(applied)
 }
 
-/// Adds a set, which overrides the sets before it.
+/// Adds a set, which takes precedence over the sets before it.
 fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
     let ShareParameters { api_version, kind, memory, time, segment_group, share_group, sharing } = set;
     let of_claim = author == Author::Claim;

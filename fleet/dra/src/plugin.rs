@@ -1,4 +1,4 @@
-//! The plugin's interface to the kubelet: registration, preparation and health, on two sockets.
+//! The plugin's interface to the kubelet, with registration, preparation and health services on two sockets.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::driver::Driver;
 use crate::metrics::Metrics;
 use crate::slices;
 
-/// Services of the driver, as named in the registration. The kubelet chooses a version that it supports.
+/// Names of the driver's services in the registration. The kubelet selects a version that it supports.
 const SERVICES: [&str; 5] = [
     "v1.DRAPlugin",
     "v1beta1.DRAPlugin",
@@ -40,7 +40,7 @@ const MAX_CLAIMS: usize = 256;
 /// unknown.
 const REPORT: Duration = Duration::from_secs(10);
 
-/// Returns the folder of the driver's own socket and state, below the kubelet's root.
+/// Returns the folder for the driver's own socket and state, which is below the kubelet's root.
 #[must_use]
 pub fn folder(root: &Path) -> PathBuf {
     root.join("plugins").join(DRIVER)
@@ -114,7 +114,7 @@ impl Plugin {
     }
 
     /// Completes an operation even if the kubelet stops waiting, because an incomplete operation would require a
-    /// cleanup later.
+    /// cleanup.
     async fn whole<T: Send + 'static>(change: impl Future<Output = T> + Send + 'static) -> Result<T, Status> {
         tokio::spawn(change).await.map_err(|error| Status::internal(format!("internal error: {error}")))
     }
@@ -202,7 +202,7 @@ impl Plugin {
 
 type HealthStream = ReceiverStream<Result<NodeWatchResourcesResponse, Status>>;
 
-/// Implements one service under two names, because the messages are the same.
+/// Implements one service under two names. Both versions have the same messages.
 macro_rules! dra {
     ($($version:ident),*) => {$(
         #[async_trait]

@@ -1,4 +1,4 @@
-//! Converts an allocation of a card into a request to the daemon: a tenant or a virtual machine.
+//! Converts an allocation of a card to a daemon request for a tenant or a virtual machine.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::device::Offer;
 use crate::parameters::Applied;
 use crate::{MEMORY, TIME, WHOLE_CARD_PERMILLE, quantity};
 
-/// The claim to which a share belongs.
+/// The claim that a share belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim<'a> {
     /// Namespace of the claim.
@@ -79,20 +79,20 @@ pub fn name(uid: &str, number: usize) -> String {
     format!("k8s-{uid}-{number}")
 }
 
-/// Returns the path of a share's socket, which is in a folder of its own.
+/// Returns the path of a share's socket. Each socket has its own folder.
 #[must_use]
 pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
     folder.join(name).join(if tenants { "cuda.sock" } else { "vgpu.sock" })
 }
 
-/// The parts of a card that are allocated to a share.
+/// The part of a card allocated to a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Allocated {
     memory_mib: u64,
     time_permille: u32,
 }
 
-/// Parses the allocation. If the cluster does not support partial capacities, this is the whole card.
+/// Parses the allocation. If the cluster does not support partial capacities, the whole card is allocated.
 fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Allocated, String> {
     let consumed = result.consumed_capacity.as_ref();
     let of = |name: &str| consumed.and_then(|consumed| consumed.get(name)).map(|quantity| quantity.0.as_str());
@@ -113,10 +113,10 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
     Ok(Allocated { memory_mib, time_permille })
 }
 
-/// Creates the daemon request for the share with this number in a claim.
+/// Creates the daemon request for a claim's share with this number.
 ///
 /// # Errors
-/// Returns an error if a part of the request is too large or invalid. The message names this part.
+/// Returns an error if a field of the request is too large or invalid. The message names the field.
 pub fn body(
     claim: &Claim<'_>,
     number: usize,
@@ -140,7 +140,7 @@ pub fn body(
         "memory": memory,
         "time": time,
         "socket": socket(sockets, &name, offer.tenants),
-        // Only containers that use the claim have access to the folder. Inside such a container, any user may connect.
+        // Only containers that use the claim can access the folder. Inside such a container, any user can connect.
         "mode": "0666",
         "labels": labels(claim, result),
     });
@@ -148,7 +148,7 @@ pub fn body(
         if offer.tenants {
             return Err(place("segmentGroup, expected no such parameter for a CUDA card".to_owned()));
         }
-        // Groups of different namespaces are separate.
+        // Groups in different namespaces are separate.
         body["paravirtual"] = json!({ "offered": true, "group": format!("{}.{group}", claim.namespace) });
     }
     let parameters = &applied.parameters;
@@ -189,7 +189,7 @@ fn labels(claim: &Claim<'_>, result: &DeviceRequestAllocationResult) -> Value {
     labels
 }
 
-/// Returns a share's memory in MiB, and the keys of its `memory` table.
+/// Returns a share's memory in MiB and the keys of its `memory` table.
 fn memory(allocated: &Allocated, offer: &Offer, applied: &Applied) -> Result<(u64, Map<String, Value>), String> {
     let asked = &applied.parameters.memory;
     let size = |key: &str, quantity: &Option<String>| -> Result<Option<u64>, String> {

@@ -1,4 +1,5 @@
-//! Publishes the node's cards to the cluster as one ResourceSlice, and updates it when the daemon's reports change.
+//! Publishes the node's cards to the cluster as one ResourceSlice, and updates the slice when the daemon's cards
+//! change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,7 @@ const API_TIMEOUT: Duration = Duration::from_secs(15);
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Duration of a watch of the slices, in seconds.
 const WATCH_SECONDS: u32 = 240;
-/// Maximum time until a change to the cluster's slices is noticed if the watch does not report the change.
+/// Maximum time until a change to the cluster's slices is detected if the watch does not report it.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Polls the daemon, and sends changes to `offers`.
@@ -62,18 +63,18 @@ async fn look(admin: &Admin) -> Result<Vec<Offer>, AskError> {
     Ok(Offer::all(&cards.cards, &memories, &schedulers))
 }
 
-/// The slice of a node.
+/// Publishes the slice of a node.
 pub struct Publisher {
     kube: Client,
     node: String,
     metrics: Arc<Metrics>,
-    /// The node's UID as the owner of the slice, so that the slice is deleted with the node.
+    /// UID of the node. The node owns the slice, so that the slice is deleted with the node.
     owner: Option<String>,
     /// The devices in the last write.
     written: Option<Vec<Device>>,
-    /// The slice that the API server returned for this write. The server omits fields that belong to disabled features.
+    /// The slice that the API server returned for the last write. The server omits fields of disabled features.
     kept: Option<ResourceSliceSpec>,
-    /// True if the API server stores taints. Otherwise, the slice omits a card with trouble.
+    /// Set if the API server stores taints. Otherwise, unusable cards are omitted from the slice.
     taints: bool,
     generation: i64,
 }
@@ -102,7 +103,7 @@ impl Publisher {
     pub async fn run(mut self, mut offers: watch::Receiver<Vec<Offer>>) {
         loop {
             let wanted = offers.borrow_and_update().clone();
-            // The daemon's cards are not known yet. Keep the slice of an earlier run, which may still be correct.
+            // The daemon's cards are not known yet. Keep the slice from an earlier run, because it may be correct.
             if wanted.is_empty() && self.written.is_none() {
                 let _ = offers.changed().await;
                 continue;
@@ -123,7 +124,7 @@ impl Publisher {
         }
     }
 
-    /// Waits until another client changes the node's slices, as a starting kubelet does.
+    /// Waits until another client changes the node's slices. For example, the kubelet does so when it starts.
     async fn changed(&self, version: &str) {
         let slices = self.slices();
         let params = WatchParams::default().fields(&self.selector()).timeout(WATCH_SECONDS);
@@ -131,7 +132,7 @@ impl Publisher {
             Ok(events) => {
                 let mut events = std::pin::pin!(events);
                 if events.next().await.is_none() {
-                    // The watch has ended. Waits before the next watch, in case every watch ends immediately.
+                    // The watch has ended. Wait before the next watch, in case every watch ends immediately.
                     sleep(RETRY_DELAY).await;
                 }
             }
@@ -142,7 +143,7 @@ impl Publisher {
         }
     }
 
-    /// Publishes the requested slice. Returns the version of the list that was read.
+    /// Publishes a slice with `offers`. Returns the resource version at which to start a watch.
     async fn publish(&mut self, offers: &[Offer]) -> Result<String, String> {
         match timeout(API_TIMEOUT, self.publish_once(offers)).await {
             Ok(done) => done.map_err(|error| error.to_string()),
@@ -174,19 +175,20 @@ impl Publisher {
             devices = self.devices(offers);
             kept = self.write(Some(kept), devices.clone()).await?;
         }
-        // Start the watch at the version that was just written. Otherwise, it would report this write as a change.
+        // Start the watch at the version that was just written, because otherwise it would report this write as a
+        // change.
         let version = kept.metadata.resource_version.clone().unwrap_or(version);
         (self.written, self.kept) = (Some(devices), Some(kept.spec));
         Ok(version)
     }
 
-    /// Returns the devices of the offers. Omits unusable devices if the API server does not store taints.
+    /// Returns the devices for the offers. Omits unusable devices if the API server does not store taints.
     fn devices(&self, offers: &[Offer]) -> Vec<Device> {
         let shown = offers.iter().filter(|offer| self.taints || offer.trouble.is_none());
         shown.map(Offer::device).collect()
     }
 
-    /// Writes the slice. Returns the slice in the form in which the API server stores it.
+    /// Writes the slice. Returns the slice as stored by the API server.
     async fn write(
         &mut self,
         there: Option<ResourceSlice>,
@@ -245,7 +247,7 @@ fn lost_taints(devices: &[Device], kept: &ResourceSliceSpec) -> bool {
     tainted(devices) && !tainted(kept.devices.as_deref().unwrap_or_default())
 }
 
-/// Returns the health of a device for the kubelet: unknown if the daemon does not respond.
+/// Returns the health of a device for the kubelet. The health is unknown if the daemon does not respond.
 #[must_use]
 pub fn health(offer: &Offer) -> (fleet_grpc::health::v1alpha1::HealthStatus, String) {
     use fleet_grpc::health::v1alpha1::HealthStatus;

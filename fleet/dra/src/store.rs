@@ -1,7 +1,7 @@
-//! Stores prepared claims in a file, so that they can be served or removed after a restart of the driver or the node.
+//! Stores prepared claims in a file so that they survive a restart of the driver or the node.
 //!
-//! A claim is recorded before its parts are created, and deleted after they are removed, so that all existing parts are
-//! known even after a crash.
+//! A claim is recorded before its parts are created and deleted after they are removed. All existing parts are
+//! therefore known even after a crash.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,7 +28,7 @@ pub struct KeptShare {
     pub pool: String,
     /// The device.
     pub device: String,
-    /// Identifier of the allocation, if a device can have several allocations.
+    /// Identifier of the allocation. Set if a device can have several allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
 }
@@ -41,7 +41,7 @@ pub struct KeptClaim {
     pub namespace: String,
     /// Name of the claim.
     pub name: String,
-    /// True if all parts have been created.
+    /// Set if all parts have been created.
     pub prepared: bool,
     /// Shares of the claim.
     pub shares: Vec<KeptShare>,
@@ -54,7 +54,7 @@ struct File {
     claims: BTreeMap<String, KeptClaim>,
 }
 
-/// An error of the file with the claims.
+/// An error with the claims file.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StoreError {
@@ -72,7 +72,7 @@ pub enum StoreError {
     Content { path: PathBuf, what: String },
 }
 
-/// The claims, with their file.
+/// The claims and their file.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
@@ -83,8 +83,8 @@ impl Store {
     /// Loads the file if it exists.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or is invalid. The driver must not continue without the file,
-    /// because it would lose prepared claims.
+    /// Returns an error if the file cannot be read or is invalid. In this case, the driver must exit, because it would
+    /// otherwise lose prepared claims.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Io { path: path.to_owned(), source };
         let wrong = |what: String| StoreError::Content { path: path.to_owned(), what };
@@ -97,7 +97,7 @@ impl Store {
             Ok(_) => {}
         }
         let text = std::fs::read(path).map_err(failed)?;
-        // Check the version first, because the rest may differ in another version.
+        // Check the version first, because another version may have different fields.
         let any: serde_json::Value = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         if any["version"] != VERSION {
             return Err(wrong(format!("version {}, expected {VERSION}", any["version"])));
@@ -106,7 +106,7 @@ impl Store {
         Ok(Self { path: path.to_owned(), claims })
     }
 
-    /// Returns the claims by UID.
+    /// Returns the claims, keyed by UID.
     #[must_use]
     pub fn claims(&self) -> &BTreeMap<String, KeptClaim> {
         &self.claims
@@ -121,7 +121,7 @@ impl Store {
     /// Records a claim.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be written. In this case, nothing has changed.
+    /// Returns an error if the file cannot be written. In this case, the claims are unchanged.
     pub fn put(&mut self, uid: &str, claim: KeptClaim) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         claims.insert(uid.to_owned(), claim);
@@ -131,7 +131,7 @@ impl Store {
     /// Deletes a claim.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be written. In this case, nothing has changed.
+    /// Returns an error if the file cannot be written. In this case, the claims are unchanged.
     pub fn forget(&mut self, uid: &str) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         if claims.remove(uid).is_none() {

@@ -1,4 +1,4 @@
-//! Tests the driver as a process, with a `mediatord` that has software cards: registration, slices, claims, restarts,
+//! Tests the driver process with a `mediatord` that has software cards: registration, slices, claims, restarts, and
 //! failures.
 
 use std::fs;
@@ -42,7 +42,7 @@ async fn two_pods_share_card_three_to_one_with_both_api_versions() {
         kubelet.good(&small).await;
         assert_eq!(node.shares().await, ["k8s-uid-big-0", "k8s-uid-small-0"]);
 
-        // The daemon enforces the allocation, and records its owner.
+        // The daemon enforces the allocation and records its owner.
         let shares: Value = node.admin().get("/v1/cards/card0/scheduler").await.unwrap();
         let entitled: Vec<_> =
             shares["vms"].as_array().unwrap().iter().map(|vm| vm["entitled_permille"].as_u64().unwrap()).collect();
@@ -57,7 +57,7 @@ async fn two_pods_share_card_three_to_one_with_both_api_versions() {
                     label_namespace=\"prod\",label_pod=\"pod-of-big\",label_request=\"gpu\"} 1";
         assert!(metrics.contains(line), "{metrics}");
 
-        // A container gets only the folder of its own socket, and may connect as any user.
+        // A container gets only the folder of its own socket, and can connect as any user.
         let spec = spec(&node, "uid-big");
         let edits = &spec.devices[0].container_edits;
         assert_eq!(edits.env, ["GPU_MEDIATOR_VFIO_USER_SOCKET=/run/gpu-mediator/vgpu/gpu/vgpu.sock"]);
@@ -104,8 +104,8 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     kubelet.back(&named("many")).await;
     node.assert_clean().await;
 
-    // The last share does not fit, because a VM that the scheduler does not know uses the card. The first two shares
-    // are therefore removed, too.
+    // The last share does not fit, because a VM unknown to the scheduler uses the card. The first two shares are
+    // therefore removed as well.
     let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
     node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
     let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
@@ -129,7 +129,7 @@ async fn a_container_with_two_claims_finds_the_shares_of_each() {
     for claim in ["one", "two"] {
         node.api.put_claim(allocated(claim, &[("gpu", "card0", "32Mi", "100")], Value::Null));
         kubelet.good(&named(claim)).await;
-        // Apply the mounts as a container runtime does: a later mount hides an earlier mount at the same path.
+        // Apply the mounts as a container runtime does: a later mount replaces an earlier mount at the same path.
         for mount in spec(&node, &format!("uid-{claim}")).devices.remove(0).container_edits.mounts {
             found.insert(mount.container_path.display().to_string(), mount.host_path);
         }
@@ -237,7 +237,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     until("the share", async || (node.shares().await == ["k8s-uid-kept-0"]).then_some(())).await;
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     assert_eq!(spec(&node, "uid-kept").devices.len(), 1);
-    // Shares remain in the store while the daemon is absent.
+    // Shares remain in the store while the daemon is not running.
     node.daemon = None;
     let answer = kubelet.unprepare(&[named("kept")]).await.unwrap();
     assert!(answer.claims["uid-kept"].error.contains("no daemon responds"), "{answer:?}");
@@ -310,12 +310,12 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(again.spec.devices, slice.spec.devices);
     assert!(again.spec.pool.generation > slice.spec.pool.generation);
 
-    // If nothing changes, the driver writes no object.
+    // If nothing changes, the driver does not write any object.
     let writes = node.api.writes();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(node.api.writes(), writes);
 
-    // The driver retries after an error of the API server.
+    // The driver retries after an error from the API server.
     node.api.break_down(true);
     node.api.wipe();
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -384,7 +384,7 @@ async fn drained_card_is_tainted_and_rejects_only_new_claims() {
     until("a taint", async || (taint().await.as_ref() == Some(&drained)).then_some(())).await;
     let error = kubelet.bad(&named("late")).await;
     assert!(error.contains("card `card0` cannot be used: an operator drains it"), "{error}");
-    // The card's users keep the card, and the driver reports its health as good, so that their pods do not end.
+    // Existing users keep the card. The driver reports the card as healthy, so that their pods are not terminated.
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     let mut client =
         fleet_grpc::health::v1beta1::dra_resource_health_client::DraResourceHealthClient::new(kubelet.channel.clone());
@@ -422,7 +422,7 @@ async fn claim_of_vm_moved_to_another_card_stays_valid() {
     node.assert_clean().await;
 }
 
-/// Tests an attack by the daemon's user, who owns the parent folder and can replace the folder of all shares with a
+/// Tests an attack in which the daemon's user, who owns the parent folder, replaces the folder of all shares with a
 /// link.
 #[tokio::test]
 async fn a_link_in_the_place_of_the_folder_of_shares_is_not_followed() {

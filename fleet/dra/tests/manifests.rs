@@ -1,5 +1,5 @@
-//! Tests the manifests and the image recipe: they use only published types, only necessary permissions, and only
-//! existing arguments.
+//! Tests that the manifests and the image recipe use only published types, necessary permissions, and existing
+//! arguments.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -158,10 +158,10 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
         .env("NODE_NAME", "a")
         .output()
         .unwrap();
-    // The program accepts all arguments except the last one.
+    // The program must accept all arguments except the last one.
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--look-every-ms") && !text.contains("unexpected argument"), "{text}");
-    // Every path in the arguments must be in a mounted folder of the node.
+    // All paths in the arguments must be in mounted folders of the node.
     let mounts = container.volume_mounts.as_ref().unwrap();
     let volumes = spec.volumes.as_ref().unwrap();
     for path in ["/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "/run/gpu-mediator"] {

@@ -1,5 +1,4 @@
-//! Tests the pages for operators: the daemon must accept the configurations, and the tables must name only existing
-//! items.
+//! Tests the pages for operators: the daemon must accept the configurations, and the tables must be complete.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Tests the quick start for pods in README.md: a shell runs its commands. Programs named `kubectl` and `nvidia-ctk`
-//! pass their arguments to this test. The test acts as the cluster and starts the real driver according to the
+//! Tests the quick start for pods in README.md: a shell runs its commands. Substitutes for `kubectl` and `nvidia-ctk`
+//! pass their arguments to this test. The test acts as the cluster and starts the real driver as specified by the
 //! DaemonSet.
 
 use std::io::{BufRead, BufReader, Write};
@@ -23,17 +23,17 @@ use support::{Node, Process, allocated, named, until};
 /// Name of the node.
 const NODE: &str = "node-a";
 
-/// A program call from the shell: the program's name and arguments, and the channel for its output.
+/// A program call from the shell: the program's name and arguments, and a channel for its output.
 type Call = (Vec<String>, oneshot::Sender<String>);
 
-/// The parts of the cluster and its node that the quick start uses.
+/// The parts of the cluster and its node required by the quick start.
 struct Cluster {
     node: Node,
     labels: Vec<(String, String)>,
     objects: Vec<Value>,
 }
 
-/// Returns the code blocks in one language from README.md's section about pods.
+/// Returns the code blocks in `language` from the section about pods in README.md.
 fn readme(language: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join("README.md")).unwrap();
     let section = text.split("## Pods and jobs\n").nth(1).unwrap().split("\n## ").next().unwrap();
@@ -42,7 +42,7 @@ fn readme(language: &str) -> Vec<String> {
     blocks.map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
-/// Writes programs that send their name and arguments to `port`, one per line, and print the response.
+/// Writes the substitute programs, which send their name and arguments to `port`, one per line, and print the response.
 fn write_programs(folder: &Path, port: u16) {
     fs::create_dir(folder).unwrap();
     for name in ["kubectl", "nvidia-ctk"] {
@@ -111,7 +111,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the location in this test's folder that stands for a path on the node.
+    /// Returns the path in this test's folder that corresponds to a path on the node.
     fn inside(&self, path: &str) -> PathBuf {
         let folders = [("/var/lib/kubelet", "kubelet"), ("/var/run/cdi", "cdi"), ("/run/gpu-mediator", "")];
         let found = folders.iter().find_map(|(outside, name)| Some((path.strip_prefix(outside)?, name)));
@@ -119,7 +119,7 @@ impl Cluster {
         self.node.path(format!("{name}{rest}").trim_matches('/'))
     }
 
-    /// Starts the driver according to the DaemonSet, as soon as the DaemonSet exists and selects the node.
+    /// Starts the driver as specified by the DaemonSet, once the DaemonSet exists and selects the node.
     fn place_driver(&mut self) {
         let Some(set) = self.objects.iter().find(|object| object["kind"] == "DaemonSet") else { return };
         let set: DaemonSet = typed(set);
@@ -146,7 +146,7 @@ impl Cluster {
         self.node.driver = Some(Process(command.stderr(log).spawn().unwrap()));
     }
 
-    /// Runs a script. This cluster executes the script's program calls.
+    /// Runs a script. This cluster executes the program calls of the script.
     async fn run(&mut self, script: String) -> Output {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let programs = self.node.path("programs");
@@ -155,7 +155,7 @@ impl Cluster {
         thread::spawn(move || listener.incoming().for_each(|stream| pass_on(stream.unwrap(), &sender)));
         let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
         let shell = move || {
-            // TIMEOUT: only a failing test takes this long.
+            // TIMEOUT: reached only if the test fails.
             let mut command = Command::new("timeout");
             command.args(["90", "bash", "-e", "-c", &script]).current_dir(root()).env("PATH", path);
             command.stdin(Stdio::null()).output().unwrap()
@@ -182,7 +182,7 @@ async fn quick_start_of_the_readme_prints_its_output() {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(text, outputs[0]);
 
-    // Pods on the node now get devices, and the container runtime finds each device in the folder from the quick start.
+    // Pods on the node now get devices, and the container runtime finds the devices in the folder from the quick start.
     let node = cluster.node;
     let kubelet = node.kubelet(&["v1.DRAPlugin"]).await;
     until("a card that is served", async || {

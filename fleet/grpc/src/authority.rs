@@ -1,4 +1,4 @@
-//! Rewrites requests with an `:authority` that the crate `h2` rejects.
+//! Rewrites the `:authority` of requests, because the crate `h2` rejects the values sent by kubelets.
 //!
 //! When a plugin registers, the kubelet dials the plugin's socket by its path. Kubelets before 1.34 dial a DRA driver
 //! in the same way. Go's gRPC then sends the path as `:authority`, either unchanged (`/var/lib/kubelet/x.sock`) or, in
@@ -10,7 +10,7 @@
 //! [`Rewriter`] therefore undoes the compression: it maintains the client's table, decodes each block, and encodes it
 //! again as literals without table references. Frames of all other kinds pass unchanged.
 //!
-//! The module does not check that the headers are complete and in order, because `h2` does this later.
+//! The module does not check that the headers are complete and in order, because `h2` does so.
 
 use std::io;
 use std::pin::Pin;
@@ -30,7 +30,7 @@ const MAX_FRAME: usize = 16 << 10;
 const MAX_BLOCK: usize = 64 << 10;
 /// Size of the client's table in bytes. The server does not change the initial limit.
 const TABLE: usize = 4096;
-/// Number of bytes that count for each header in addition to its name and value (RFC 9113).
+/// Number of bytes counted for each header in addition to its name and value (RFC 9113).
 const OVERHEAD: usize = 32;
 
 const HEADERS: u8 = 1;
@@ -40,13 +40,13 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// A protocol error of a client that makes the rest of its connection unreadable.
+/// A client's protocol error that makes the rest of its connection unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// A frame is too long.
     #[error("a frame of {0} bytes, expected at most {MAX_FRAME}")]
     Frame(usize),
-    /// A frame interrupts a header block, or continues a header block that was not begun.
+    /// A frame interrupts a header block, or continues a header block that has not begun.
     #[error("a frame of kind {0} where a header block {1}")]
     Order(u8, &'static str),
     /// A frame's padding is longer than the frame.
@@ -83,12 +83,12 @@ struct Block {
     bytes: Vec<u8>,
 }
 
-/// A filter of a client's bytes, as a state machine that produces the bytes for `h2`.
+/// A state machine that converts a client's bytes to bytes for `h2`.
 pub struct Rewriter {
     preface_left: usize,
     head: Vec<u8>,
     frame: Option<Frame>,
-    /// The received part of the payload of a frame with headers.
+    /// The received part of the payload of a header frame.
     payload: Vec<u8>,
     block: Option<Block>,
     decoder: Decoder<'static>,
@@ -132,7 +132,7 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Begins a frame whose header is complete.
+    /// Begins a frame after its header has been received.
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let &[l2, l1, l0, kind, flags, s3, s2, s1, s0] = self.head.as_slice() else { return Ok(()) };
         let left = usize::from(l2) << 16 | usize::from(l1) << 8 | usize::from(l0);
@@ -175,7 +175,7 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Encodes a complete header block again.
+    /// Encodes a complete header block without table references.
     fn rewrite(&mut self, block: &Block, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let (mut fields, mut size) = (Vec::new(), 0_usize);
         let decoded = self.decoder.decode_with_cb(&block.bytes, |name, value| {
@@ -195,7 +195,7 @@ impl Rewriter {
             let kind = if index == 0 { HEADERS } else { CONTINUATION };
             let ends_stream = if index == 0 && block.ends_stream { END_STREAM } else { 0 };
             let ends_headers = if index + 1 == parts.len() { END_HEADERS } else { 0 };
-            // A part is at most as long as a frame, so its length fits into three bytes.
+            // Parts are not longer than a frame, so the length fits into three bytes.
             let [.., l2, l1, l0] = part.len().to_be_bytes();
             out.extend_from_slice(&[l2, l1, l0, kind, ends_stream | ends_headers]);
             out.extend_from_slice(&block.stream);
@@ -217,7 +217,7 @@ fn cut<'a>(bytes: &mut &'a [u8], left: &mut usize) -> &'a [u8] {
     front
 }
 
-/// Returns the part of a header block in a frame's payload, without padding and priority.
+/// Returns the header block fragment in a frame's payload, without padding and priority.
 fn fragment(payload: &[u8], flags: u8) -> Result<&[u8], Malformed> {
     let (mut rest, mut padding) = (payload, 0);
     if flags & PADDED != 0 {
@@ -239,7 +239,7 @@ fn literal(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Writes a length with a prefix of seven bits. The eighth bit marks uncompressed text.
+/// Encodes a length with a seven-bit prefix. The eighth bit, which is 0, indicates uncompressed text.
 fn length(length: usize, out: &mut Vec<u8>) {
     const PREFIX: usize = 0x7f;
     if let Some(rest) = length.checked_sub(PREFIX) {
@@ -255,12 +255,12 @@ fn length(length: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// A client's connection in which every `:authority` is `localhost`.
+/// A client's connection in which every `:authority` is replaced by `localhost`.
 #[derive(Debug)]
 pub struct Localhost<S> {
     inner: S,
     rewriter: Rewriter,
-    /// Bytes for the reader. The bytes before `given` have already been read.
+    /// Bytes for the reader, which has already read the bytes before `given`.
     out: Vec<u8>,
     given: usize,
 }

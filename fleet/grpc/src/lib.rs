@@ -1,7 +1,7 @@
-//! Protocols of the kubelet and of KubeVirt, and gRPC over UNIX sockets in the form that Go programs use.
+//! Protocols of the kubelet and KubeVirt, and a gRPC server on UNIX sockets that is compatible with Go clients.
 //!
-//! Parts: messages and services, generated from the files in `proto`; [`socket`], which serves the services;
-//! [`authority`], which makes the kubelet's requests acceptable to the crate `h2`.
+//! The messages and services are generated from the files in `proto`. [`socket`] serves the services, and [`authority`]
+//! makes the kubelet's requests acceptable to the crate `h2`.
 //!
 //! The crate does not interpret claims or domains.
 
@@ -32,7 +32,7 @@ pub mod health {
     pub use crate::protocols::{v1, v1alpha1, v1beta1};
 }
 
-/// Hooks of KubeVirt: the messages are in [`hooks::v1alpha2`].
+/// Hooks for KubeVirt: the messages are in [`hooks::v1alpha2`].
 pub mod hooks {
     pub use crate::protocols::kubevirt::hooks::{info, v1alpha2, v1alpha3};
 }

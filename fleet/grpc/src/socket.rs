@@ -31,18 +31,18 @@ pub enum SocketError {
     },
 }
 
-/// A socket in the file system, removed on drop.
+/// A socket in the file system. The file is removed on drop.
 #[derive(Debug)]
 pub struct Socket {
     path: PathBuf,
 }
 
 impl Socket {
-    /// Creates a socket at `path`. Only this user may connect to it. Replaces an existing socket that no process
-    /// listens on. Returns the incoming connections for a server.
+    /// Creates a socket at `path` to which only this user can connect. Replaces an existing socket without a listener.
+    /// Returns the incoming connections for a server.
     ///
     /// # Errors
-    /// Returns an error if `path` names a file of another kind or a socket in use, or if a system call fails.
+    /// Returns an error if `path` is not a socket or is a socket in use, or if a system call fails.
     pub fn bind(
         path: &Path,
     ) -> Result<(Self, impl Stream<Item = io::Result<Localhost<UnixStream>>> + use<>), SocketError> {
@@ -54,8 +54,8 @@ impl Socket {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        // Until its mode is set, the socket has a name that begins with a dot. The kubelet ignores such names, but
-        // connects to any other socket as soon as it sees the file.
+        // Until the socket's mode is set, its name begins with a dot. The kubelet ignores such names, but connects to
+        // any other socket as soon as it detects the file.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let beside = path.with_file_name(format!(".{name}.new"));
         let _ = std::fs::remove_file(&beside);

@@ -1,10 +1,10 @@
-//! Tests a server with the recorded bytes of a Go client that dials as the kubelet does.
+//! Tests a server with recorded bytes from a Go client that dials in the same way as the kubelet.
 //!
 //! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled the UNIX socket
-//! `/tmp/cap/plugin.sock`: by its path, as the kubelet's plugin watcher does (`path`); with `:authority` escaped as in
-//! newer versions (`escaped`, the same bytes with this literal substituted); and as `unix:` followed by the path, as
-//! kubelets since 1.34 do for a DRA driver (`unix`). Each recorded connection calls `GetInfo` twice, and then
-//! `NotifyRegistrationStatus`. The later calls use the header table from the first call.
+//! `/tmp/cap/plugin.sock`. In `path`, it dialled the path, as the kubelet's plugin watcher does. `escaped` contains the
+//! same bytes, but `:authority` is replaced by its escaped form, which newer versions send. In `unix`, it dialled
+//! `unix:` followed by the path, as kubelets since 1.34 do for DRA drivers. Each recorded connection calls `GetInfo`
+//! twice, and then `NotifyRegistrationStatus`. The later calls use the header table from the first call.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 const HEADERS: u8 = 1;
 /// Kind of RST_STREAM frames.
 const RST_STREAM: u8 = 3;
-/// Maximum duration of a wait, which only a failing test reaches.
+/// Time limit of a wait, reached only if a test fails.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -54,7 +54,7 @@ fn capture(name: &str) -> Vec<u8> {
 }
 
 /// Sends bytes to a server at `socket`, and reads until the server has completed `streams` streams or closed the
-/// connection. Returns the responses by kind.
+/// connection. Returns the kinds and the payloads of the received frames.
 fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -79,7 +79,7 @@ fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
     }
 }
 
-/// Runs a server at a socket, with or without [`fleet_grpc::authority::Localhost`], until `client` ends.
+/// Runs a server on a socket until `client` returns. Uses [`fleet_grpc::authority::Localhost`] if `rewrites` is true.
 fn served<T: Send + 'static>(rewrites: bool, client: impl FnOnce(&Path) -> T + Send + 'static) -> T {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plugin.sock");
@@ -131,7 +131,7 @@ fn junk_ends_its_connection_and_no_other() {
             let mut stream = UnixStream::connect(socket).unwrap();
             stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
             let _ = stream.write_all(junk);
-            // The server's settings may arrive before the end.
+            // The server's settings may arrive before the connection is closed.
             let _ = stream.read_to_end(&mut Vec::new());
         }
         let (kinds, _) = answers(socket, &bytes, 3);

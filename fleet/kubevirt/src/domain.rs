@@ -1,8 +1,7 @@
 //! Adds vGPUs to a libvirt domain.
 //!
-//! libvirt has no vfio-user device, so the device is given as a QEMU argument in the namespace that libvirt passes to
-//! QEMU unchanged. The card accesses guest memory through a file that QEMU passes on, so the guest memory must be a
-//! shared file.
+//! libvirt has no vfio-user device, so the device is specified by QEMU arguments, which libvirt passes to QEMU
+//! unchanged. Guest memory must be shared, because the daemon maps it through a file descriptor from QEMU.
 
 use std::borrow::Cow;
 
@@ -14,7 +13,7 @@ use quick_xml::{Reader, Writer, XmlVersion};
 pub const MAX_DOCUMENT: usize = 4 << 20;
 /// Maximum depth of nested elements.
 const MAX_DEPTH: usize = 64;
-/// The namespace of the arguments that libvirt passes to QEMU.
+/// XML namespace of the arguments that libvirt passes to QEMU.
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
 /// Reason why vGPUs cannot be added to a document.
@@ -39,8 +38,8 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
     DomainError::Xml(error.to_string())
 }
 
-/// Returns the domain `document` with shared memory, and with the QEMU devices `devices` added. Each device is the
-/// value of a `-device` argument.
+/// Returns the domain `document` with shared memory and the additional QEMU devices `devices`. Each device is the value
+/// of a `-device` argument.
 ///
 /// A device that the document already contains is not added again.
 ///
@@ -75,7 +74,7 @@ struct Edit {
     out: Writer<Vec<u8>>,
     /// Names of the open elements.
     path: Vec<String>,
-    /// Depth of an element that is being left out.
+    /// Depth of the element that is being omitted.
     dropped: Option<usize>,
     /// Devices that the document does not contain.
     missing: Vec<String>,
@@ -103,7 +102,7 @@ impl Edit {
         self.out.write_event(event).map_err(xml)
     }
 
-    /// Returns true if the names of the open elements are these.
+    /// Returns true if `names` are the names of the open elements.
     fn within(&self, names: &[&str]) -> bool {
         self.path.len() == names.len() && self.path.iter().zip(names).all(|(open, name)| open == name)
     }
@@ -144,7 +143,7 @@ impl Edit {
             return self.write(Event::Start(start));
         }
         match (parents.as_slice(), name.as_str()) {
-            // An empty element that gets contents needs an end tag.
+            // An empty element needs an end tag once it gets contents.
             ([], "domain") | (["domain"], "memoryBacking" | "qemu:commandline") => {
                 let end = start.to_end().into_owned();
                 self.write(Event::Start(start))?;
@@ -184,7 +183,7 @@ impl Edit {
         self.write(Event::End(end))
     }
 
-    /// Writes the elements for the memory's source and access.
+    /// Writes the elements for the source of the memory and the access to it.
     fn memory(&mut self) -> Result<(), DomainError> {
         self.memory = true;
         self.write(Event::Empty(BytesStart::new("source").with_attributes([("type", "memfd")])))?;
@@ -220,7 +219,7 @@ fn root(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     Ok(root)
 }
 
-/// Returns a memory node without private access.
+/// Returns a memory node element with private access removed.
 fn cell(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     let attributes: Vec<Attribute<'_>> = start.attributes().collect::<Result<_, _>>().map_err(xml)?;
     let kept = attributes.into_iter().filter(|attribute| attribute.key.as_ref() != "memAccess");

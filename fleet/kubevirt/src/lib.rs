@@ -1,9 +1,8 @@
-//! A KubeVirt hook that gives a virtual machine its vGPUs.
+//! A KubeVirt hook that adds vGPUs to virtual machines.
 //!
-//! KubeVirt starts the hook as a sidecar of virt-launcher, connects to the hook's socket, and calls the hook before it
-//! defines a domain (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes from a claim of the container in which QEMU
-//! runs. Its socket is in a folder of that container, and the folder is named after the request (`cdi-spec`). The hook
-//! therefore only needs the names of the requests.
+//! KubeVirt starts the hook as a sidecar of virt-launcher, connects to its socket, and calls it before it defines a
+//! domain (kubevirt/kubevirt, pkg/hooks). A claim of QEMU's container provides the vGPU. In this container, the vGPU's
+//! socket is in a folder named after the request (`cdi-spec`). The hook therefore only needs the names of the requests.
 //!
 //! The hook does not create vGPUs, and does not check that a vGPU exists.
 
@@ -19,7 +18,7 @@ use tonic::{Request, Response, Status, async_trait};
 
 pub mod domain;
 
-/// Annotation of a virtual machine that contains the names of the requests, separated by commas.
+/// Annotation of a virtual machine with the comma-separated names of its requests.
 pub const ANNOTATION: &str = "gpu-mediator.internal/requests";
 /// Maximum number of vGPUs in a virtual machine.
 const MAX_VGPUS: usize = 16;
@@ -35,7 +34,7 @@ pub struct Hook {
     pub requests: Vec<String>,
 }
 
-/// Returns QEMU's argument for the vGPU of a request. The vGPU is number `number` in its virtual machine.
+/// Returns QEMU's argument for the vGPU of a request. `number` is the index of the vGPU in its virtual machine.
 fn device(request: &str, number: usize) -> Result<String, String> {
     let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if request.is_empty() || request.len() > 63 || !request.bytes().all(good) {
@@ -51,7 +50,7 @@ fn device(request: &str, number: usize) -> Result<String, String> {
 }
 
 impl Hook {
-    /// Returns the requests of a virtual machine, which is described in JSON.
+    /// Returns the requests of a virtual machine. `vmi` describes the virtual machine in JSON.
     fn requests(&self, vmi: &[u8]) -> Result<Vec<String>, String> {
         let vmi: serde_json::Value =
             serde_json::from_slice(vmi).map_err(|error| format!("the virtual machine is not JSON: {error}"))?;

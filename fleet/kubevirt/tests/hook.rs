@@ -1,4 +1,4 @@
-//! Tests the hook as a process, with the calls that virt-launcher makes.
+//! Tests the hook process with the calls that virt-launcher makes.
 
 use std::path::Path;
 use std::process::{Child, Command};

@@ -1,8 +1,8 @@
-//! Computes a job's part of a card from the job's shards, as a table for a tenant or a virtual machine.
+//! Converts a job's shards to a table that describes a tenant or a virtual machine.
 //!
-//! A job that has N of a card's T shards is guaranteed N/T of the card's memory and time. The daemon can therefore
-//! guarantee everything that Slurm allocates. The job may also use idle resources: memory up to its requested size, and
-//! time up to its cap.
+//! A job with N of a card's T shards is guaranteed N/T of the card's memory and time. The daemon can therefore
+//! guarantee everything that Slurm allocates. In addition, the job can use idle resources: memory up to its requested
+//! size, and time up to its cap.
 
 use serde_json::{Map, Value, json};
 
@@ -16,24 +16,24 @@ const WEIGHT_MAX: u32 = 10_000;
 pub struct Card {
     /// Name of the card.
     pub name: String,
-    /// True if the card serves tenants; otherwise it serves virtual machines.
+    /// Set if the card serves tenants; otherwise, it serves virtual machines.
     pub cuda: bool,
-    /// Memory in MiB that all users of the card share.
+    /// Memory shared by the card's users, in MiB.
     pub shared_mib: u64,
 }
 
-/// Returns the card to which a job's shards belong.
+/// Returns the card that a job's shards belong to.
 ///
 /// # Errors
-/// Returns an error if no card is of this kind, or the shards are on several cards.
+/// Returns an error if no card has the required kind, or if the shards are on several cards.
 pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a [Card]) -> Result<&'a Card, String> {
     let of_kind: Vec<&Card> = cards.iter().filter(|card| card.cuda != given.vgpu).collect();
     let kind = if given.vgpu { "vGPUs" } else { "CUDA programs" };
     let of_kind: Vec<&Card> = match arguments.cards.is_empty() {
         true => of_kind,
         false => {
-            // The cards are in Slurm's order. The list includes cards of the other kind, so that each index is Slurm's
-            // number of the card.
+            // The cards are in Slurm's order. The list includes cards of the other kind, so that its indices are
+            // Slurm's card numbers.
             let named = arguments.cards.iter().map(|name| cards.iter().find(|card| card.name == *name));
             let named: Option<Vec<_>> = named.collect();
             named.ok_or(
@@ -50,10 +50,10 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
     card.ok_or_else(|| format!("the daemon has no card number {number} for {kind}; see `mediatorctl card show`"))
 }
 
-/// Creates the table for a job.
+/// Creates the table for a job's tenant or virtual machine.
 ///
 /// # Errors
-/// Returns an error if the job has no shards or makes an invalid request.
+/// Returns an error if the job does not have any shards or makes an invalid request.
 pub fn table(
     arguments: &Arguments,
     given: &Given,
@@ -70,7 +70,7 @@ pub fn table(
         return Err(format!("{shards} shards, expected at most the {all} of a card (`shards` in plugstack.conf)"));
     }
     let chunk = arguments.chunk_mib;
-    // Round down, so that all jobs' parts fit on the card.
+    // Round down, so that the parts of all jobs fit on the card.
     let sure_mib = card.shared_mib.saturating_mul(shards.into()) / u64::from(all) / chunk * chunk;
     let asked_mib = given.memory_mib.unwrap_or(sure_mib).div_ceil(chunk).saturating_mul(chunk);
     if asked_mib == 0 {
@@ -112,9 +112,9 @@ pub fn table(
         "vram_mib": asked_mib,
         "memory": { "quota_mib": asked_mib, "guarantee_mib": sure_mib.min(asked_mib), "weight": weight },
         "time": time,
-        // Only the daemon may connect until the job's user owns the socket.
+        // Only the daemon can connect until the job's user owns the socket.
         "mode": "0600",
-        // The socket is in a folder of its own. The daemon creates this folder, and a container of the job mounts it.
+        // The socket has its own folder. The daemon creates this folder, and containers of the job mount it.
         "socket": arguments.sockets.join(name).join(socket),
     });
     if let Some(group) = &given.share_group {
@@ -153,7 +153,7 @@ mod tests {
         );
         assert_eq!(quarter["memory"], json!({ "quota_mib": 256, "guarantee_mib": 256, "weight": 25 }));
         assert_eq!(quarter["time"], json!({ "weight": 25, "guarantee_permille": 250 }));
-        // A larger size is not guaranteed; a smaller size becomes the limit.
+        // A size above the guarantee is not guaranteed; a size below it becomes the limit.
         let more =
             Given { memory_mib: Some(500), weight: Some(300), class: Some("interactive".into()), ..Given::new() };
         let more = made(&more, 25, &cards[0]).unwrap();

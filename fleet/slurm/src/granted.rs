@@ -1,9 +1,10 @@
 //! The shards that Slurm has assigned to a job on a node, as reported by the controller.
 //!
-//! A step's environment also contains the shards. However, Slurm keeps variables that it does not set itself, so the
-//! step's user can write this environment. The environment is therefore only a hint.
+//! A step's environment also contains the shards. However, Slurm keeps variables that it does not set, so the step's
+//! user can write them. The environment is therefore only a hint.
 //!
-//! The controller's text also contains text from the user, such as the job's name. An ambiguous text is rejected.
+//! The controller's response also contains text from the user, such as the job's name. Ambiguous responses are
+//! rejected.
 //!
 //! Sources: `scontrol(1)`, output of `show job --details`.
 
@@ -15,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use crate::nodes;
 
-/// Maximum size in bytes of the controller's response, which is sufficient for an array of thousands of jobs.
+/// Maximum size in bytes of the controller's response. It is sufficient for an array of thousands of jobs.
 const MAX_ANSWER: u64 = 16 << 20;
-/// Interval at which the program polls for the response.
+/// Interval at which the plugin polls for the response.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Shards of a job on a node.
@@ -25,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub struct Granted {
     /// Number of shards.
     pub shards: u32,
-    /// Indices of the GPUs that have the shards, in the order of `gres.conf`; empty if Slurm does not report them.
+    /// Indices of the GPUs with the shards, in the order of `gres.conf`. Empty if Slurm does not report them.
     pub gpus: Vec<usize>,
 }
 
@@ -34,11 +35,11 @@ pub struct Granted {
 pub struct Number {
     /// The job's own number.
     pub id: u32,
-    /// Number of the job's array, and the job's index in the array, if the job is in an array.
+    /// If the job is in an array, the number of the array and the job's index in it.
     pub of_array: Option<(u32, u32)>,
 }
 
-/// Queries the controller until it responds, for at most the time `patience`.
+/// Queries the controller until it responds, but not longer than `patience`.
 ///
 /// # Errors
 /// Returns an error if the controller does not respond, or does not list the job on this node.
@@ -56,7 +57,7 @@ pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Res
     }
 }
 
-/// Returns the controller's text about a job.
+/// Returns the controller's response about a job.
 fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, String> {
     let mut command = Command::new(scontrol);
     // For a job in an array, request only this job.
@@ -94,7 +95,7 @@ fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, S
     }
 }
 
-/// Parses the controller's text about one job: an unindented line, followed by indented lines.
+/// Parses the controller's response about one job: an unindented line, followed by indented lines.
 fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
     let mut heads = text.lines().filter(|line| !line.is_empty() && !line.starts_with(' '));
     let unclear = |what: &str| {
@@ -120,7 +121,7 @@ fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
     }
 }
 
-/// Parses the shards of a list such as `gpu:1(IDX:0),shard:a:25(0/100,25/75)`.
+/// Parses the shards in a list such as `gpu:1(IDX:0),shard:a:25(0/100,25/75)`.
 fn shards(list: &str) -> Option<Granted> {
     let mut granted = Granted::default();
     let (mut depth, mut begin) = (0usize, 0);
@@ -151,7 +152,7 @@ fn shards(list: &str) -> Option<Granted> {
             None => words.next_back()?,
         };
         granted.shards = granted.shards.checked_add(count.parse().ok()?)?;
-        // Each GPU has two numbers: the shards of the job, and the total of the GPU.
+        // Each GPU has two numbers: the job's shards and the GPU's total.
         for (gpu, part) in details.split(',').enumerate() {
             if let Some((given, _)) = part.split_once('/')
                 && given.parse::<u64>().ok()? > 0
@@ -186,7 +187,7 @@ mod tests {
         assert_eq!(read(&array, 9, "n1").unwrap().shards, 25);
     }
 
-    /// The parser must not confuse the user's text with Slurm's text.
+    /// The parser must not mistake the user's text for Slurm's text.
     #[test]
     fn words_of_the_user_raise_nothing() {
         let line = "     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:100(100/100)";

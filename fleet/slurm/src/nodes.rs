@@ -26,12 +26,12 @@ pub fn contains(list: &str, node: &str) -> bool {
     !node.is_empty() && names.into_iter().any(|name| fits(name, node))
 }
 
-/// Returns true if a name with ranges matches a node.
+/// Returns true if a name with ranges includes a node.
 fn fits(name: &str, node: &str) -> bool {
     let Some((before, rest)) = name.split_once('[') else { return name == node };
     let Some((ranges, behind)) = rest.split_once(']') else { return false };
     let Some(node) = node.strip_prefix(before) else { return false };
-    // The end of the number is not obvious from the node's name, because the next part may begin with a digit.
+    // Try each end of the number, because the next part of the name may begin with a digit.
     let digits = node.bytes().take_while(u8::is_ascii_digit).count();
     (1..=digits.min(18)).any(|length| {
         let (number, end) = node.split_at(length);
@@ -39,13 +39,13 @@ fn fits(name: &str, node: &str) -> bool {
     })
 }
 
-/// Returns true if a number, in its written form, is in a range such as `7` or `007-120`.
+/// Returns true if the text of a number is in a range such as `7` or `007-120`.
 fn is_in(range: &str, number: &str) -> bool {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
     let (Ok(from), Ok(to), Ok(at)) = (first.parse::<u64>(), last.parse::<u64>(), number.parse::<u64>()) else {
         return false;
     };
-    // Numbers are padded with zeros to the width of the first number.
+    // Slurm pads the numbers with zeros to the width of the first number.
     (from..=to).contains(&at) && format!("{at:0width$}", width = first.len()) == number
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub struct JobOption {
     /// Name of the option, without dashes.
     pub name: &'static CStr,
-    /// Placeholder for the option's value, if the option has a value.
+    /// Placeholder for the option's value, or `None` if the option has no value.
     pub value: Option<&'static CStr>,
     /// Text for `--help`.
     pub usage: &'static CStr,
@@ -67,13 +67,13 @@ pub struct Given {
     pub memory_mib: Option<u64>,
     /// Weight.
     pub weight: Option<u32>,
-    /// Latency class: of the tenants that are due, the better class runs first.
+    /// Latency class. Among tenants that are due, the best class runs first.
     pub class: Option<String>,
     /// Maximum share of the card's time, if limited.
     pub cap: Option<Cap>,
-    /// True if the job requests a vGPU.
+    /// Set if the job requests a vGPU.
     pub vgpu: bool,
-    /// Name of a group of jobs whose programs may use the card at the same time.
+    /// Name of a group of jobs whose programs can use the card concurrently.
     pub share_group: Option<String>,
     /// Mode of the group.
     pub sharing: Option<String>,
@@ -82,7 +82,7 @@ pub struct Given {
 /// Limit on a job's part of a card's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cap {
-    /// The share that corresponds to the job's shards.
+    /// The fraction of the card's time that corresponds to the job's shards.
     Shards,
     /// A number of thousandths.
     Permille(u32),
@@ -174,24 +174,24 @@ fn mib(text: &str) -> Option<u64> {
 pub struct Arguments {
     /// The daemon's admin socket.
     pub socket: PathBuf,
-    /// Parent folder of the jobs' sockets, in which the daemon can create files.
+    /// Parent folder of the jobs' sockets. The daemon must be able to create files in it.
     pub sockets: PathBuf,
     /// Number of shards of a card.
     pub shards: u32,
-    /// The daemon's cards in the order in which Slurm counts them. If no cards are named, all cards of the required
-    /// kind are used, sorted by name.
+    /// The daemon's cards in Slurm's order. If this list is empty, all cards of the required kind are used, sorted by
+    /// name.
     pub cards: Vec<String>,
-    /// Granularity of sizes in MiB. The granularity is a multiple of the cards' chunk size.
+    /// Granularity of sizes in MiB, a multiple of the cards' chunk size.
     pub chunk_mib: u64,
-    /// File to which the use of jobs is appended, with one line of JSON per job.
+    /// File to which the usage of jobs is appended, with one line of JSON per job.
     pub ledger: PathBuf,
-    /// Folder of the library that replaces `libcuda.so.1` for the programs.
+    /// Folder of the library that replaces `libcuda.so.1` for programs.
     pub library: PathBuf,
-    /// NVIDIA's library, for programs that would not find it otherwise.
+    /// NVIDIA's library, for programs that would otherwise not find it.
     pub driver: Option<PathBuf>,
     /// Program that sends notes to the controller.
     pub scontrol: PathBuf,
-    /// Time to wait for a daemon that does not respond, in seconds.
+    /// Time to wait for an unresponsive daemon, in seconds.
     pub patience_s: u64,
     /// Name of the node.
     pub node: String,

@@ -1,12 +1,12 @@
-//! The entry points that Slurm calls, and the calls to Slurm.
+//! The entry points that Slurm calls, and calls to Slurm's functions.
 //!
 //! Slurm loads a plugin into `srun`, `sbatch` and `salloc`, where options are read, and into `slurmstepd` on the nodes.
 //! `slurmstepd` starts a job's processes, which run as root until they switch to the user. `slurmstepd` runs epilogs in
 //! another process.
 //!
-//! UNSAFETY: Slurm is written in C. Its calls pass pointers that Slurm guarantees to be valid during the call. This
-//! module looks up Slurm's functions in the process by name, with the signatures in `spank(7)`, so that the crate links
-//! without Slurm.
+//! UNSAFETY: Slurm is written in C. Slurm guarantees that the pointers it passes are valid during the call. This module
+//! looks up Slurm's functions by name at run time, with the signatures from `spank(7)`, so that the crate links without
+//! Slurm.
 #![allow(unsafe_code, reason = "Slurm calls plugins by C functions")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -20,11 +20,11 @@ use admin_client::terminal;
 use crate::options::{Arguments, Given, OPTIONS};
 use crate::work::{self, Job};
 
-/// Name of the plugin. The name is a part of the names of the variables through which Slurm passes options.
+/// Name of the plugin. It is part of the names of the environment variables that Slurm uses to pass options.
 const NAME: &[u8] = b"gpu_mediator\0";
 /// Type of the plugin as a C string.
 const TYPE: &[u8] = b"spank\0";
-/// Marker after the version, which the installation program searches for.
+/// Marker after the version. The installer searches for it.
 pub const MARK: [u32; 3] = [0x6d70_6773, 0x5f61_6964, 0x7265_7376];
 
 /// Name that Slurm reads.
@@ -33,8 +33,8 @@ pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
 /// Type that Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
-/// Version of Slurm for which the plugin was built. Slurm compares the first part with its own version. The
-/// installation program writes the version into a copy of the library. In this build, the version is empty.
+/// Version of Slurm that the plugin is for. Slurm compares the first element with its own version. The version is 0 in
+/// this build, and the installer writes it into a copy of the library.
 #[unsafe(no_mangle)]
 pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 /// Version of the plugin itself.
@@ -54,7 +54,7 @@ const JOB_UID: c_int = 0;
 const JOB_ID: c_int = 2;
 /// `S_CTX_REMOTE` of `spank_context`.
 const REMOTE: c_int = 2;
-/// `S_JOB_ARRAY_ID`; 0 for a job that is not in an array.
+/// `S_JOB_ARRAY_ID`, which is 0 for a job that is not in an array.
 const ARRAY_ID: c_int = 30;
 /// `S_JOB_ARRAY_TASK_ID`.
 const ARRAY_TASK_ID: c_int = 31;
@@ -63,7 +63,7 @@ const NO_SPACE: [c_int; 2] = [6, 3005];
 /// Maximum size in bytes of a variable that the kernel passes to a program (`MAX_ARG_STRLEN`), including its name and
 /// its terminator.
 const MAX_VARIABLE: usize = 128 << 10;
-/// Environment variable of a step that lists its shards. The user can write this variable, so it is only a hint.
+/// Environment variable that lists a step's shards. It is only a hint, because the user can write it.
 const SHARDS: &CStr = c"SLURM_SHARDS_ON_NODE";
 
 /// `struct spank_option`.
@@ -80,16 +80,16 @@ struct SpankOption {
 /// The options that were given in this process.
 static GIVEN: Mutex<Given> = Mutex::new(Given::new());
 
-/// Looks up one of Slurm's functions in this process.
+/// Looks up a Slurm function in this process.
 fn function<T>(name: &str) -> Option<Symbol<T>> {
-    // SAFETY: the type matches the signature of this function in `spank(7)`. This process, and therefore the symbol,
-    // stays loaded.
+    // SAFETY: the type matches the signature of this function in `spank(7)`. The symbol is in this process and is never
+    // unloaded.
     unsafe { Library::this().get::<T>(name.as_bytes()) }.ok()
 }
 
 /// Writes a line to the log of the process. For a command that a user runs, this log is the terminal.
 fn complain(what: &str) {
-    // The line may contain names that jobs and programs chose.
+    // The line may contain names chosen by jobs and programs.
     let line = CString::new(format!("gpu-mediator: {}", terminal::word(what))).unwrap_or_default();
     match function::<unsafe extern "C" fn(*const c_char, ...)>("slurm_error") {
         // SAFETY: the format takes one string, and the string is terminated.
@@ -98,7 +98,7 @@ fn complain(what: &str) {
     }
 }
 
-/// Returns the full value of a variable of the step.
+/// Returns the full value of one of the step's environment variables.
 fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     type Get = unsafe extern "C" fn(Handle, *const c_char, *mut c_char, c_int) -> c_int;
     let Some(get) = function::<Get>("spank_getenv") else { return Ok(None) };
@@ -109,7 +109,7 @@ fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     })
 }
 
-/// Reads a value of any length with a function that fills a buffer or reports that the buffer is too small.
+/// Reads a value of any length with `get`, which fills a buffer or reports that the buffer is too small.
 fn whole(name: &str, get: impl Fn(&mut [u8]) -> c_int) -> Result<Option<Vec<u8>>, String> {
     for size in [4 << 10, MAX_VARIABLE] {
         let mut value = vec![0u8; size];
@@ -126,7 +126,7 @@ fn too_long(name: &str) -> String {
     format!("the variable {name} has more than the {MAX_VARIABLE} bytes that a program can have; shorten it")
 }
 
-/// Prepends a folder to a variable that contains a list of folders in the dynamic loader's format.
+/// Prepends a folder to a variable with a list of folders in the dynamic loader's format.
 fn in_front(name: &str, first: &str, rest: Option<Vec<u8>>) -> Result<Vec<u8>, String> {
     let mut value = first.as_bytes().to_owned();
     if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
@@ -144,7 +144,7 @@ fn set_variable(handle: Handle, name: &str, value: Vec<u8>) -> bool {
     function::<Set>("spank_setenv").is_some_and(|set| unsafe { set(handle, name.as_ptr(), value.as_ptr(), 1) } == GOOD)
 }
 
-/// Removes a variable from the environment of the job. A missing variable is not an error.
+/// Removes a variable from the job's environment. Ignores a missing variable.
 fn unset_variable(handle: Handle, name: &CStr) {
     if let Some(unset) = function::<unsafe extern "C" fn(Handle, *const c_char) -> c_int>("spank_unsetenv") {
         // SAFETY: the handle is valid during this call, and the string is terminated.
@@ -152,8 +152,8 @@ fn unset_variable(handle: Handle, name: &CStr) {
     }
 }
 
-/// Returns the name of this process's node, which Slurm sets in the process (`slurmstepd`, version 22.05 and later).
-/// The step's environment contains this variable, too, but the user can write that copy, and the name becomes part of
+/// Returns the name of this process's node, which Slurm sets in the environment of `slurmstepd` (22.05 and later). The
+/// variable in the step's environment must not be used, because the user can write it and the name becomes part of
 /// paths.
 fn node() -> Result<String, String> {
     let node = std::env::var("SLURMD_NODENAME").ok().filter(|node| !node.is_empty());
@@ -188,7 +188,7 @@ fn arguments(count: c_int, words: *const *const c_char) -> Result<Arguments, Str
     Arguments::read(&(0..count).map(word).collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Runs a hook's function. A panic becomes an error of the hook, so that it does not end Slurm's process.
+/// Runs a hook's function. Converts a panic to an error, so that it does not terminate Slurm's process.
 fn guarded(what: impl FnOnce() -> Result<(), String> + std::panic::UnwindSafe) -> c_int {
     match catch_unwind(what) {
         Ok(Ok(())) => GOOD,
@@ -216,13 +216,13 @@ unsafe extern "C" fn on_option(number: c_int, value: *const c_char, _remote: c_i
     })
 }
 
-/// Registers the options in all processes that load the plugin.
+/// Registers the options in every process that loads the plugin.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
         arguments(count, words)?;
         type Register = unsafe extern "C" fn(Handle, *const SpankOption) -> c_int;
-        // This context, for example a Slurm daemon, has no options.
+        // Contexts such as Slurm's daemons have no options.
         let Some(register) = function::<Register>("spank_option_register") else { return Ok(()) };
         for (index, option) in OPTIONS.iter().enumerate() {
             let shown = SpankOption {
@@ -242,7 +242,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Creates the job's part as root before the job's first process runs. Sets the variables for each process.
+/// Creates the job's part as root before the job's first process runs. Sets the environment variables of each process.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -250,7 +250,7 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             return Ok(());
         }
         let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Most jobs have no shards and need no request to the controller. For a job with shards, trust only the number
+        // Most jobs have no shards, so the controller need not be queried. Otherwise, trust only the number of shards
         // from the controller.
         if variable(handle, SHARDS)?.is_none() && given.is_silent() {
             return Ok(());
@@ -266,8 +266,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         if variables.is_empty() {
             return Ok(());
         }
-        // The variable contains the number that Slurm gives the card. The library finds the tenant's card without this
-        // variable, and no other card is visible.
+        // The variable contains Slurm's number of the card. The library does not need this variable, because only the
+        // tenant's card is visible.
         unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
             let there = if name == "LD_LIBRARY_PATH" { variable(handle, c"LD_LIBRARY_PATH")? } else { None };
@@ -279,7 +279,7 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
     })
 }
 
-/// Records the job's use so far, while the controller still accepts notes.
+/// Records the job's usage so far, while the controller accepts notes.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -296,7 +296,7 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Removes the job's part when the job has ended. If the removal fails, returns an error, so that Slurm drains the
+/// Removes the job's part after the job has ended. If the removal fails, returns an error, so that Slurm drains the
 /// node.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
@@ -312,7 +312,7 @@ pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *
 mod tests {
     use super::*;
 
-    /// Fills a buffer as `spank_getenv` does: writes as many bytes as fit, and a terminator.
+    /// Fills a buffer as `spank_getenv` does: writes as many bytes as fit, followed by a terminator.
     fn get(value: &[u8]) -> impl Fn(&mut [u8]) -> c_int {
         move |buffer| {
             let fits = value.len().min(buffer.len() - 1);

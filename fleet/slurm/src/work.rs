@@ -1,7 +1,7 @@
-//! Operations for a job: creating its tenant or vGPU, recording its use, and removing the tenant or vGPU.
+//! Operations on a job: creates its tenant or vGPU, records its usage, and removes the tenant or vGPU.
 //!
-//! All names are derived from the job, so that each step can be repeated. Another process of the same job finds the
-//! parts that the first process created. After a crash, [`reconcile`] finds leftover parts by their names.
+//! All names are derived from the job, so that operations are idempotent. Other processes of a job find the parts that
+//! its first process created. After a crash, [`reconcile`] finds leftover parts by name.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -25,18 +25,18 @@ use crate::options::{Arguments, Given};
 const PREFIX: &str = "slurm-";
 /// Environment variable with the path of the socket of a job's vGPU.
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
-/// Time between two attempts to reach a daemon.
+/// Delay between two attempts to reach the daemon.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// NVIDIA's environment variable for the folder with the pipes of an MPS server.
+/// NVIDIA's environment variable for the pipe folder of an MPS server.
 const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// Time for which a job waits for the MPS server of its group. Without the server, the job's programs take turns.
+/// Maximum time that a job waits for the MPS server of its group. Without the server, the job's programs take turns.
 // TIMEOUT: a server starts within a second.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of a note to the controller.
 // TIMEOUT: the controller responds immediately or not at all, and a job must not wait for it.
 const NOTE: Duration = Duration::from_secs(10);
 
-/// A job that is starting a process.
+/// A job that starts a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// Number of the job.
@@ -47,7 +47,7 @@ pub struct Job {
     pub of_array: Option<(u32, u32)>,
 }
 
-/// A job's use of a card.
+/// A job's usage of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// The job.
@@ -64,11 +64,11 @@ pub struct Usage {
     pub memory_mib: u64,
     /// Card time charged to the job, in ns.
     pub used_ns: u64,
-    /// Part of this time, in ns, for which the tenant had work in flight. Only tenants have this value.
+    /// Part of this time, in ns, during which the tenant had work in flight. Always 0 for vGPUs.
     pub busy_ns: u64,
     /// Number of submissions.
     pub launches: u64,
-    /// Number of the job's programs that were killed because they exceeded the limits or did not respond.
+    /// Number of programs of the job that were killed because they exceeded their limits or did not respond.
     pub killed: u64,
 }
 
@@ -76,7 +76,7 @@ fn name(job: u32) -> String {
     format!("{PREFIX}{job}")
 }
 
-/// Returns the job to which a name belongs.
+/// Returns the job that a name belongs to.
 fn job_of(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
@@ -129,11 +129,11 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
     Ok(list.cards.into_iter().map(card).collect())
 }
 
-/// Creates a job's part if it does not exist yet. Returns the variables for the job's processes. The list is empty if
-/// the job has neither shards nor options.
+/// Creates a job's part if it does not exist. Returns the environment variables for the job's processes, or an empty
+/// list if the job has neither shards nor options.
 ///
 /// # Errors
-/// Returns an error if the job's part cannot be created. The message is for the job's user.
+/// Returns an error if the job's part cannot be created. The message is shown to the job's user.
 pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(String, String)>, String> {
     let name = name(job.id);
     let folder = if given.vgpu { "vms" } else { "tenants" };
@@ -183,8 +183,8 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     Ok(variables.into_iter().chain(driver).chain(mps).collect())
 }
 
-/// Returns the folder with the pipes of the MPS server of a job's group, if the group has such a server. Waits until
-/// the server accepts clients, because a program that starts earlier never becomes a client.
+/// Returns the pipe folder of the MPS server of a job's group, if the group has such a server. Waits until the server
+/// accepts clients, because a program that starts earlier never becomes a client.
 fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<PathBuf>, String> {
     if given.share_group.is_none() {
         return Ok(None);
@@ -192,7 +192,7 @@ fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<Path
     let begin = Instant::now();
     loop {
         let tenant = patiently(arguments, |client| client.get::<api::Tenant>(path))?.map_err(|error| told(&error))?;
-        // If the state is missing, the owner process of the card is being started.
+        // If the state is missing, the card's owner process is starting.
         let starts = tenant.group_state.as_ref().is_none_or(|state| state.mps == api::MpsState::Starting);
         if !starts || begin.elapsed() > SERVER_TIMEOUT {
             return Ok(tenant.group_state.and_then(|state| state.mps_pipes));
@@ -201,7 +201,7 @@ fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<Path
     }
 }
 
-/// Returns a job's use so far, and true if the job has a vGPU; `None` if the job has no part of a card.
+/// Returns a job's usage so far, and true if the job has a vGPU. Returns `None` if the job has no part of a card.
 fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     let name = name(job);
     let node = arguments.node.clone();
@@ -246,7 +246,7 @@ fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     }))
 }
 
-/// Stores the use of a running job in the controller, as the administrator's comment on the job.
+/// Stores a running job's usage in the controller, as the administrator's comment on the job.
 ///
 /// # Errors
 /// Returns an error if the daemon does not respond.
@@ -258,12 +258,12 @@ pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
         format!("gpu-mediator node={node} card={card} gpu_seconds={seconds} launches={launches} killed={killed}");
     let mut command = Command::new(&arguments.scontrol);
     command.args(["update", &format!("jobid={job}"), &format!("admincomment={comment}")]);
-    // The controller accepts no notes for a finished job, but the ledger contains the use.
+    // Ignore errors. The controller rejects notes for finished jobs, but the ledger contains the usage.
     let _ = run(command.stdout(Stdio::null()).stderr(Stdio::null()));
     Ok(())
 }
 
-/// Runs a program to its end, within the time limit for notes.
+/// Runs a program until it exits, within the time limit for notes.
 fn run(command: &mut Command) -> std::io::Result<bool> {
     let mut child = command.stdin(Stdio::null()).spawn()?;
     let begin = Instant::now();
@@ -277,10 +277,10 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
     child.wait().map(|status| status.success())
 }
 
-/// Removes a job's part, and records its use.
+/// Removes a job's part and records its usage.
 ///
 /// # Errors
-/// Returns an error if the part cannot be removed. In this case, the job's part of the card is not free.
+/// Returns an error if the part cannot be removed. In this case, the part remains allocated.
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
@@ -294,10 +294,10 @@ pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     write_down(&arguments.ledger, &usage).map_err(|error| format!("{}: {error}", arguments.ledger.display()))
 }
 
-/// Appends a line to a file to which several processes write.
+/// Appends a line to a file that several processes write to.
 fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     if let Some(folder) = ledger.parent() {
-        // The mode does not depend on the umask of Slurm's process.
+        // The mode must not depend on the umask of Slurm's process.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
     let line = serde_json::to_string(usage)? + "\n";
@@ -308,11 +308,11 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     if !there.is_file() || there.nlink() != 1 || there.uid() != rustix::process::geteuid().as_raw() {
         return Err(std::io::Error::other("it is not a file that only this user owns; move it away"));
     }
-    // Write the line with a single call, so that it is not mixed with other processes' lines.
+    // Write the line with a single call, so that lines of different processes are not mixed.
     file.write_all(line.as_bytes())
 }
 
-/// Removes leftover parts of ended jobs, for example after a failure of a node, a daemon or an epilog. Returns the
+/// Removes leftover parts of finished jobs, for example after a failure of a node, a daemon or an epilog. Returns the
 /// numbers of these jobs.
 ///
 /// # Errors
@@ -325,14 +325,14 @@ pub fn reconcile(
     if there.is_empty() {
         return Ok(there);
     }
-    // Query the running jobs after the parts. Then a job that has a part and is not running has ended.
+    // Query the running jobs after the parts, so that a job with a part is finished if it is not running.
     let running = running()?;
     let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
     over.iter().try_for_each(|job| end(arguments, *job))?;
     Ok(over)
 }
 
-/// Returns the jobs that have a part.
+/// Returns the jobs that have a part of a card.
 ///
 /// # Errors
 /// Returns an error if the daemon does not respond.

@@ -1,4 +1,4 @@
-//! Handles, errors, and the settings of a context.
+//! Handles, errors, and context settings.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -7,48 +7,48 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gdev::{Context, Error, Fence, Memory, Module, Place, Segment, Target, Tuning};
 
-/// A context: the number that [`gopen`] returned.
+/// Handle of a context, returned by [`gopen`].
 pub type Ghandle = u64;
 
-/// Value of [`gquery`]: minimum size of card memory that can be allocated, in bytes.
+/// [`gquery`] query: allocation granularity of card memory in bytes.
 const QUERY_ALIGNMENT: u32 = 1;
-/// Value of [`gquery`]: 1 if the device has segments.
+/// [`gquery`] query: 1 if the device supports segments.
 const QUERY_SEGMENTS: u32 = 2;
 
-/// Value of [`gtune`]: [`Tuning::piece_bytes`].
+/// [`gtune`] setting: [`Tuning::piece_bytes`].
 const TUNE_PIECE: u32 = 1;
-/// Value of [`gtune`]: [`Tuning::direct_write_bytes`].
+/// [`gtune`] setting: [`Tuning::direct_write_bytes`].
 const TUNE_DIRECT_WRITE: u32 = 2;
-/// Value of [`gtune`]: [`Tuning::direct_read_bytes`].
+/// [`gtune`] setting: [`Tuning::direct_read_bytes`].
 const TUNE_DIRECT_READ: u32 = 3;
-/// Value of [`gtune`]: [`Tuning::overlap`].
+/// [`gtune`] setting: [`Tuning::overlap`].
 const TUNE_OVERLAP: u32 = 4;
 
-/// Use of an allocation, which decides the function that ends it.
+/// Origin of a mapping, which determines the function that releases it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// [`crate::gmalloc`] and [`crate::gmalloc_dma`].
+    /// Allocated by [`crate::gmalloc`] or [`crate::gmalloc_dma`].
     Own,
-    /// [`crate::gref`].
+    /// Mapped by [`crate::gref`].
     Reference,
-    /// [`crate::gshmat`].
+    /// Attached by [`crate::gshmat`].
     Attached,
 }
 
-/// A context with the objects to which C programs refer by addresses and numbers.
+/// A context, with the objects that C programs identify by address or number.
 pub(crate) struct State {
     pub(crate) context: Context,
-    /// Memory by its first address for the GPU.
+    /// Memory, keyed by its GPU virtual start address.
     pub(crate) memory: BTreeMap<u64, (Memory, Kind)>,
-    /// Pinned memory by its first address in this process.
+    /// Pinned memory, keyed by its start address in this process.
     pub(crate) pinned: BTreeMap<u64, Memory>,
     pub(crate) modules: Vec<Module>,
     pub(crate) segments: HashMap<u32, Segment>,
-    /// The last fence whose number a program has received.
+    /// Highest fence number returned to the program.
     pub(crate) fences: u64,
 }
 
-/// An error with its number.
+/// An errno value and an error message.
 pub(crate) struct Failure(pub(crate) c_int, pub(crate) String);
 
 impl From<Error> for Failure {
@@ -77,7 +77,7 @@ thread_local! {
     static MESSAGE: RefCell<CString> = RefCell::default();
 }
 
-/// All open contexts, by handle.
+/// All open contexts, keyed by handle.
 struct Handles {
     last: Ghandle,
     open: BTreeMap<Ghandle, Arc<Mutex<State>>>,
@@ -89,32 +89,32 @@ fn handles() -> MutexGuard<'static, Handles> {
     HANDLES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Records an error's message for [`gerror`] and returns its number.
+/// Stores an error message for [`gerror`] and returns the error number.
 fn record(Failure(number, message): Failure) -> c_int {
     let text: Vec<u8> = message.into_bytes().into_iter().filter(|byte| *byte != 0).collect();
     MESSAGE.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
     number
 }
 
-/// Returns a context.
+/// Looks up the context of a handle.
 fn find(handle: Ghandle) -> Outcome<Arc<Mutex<State>>> {
     let found = handles().open.get(&handle).cloned();
     found.ok_or_else(|| Failure(libc::EBADF, format!("{handle} is not an open handle")))
 }
 
-/// Calls a function with the context of a handle.
+/// Calls `work` with the context of a handle.
 pub(crate) fn with<T>(handle: Ghandle, work: impl FnOnce(&mut State) -> Outcome<T>) -> Outcome<T> {
     let state = find(handle)?;
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
     work(&mut state)
 }
 
-/// Returns 0, or the negative number of an error.
+/// Returns 0 on success, or a negative errno value.
 pub(crate) fn status(outcome: Outcome<()>) -> c_int {
     outcome.map_or_else(|failure| -record(failure), |()| 0)
 }
 
-/// Returns a value, or 0 for an error.
+/// Returns the value, or 0 on error.
 pub(crate) fn value(outcome: Outcome<u64>) -> u64 {
     outcome.unwrap_or_else(|failure| {
         record(failure);
@@ -147,7 +147,7 @@ impl State {
         Ok(memory)
     }
 
-    /// Ends memory of a kind with `end`, and forgets it. Returns its size in bytes.
+    /// Releases memory of the given kind through `end`. Returns the size of the memory in bytes.
     pub(crate) fn end(
         &mut self,
         address: u64,
@@ -162,7 +162,7 @@ impl State {
         Ok(memory.bytes)
     }
 
-    /// Returns the number of a fence for C programs.
+    /// Returns the number by which C programs identify a fence.
     pub(crate) fn number(&mut self, fence: Fence) -> u64 {
         self.fences = self.fences.max(fence.number());
         fence.number()
@@ -186,8 +186,8 @@ fn open(target: &Target) -> Outcome<u64> {
     Ok(handle)
 }
 
-/// Opens device `minor` and creates a context. The device is a CUDA device if one exists, and otherwise a render node
-/// of nouveau. The environment variable `GDEV_TARGET` names another device, as for [`gdev_open`]. Returns 0 on error.
+/// Opens device `minor` and creates a context. Uses a CUDA device if one exists, otherwise a nouveau render node. The
+/// environment variable `GDEV_TARGET` overrides the device, with the same names as [`gdev_open`]. Returns 0 on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gopen(minor: c_int) -> Ghandle {
     value(match std::env::var("GDEV_TARGET") {
@@ -202,11 +202,11 @@ pub extern "C" fn gopen(minor: c_int) -> Ghandle {
     })
 }
 
-/// Opens the device with a name: `cuda`, `cuda:NUMBER`, `nouveau`, `nouveau:/dev/dri/renderD128` or `vgpu:/SOCKET`.
-/// Returns 0 on error.
+/// Opens a device by name: `cuda`, `cuda:NUMBER`, `nouveau`, `nouveau:/dev/dri/renderD128` or `vgpu:/SOCKET`. Returns 0
+/// on error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdev_open(target: *const c_char) -> Ghandle {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     let name = unsafe { text(target) };
     value(name.and_then(|name| open(&name.parse::<Target>()?)))
 }
@@ -227,8 +227,8 @@ pub extern "C" fn gerror() -> *const c_char {
     MESSAGE.with_borrow(|message| message.as_ptr())
 }
 
-/// Queries a value of the device. Query 1 returns the alignment of card memory in bytes; query 2 returns 1 if the
-/// device has segments, and 0 otherwise.
+/// Queries a device property. Query 1 returns the alignment of card memory in bytes; query 2 returns 1 if the device
+/// supports segments, and 0 otherwise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gquery(handle: Ghandle, query: u32, result: *mut u64) -> c_int {
     status(with(handle, |state| {
@@ -237,14 +237,13 @@ pub unsafe extern "C" fn gquery(handle: Ghandle, query: u32, result: *mut u64) -
             QUERY_SEGMENTS => u64::from(state.context.has_segments()),
             other => return Err(invalid(format!("query {other}: 1 or 2"))),
         };
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(result, answer) }
     }))
 }
 
-/// Sets a limit of copies. Setting 1 is the size of the pieces in bytes; settings 2 and 3 are the maximum sizes of a
-/// direct write and read in bytes; setting 4 is 1 if the CPU and the copy engine work at the same time, and 0
-/// otherwise.
+/// Sets a copy parameter. Setting 1 is the chunk size in bytes; settings 2 and 3 are the maximum sizes of direct writes
+/// and reads in bytes; setting 4 is 1 if the CPU and the copy engine work concurrently, and 0 otherwise.
 #[unsafe(no_mangle)]
 pub extern "C" fn gtune(handle: Ghandle, setting: u32, value: u32) -> c_int {
     status(with(handle, |state| {
@@ -265,41 +264,41 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char) -> Outcome<&'a str> {
     if pointer.is_null() {
         return Err(invalid("a string is NULL"));
     }
-    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map_err(|_| invalid("a string is not UTF-8"))
 }
 
-/// Returns bytes in the memory of a C program.
+/// Returns a buffer of the C program as a slice.
 pub(crate) unsafe fn bytes<'a>(pointer: *const libc::c_void, length: u64) -> Outcome<&'a [u8]> {
     if length == 0 {
         return Ok(&[]);
     }
     let length = usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok());
     match length {
-        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
         Some(length) if !pointer.is_null() => Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), length) }),
         _ => Err(invalid("a buffer is NULL, or longer than the address space")),
     }
 }
 
-/// Returns writable bytes in the memory of a C program.
+/// Returns a buffer of the C program as a mutable slice.
 pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut libc::c_void, length: u64) -> Outcome<&'a mut [u8]> {
     if length == 0 {
         return Ok(&mut []);
     }
     let length = usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok());
     match length {
-        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
         Some(length) if !pointer.is_null() => Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), length) }),
         _ => Err(invalid("a buffer is NULL, or longer than the address space")),
     }
 }
 
-/// Stores a result, if the program wants it.
+/// Stores a result, unless the pointer is NULL.
 pub(crate) unsafe fn store<T>(pointer: *mut T, value: T) -> Outcome<()> {
     if !pointer.is_null() {
-        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
         unsafe { pointer.write_unaligned(value) };
     }
     Ok(())

@@ -7,55 +7,55 @@ use gdev::{Fence, Grid, Image, Params};
 
 use crate::handle::{Failure, Ghandle, Outcome, State, bytes, invalid, status, store, text, with};
 
-/// Number of blocks, and of threads of a block, in x, y and z.
+/// Grid and block dimensions in x, y and z.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GdevGrid {
-    /// Number of blocks.
+    /// Grid dimensions in blocks.
     pub blocks: [u32; 3],
-    /// Number of threads of a block.
+    /// Block dimensions in threads.
     pub threads: [u32; 3],
 }
 
-/// Description of a kernel in raw code for `sm_20`.
+/// Description of a kernel in raw `sm_20` code.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GdevKernel {
-    /// Name of the kernel.
+    /// Name of the kernel, NUL-terminated.
     pub name: *const c_char,
-    /// Offset of its first instruction in the code, in bytes.
+    /// Offset of the entry point in the code, in bytes.
     pub entry_offset: u32,
-    /// Size of its code in bytes.
+    /// Size of the kernel's code in bytes.
     pub size: u32,
-    /// Registers of a thread.
+    /// Number of registers per thread.
     pub registers: u32,
-    /// Static shared memory of a block in bytes.
+    /// Static shared memory per block in bytes.
     pub shared_bytes: u32,
-    /// Local memory of a thread in bytes.
+    /// Local memory per thread in bytes.
     pub local_bytes: u32,
-    /// Barriers of a block.
+    /// Number of barriers per block.
     pub barriers: u32,
     /// Size of the parameters in bytes.
     pub params: u32,
 }
 
-/// Interval between two polls of a fence with a time limit.
+/// Poll interval of a wait with a timeout.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 fn keep(state: &mut State, image: Image<'_>, module: *mut u32) -> Outcome<()> {
     let loaded = state.context.load(image)?;
     state.modules.push(loaded);
     let number = u32::try_from(state.modules.len() - 1).map_err(|_| invalid("too many modules"))?;
-    // SAFETY: the functions below pass the program's pointer, see the crate's UNSAFETY.
+    // SAFETY: the functions below pass the program's pointer; see UNSAFETY in the crate documentation.
     unsafe { store(module, number) }
 }
 
-/// Loads kernels. A CUDA device accepts PTX or a cubin; other devices accept a cubin or assembly for `sm_20`. `module`
-/// receives the module's number.
+/// Loads a module. A CUDA device accepts PTX or a cubin; other devices accept an `sm_20` cubin or `sm_20` assembly.
+/// Stores the module number in `module`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gload(handle: Ghandle, image: *const c_void, size: u64, module: *mut u32) -> c_int {
     status(with(handle, |state| {
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let image = unsafe { bytes(image, size) }?;
         if state.context.backend().name() == "cuda" {
             return keep(state, Image::Cuda(image), module);
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn gload(handle: Ghandle, image: *const c_void, size: u64,
     }))
 }
 
-/// Loads raw code for `sm_20`: 64-bit instructions, with descriptions of its `count` kernels.
+/// Loads raw `sm_20` code (64-bit instructions) with the descriptions of `count` kernels.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gload_raw(
     handle: Ghandle,
@@ -76,17 +76,17 @@ pub unsafe extern "C" fn gload_raw(
     module: *mut u32,
 ) -> c_int {
     status(with(handle, |state| {
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let code = unsafe { bytes(code, size) }?;
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let descriptions = unsafe { bytes(kernels.cast(), u64::from(count) * size_of::<GdevKernel>() as u64) }?;
         let mut known = Vec::new();
         for description in descriptions.chunks_exact(size_of::<GdevKernel>()) {
-            // SAFETY: the chunk has the size of the structure, in which all values are valid.
+            // SAFETY: the chunk has the size of the structure, and every bit pattern is valid for it.
             let kernel: GdevKernel = unsafe { description.as_ptr().cast::<GdevKernel>().read_unaligned() };
             let GdevKernel { name, entry_offset, size, registers, shared_bytes, local_bytes, barriers, params } =
                 kernel;
-            // SAFETY: see the crate's UNSAFETY.
+            // SAFETY: see UNSAFETY in the crate documentation.
             let name = unsafe { text(name) }?.to_owned();
             known.push(sm20::Kernel {
                 name,
@@ -105,8 +105,8 @@ pub unsafe extern "C" fn gload_raw(
     }))
 }
 
-/// Launches a kernel of a module without waiting; `params` has the parameters as the kernel declares them. `id`
-/// receives the number for [`gsync`]. The kernel may use all memory of the handle.
+/// Launches a kernel of a module without waiting. `params` contains the parameters in the kernel's layout. Stores the
+/// number for [`gsync`] in `id`. The kernel may access all memory of the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glaunch(
     handle: Ghandle,
@@ -118,12 +118,12 @@ pub unsafe extern "C" fn glaunch(
     id: *mut u64,
 ) -> c_int {
     status(with(handle, |state| {
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let (name, params) = unsafe { (text(kernel)?, bytes(params, params_size)?) };
         if grid.is_null() {
             return Err(invalid("the grid is NULL"));
         }
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let GdevGrid { blocks, threads } = unsafe { grid.read_unaligned() };
         let module = state.modules.get(module as usize).copied();
         let module = module.ok_or_else(|| invalid("the module does not belong to this handle"))?;
@@ -131,19 +131,19 @@ pub unsafe extern "C" fn glaunch(
         let (grid, params) = (Grid { blocks, threads }, Params::from_bytes(params));
         let fence = state.context.launch(module, name, grid, &params, &uses)?;
         let number = state.number(fence);
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(id, number) }
     }))
 }
 
-/// Waits for the work with a number, and for all earlier work. With a `timeout`, waits at most that long, and returns
-/// `-ETIMEDOUT` if the time is over.
+/// Waits for the work with number `id`, and for all earlier work. If `timeout` is not NULL, waits at most that long,
+/// and returns `-ETIMEDOUT` when the timeout expires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gsync(handle: Ghandle, id: u64, timeout: *const libc::timespec) -> c_int {
     let limit = if timeout.is_null() {
         None
     } else {
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let libc::timespec { tv_sec, tv_nsec } = unsafe { timeout.read_unaligned() };
         let nanos = u32::try_from(tv_nsec).unwrap_or_default().min(999_999_999);
         Some(Duration::new(u64::try_from(tv_sec).unwrap_or_default(), nanos))
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn gsync(handle: Ghandle, id: u64, timeout: *const libc::t
             }
             Ok(false)
         });
-        // Other threads can use the handle between two polls.
+        // Other threads can use the handle between polls.
         match (done, limit) {
             (Ok(true), _) => return 0,
             (Err(failure), _) => return status(Err(failure)),

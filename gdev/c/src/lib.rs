@@ -1,12 +1,12 @@
 //! Gdev's functions for C programs, implemented with the crate `gdev`.
 //!
-//! A handle is a number that this library looks up, so that a wrong or closed handle causes an error and not an invalid
-//! access. Functions return 0 or a negative `errno`; functions that return addresses return 0 on error. [`gerror`]
-//! returns the message of the calling thread's last error. Calls with one handle exclude each other, including waits,
-//! so use a separate handle for each thread.
+//! A handle is a number that this library looks up, so an invalid or closed handle causes an error instead of an
+//! invalid access. Functions return 0 or a negative `errno`; functions that return addresses return 0 on error.
+//! [`gerror`] returns the message of the calling thread's last error. Calls on one handle are serialized, including
+//! waits, so use a separate handle for each thread.
 //!
-//! UNSAFETY: reads and writes memory that the C program passes, as its declaration in `gdev.h` says: each pointer must
-//! be valid for the given number of bytes, and strings must end with a zero.
+//! UNSAFETY: reads and writes memory through pointers from the C program, as declared in `gdev.h`: each pointer must be
+//! valid for the given number of bytes, and strings must be NUL-terminated.
 
 #![expect(unsafe_code, reason = "see UNSAFETY")]
 #![expect(clippy::missing_safety_doc, reason = "the crate's description has the conditions of all functions")]

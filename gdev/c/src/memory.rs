@@ -6,19 +6,19 @@ use gdev::{Context, Copy, Place};
 
 use crate::handle::{Ghandle, Kind, Outcome, State, bytes, bytes_mut, invalid, status, store, value, with};
 
-/// Allocates `size` bytes of card memory. Returns the memory's address for the GPU, or 0 on error.
+/// Allocates `size` bytes of card memory. Returns the GPU virtual address, or 0 on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gmalloc(handle: Ghandle, size: u64) -> u64 {
     value(with(handle, |state| Ok(state.allocate(Place::Vram, size)?.address)))
 }
 
-/// Frees card memory from [`gmalloc`]. Returns its size in bytes, or 0 on error.
+/// Frees card memory allocated by [`gmalloc`]. Returns its size in bytes, or 0 on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gfree(handle: Ghandle, address: u64) -> u64 {
     value(with(handle, |state| state.end(address, Kind::Own, Context::free)))
 }
 
-/// Allocates `size` bytes of pinned memory. Returns the memory's address in this process, or NULL on error.
+/// Allocates `size` bytes of pinned memory. Returns its address in this process, or NULL on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gmalloc_dma(handle: Ghandle, size: u64) -> *mut c_void {
     let address = value(with(handle, |state| {
@@ -34,7 +34,7 @@ pub extern "C" fn gmalloc_dma(handle: Ghandle, size: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Frees pinned memory from [`gmalloc_dma`]. Returns its size in bytes, or 0 on error.
+/// Frees pinned memory allocated by [`gmalloc_dma`]. Returns its size in bytes, or 0 on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gfree_dma(handle: Ghandle, buffer: *mut c_void) -> u64 {
     value(with(handle, |state| {
@@ -53,7 +53,7 @@ pub extern "C" fn gfree_dma(handle: Ghandle, buffer: *mut c_void) -> u64 {
 pub unsafe extern "C" fn gmemcpy_to_device(handle: Ghandle, to: u64, from: *const c_void, size: u64) -> c_int {
     status(with(handle, |state| {
         let (memory, offset) = state.memory_at(to)?;
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let from = unsafe { bytes(from, size) }?;
         state.context.write(memory, offset, from)?;
         Ok(state.context.finish()?)
@@ -65,13 +65,13 @@ pub unsafe extern "C" fn gmemcpy_to_device(handle: Ghandle, to: u64, from: *cons
 pub unsafe extern "C" fn gmemcpy_from_device(handle: Ghandle, to: *mut c_void, from: u64, size: u64) -> c_int {
     status(with(handle, |state| {
         let (memory, offset) = state.memory_at(from)?;
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let to = unsafe { bytes_mut(to, size) }?;
         Ok(state.context.read(memory, offset, to)?)
     }))
 }
 
-/// Copies `size` bytes of pinned memory to the card without waiting; `id` receives the number for `gsync`.
+/// Copies `size` bytes of pinned memory to the card without waiting. Stores the number for `gsync` in `id`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gmemcpy_to_device_async(
     handle: Ghandle,
@@ -83,12 +83,12 @@ pub unsafe extern "C" fn gmemcpy_to_device_async(
     status(with(handle, |state| {
         let (to, to_offset) = state.memory_at(to)?;
         let (from, from_offset) = state.pinned_at(from.addr() as u64)?;
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { submit(state, &Copy { from, from_offset, to, to_offset, bytes: size }, id) }
     }))
 }
 
-/// Copies `size` bytes from the card to pinned memory without waiting; `id` receives the number for `gsync`.
+/// Copies `size` bytes from the card to pinned memory without waiting. Stores the number for `gsync` in `id`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gmemcpy_from_device_async(
     handle: Ghandle,
@@ -100,13 +100,13 @@ pub unsafe extern "C" fn gmemcpy_from_device_async(
     status(with(handle, |state| {
         let (to, to_offset) = state.pinned_at(to.addr() as u64)?;
         let (from, from_offset) = state.memory_at(from)?;
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { submit(state, &Copy { from, from_offset, to, to_offset, bytes: size }, id) }
     }))
 }
 
 /// Copies `write_size` bytes of pinned memory to the card, and `read_size` bytes from the card to pinned memory, after
-/// all earlier work, and waits. Both copies are executed at the same time if the card has two copy engines.
+/// all earlier work, and waits. The copies run concurrently if the card has two copy engines.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gmemcpy_both(
     handle: Ghandle,
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn gmemcpy_both(
     }))
 }
 
-/// Copies `size` bytes on the card, and waits.
+/// Copies `size` bytes within card memory, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gmemcpy(handle: Ghandle, to: u64, from: u64, size: u64) -> c_int {
     status(with(handle, |state| {
@@ -139,10 +139,10 @@ pub unsafe extern "C" fn gmemcpy(handle: Ghandle, to: u64, from: u64, size: u64)
     }))
 }
 
-/// Copies `size` bytes on the card without waiting; `id` receives the number for `gsync`.
+/// Copies `size` bytes within card memory without waiting. Stores the number for `gsync` in `id`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gmemcpy_async(handle: Ghandle, to: u64, from: u64, size: u64, id: *mut u64) -> c_int {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(with(handle, |state| unsafe { within_card(state, to, from, size, id) }))
 }
 
@@ -154,7 +154,7 @@ unsafe fn within_card(state: &mut State, to: u64, from: u64, bytes: u64, id: *mu
     if overlap && bytes > 0 {
         return Err(invalid("the ranges of a copy overlap"));
     }
-    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
     unsafe { submit(state, &Copy { from, from_offset, to, to_offset, bytes }, id) }
 }
 
@@ -164,6 +164,6 @@ unsafe fn submit(state: &mut State, copy: &Copy, id: *mut u64) -> Outcome<()> {
     }
     let fence = state.context.copy(copy)?;
     let number = state.number(fence);
-    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
     unsafe { store(id, number) }
 }

@@ -6,14 +6,14 @@ use gdev::{Context, SegmentRequest};
 
 use crate::handle::{Failure, Ghandle, Kind, invalid, status, store, value, with};
 
-/// Flag of [`gshmget`]: the key is one of the sharing group to which the operator assigned this virtual machine.
+/// [`gshmget`] flag: the key belongs to the sharing group to which the operator assigned this virtual machine.
 pub const GDEV_SHM_GROUP: c_int = 0x10000;
-/// Permission bit with which the other machines of a group can also write a segment.
+/// Permission bit that grants the group's other machines write access to a segment.
 const OTHERS_WRITE: c_int = 0o002;
 
-/// Finds the segment with a key, or creates it if `flags` contains `IPC_CREAT`; the lower nine bits of `flags` are its
-/// permissions. With [`GDEV_SHM_GROUP`], the other machines of the group find the segment and read it, and with the
-/// permission bit 0002 they also write it. Returns the segment's number, or a negative error.
+/// Finds the segment with a key, or creates it if `flags` contains `IPC_CREAT`; the low nine bits of `flags` are its
+/// permissions. With [`GDEV_SHM_GROUP`], the group's other machines can find and read the segment; permission bit 0002
+/// also grants them write access. Returns the segment's number, or a negative errno value.
 #[unsafe(no_mangle)]
 pub extern "C" fn gshmget(handle: Ghandle, key: c_int, size: u64, flags: c_int) -> c_int {
     let found = with(handle, |state| {
@@ -35,7 +35,7 @@ pub extern "C" fn gshmget(handle: Ghandle, key: c_int, size: u64, flags: c_int) 
     }
 }
 
-/// Maps a segment, read-only if `flags` contains `SHM_RDONLY`. Returns its address for the GPU, or 0 on error. The
+/// Maps a segment, read-only if `flags` contains `SHM_RDONLY`. Returns its GPU virtual address, or 0 on error. The
 /// driver chooses the address, so `address` must be 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn gshmat(handle: Ghandle, id: c_int, address: u64, flags: c_int) -> u64 {
@@ -57,8 +57,8 @@ pub extern "C" fn gshmdt(handle: Ghandle, address: u64) -> c_int {
     status(with(handle, |state| state.end(address, Kind::Attached, Context::detach).map(drop)))
 }
 
-/// Controls a segment. `IPC_RMID` removes its key, and the segment is freed when no context has it attached. `IPC_STAT`
-/// stores the number of contexts that have it attached in `buffer`, as a `uint64_t`.
+/// Controls a segment. `IPC_RMID` removes its key; the segment is freed when the last context detaches it. `IPC_STAT`
+/// stores the number of attached contexts in `buffer` as a `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gshmctl(handle: Ghandle, id: c_int, command: c_int, buffer: *mut c_void) -> c_int {
     status(with(handle, |state| {
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn gshmctl(handle: Ghandle, id: c_int, command: c_int, buf
             }
             libc::IPC_STAT => {
                 let attached = state.context.attached(segment)?;
-                // SAFETY: see the crate's UNSAFETY.
+                // SAFETY: see UNSAFETY in the crate documentation.
                 unsafe { store(buffer.cast(), attached) }
             }
             other => Err(Failure(libc::EOPNOTSUPP, format!("command {other}: IPC_RMID or IPC_STAT"))),
@@ -80,8 +80,8 @@ pub unsafe extern "C" fn gshmctl(handle: Ghandle, id: c_int, command: c_int, buf
     }))
 }
 
-/// Maps memory that `master` has allocated with [`crate::gmalloc`] into `slave`. Returns the memory's address in
-/// `slave`, or 0 on error. The memory lives until both contexts have freed it.
+/// Maps memory that `master` has allocated with [`crate::gmalloc`] into `slave`. Returns its GPU virtual address in
+/// `slave`, or 0 on error. The memory exists until both contexts have freed it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gref(master: Ghandle, address: u64, size: u64, slave: Ghandle) -> u64 {
     value((|| {

@@ -1,4 +1,4 @@
-//! Checks that the committed header matches the functions.
+//! Checks that the committed header is up to date.
 
 use std::process::Command;
 

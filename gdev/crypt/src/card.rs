@@ -12,10 +12,10 @@ use crate::kernel::{BLOCK_BYTES, Language, THREADS, source};
 use crate::key::Key;
 use crate::tables::{Direction, TABLE_BYTES, tables};
 
-/// Maximum number of bytes that one launch transforms.
+/// Maximum number of bytes transformed per launch.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// A context with the kernels, the tables of the key, and memory for one piece.
+/// A context with the kernels, the key's tables, and buffers for one launch.
 pub struct Card {
     context: Context,
     module: Module,
@@ -27,7 +27,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// Opens a device and prepares it for a key.
+    /// Opens a device, and loads the kernels and the key's tables.
     ///
     /// # Errors
     /// Returns an error if the device cannot be opened, or on a driver error.
@@ -52,10 +52,10 @@ impl Card {
         Ok(Self { context, module, tables: tables_of, data, tweaks, tweak_key })
     }
 
-    /// Transforms sectors in place, starting with number `sector`. After an error the data is undefined.
+    /// Transforms data in place; its first sector has number `sector`. The data is undefined after an error.
     ///
     /// # Errors
-    /// Returns an error if the card has lost work, or on a driver error.
+    /// Returns an error if the card lost work, or on a driver error.
     pub fn run(&mut self, direction: Direction, sector: u64, data: &mut [u8]) -> Result<()> {
         ensure!(data.len().is_multiple_of(SECTOR_BYTES), "{} bytes are not whole sectors", data.len());
         for (sector, piece) in (sector..).step_by(PIECE_BYTES / SECTOR_BYTES).zip(data.chunks_mut(PIECE_BYTES)) {

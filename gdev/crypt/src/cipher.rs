@@ -1,7 +1,7 @@
 //! Encrypts sectors on the card if this is faster, and otherwise on the CPU.
 //!
-//! A request waits neither for other requests on the card nor for the card to be opened, because the CPU does the work
-//! in these cases.
+//! If the card is busy with another request or is being opened, the CPU encrypts instead, so a request never waits for
+//! the card.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,37 +19,37 @@ use crate::card::Card;
 use crate::key::Key;
 use crate::tables::Direction;
 
-/// Time after a failure of the card until a thread opens it again.
+/// Delay between a card failure and the next attempt to open the card.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(30);
-/// Sizes in bytes at which card and CPU are compared.
+/// Request sizes in bytes at which the card and the CPU are compared.
 const TRIAL_BYTES: [usize; 5] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
-/// Number of trials per size, of which the fastest counts.
+/// Number of trials per size; the fastest is used.
 const TRIALS: usize = 3;
 
-/// Minimum size of a request for the card.
+/// Minimum size of the requests that the card handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CardMin {
-    /// Requests of at least this number of bytes.
+    /// A fixed size in bytes.
     Bytes(usize),
-    /// The minimum size at which the card was faster than the CPU when it was opened.
+    /// The smallest size at which the card was faster than the CPU when it was opened.
     Measured,
 }
 
-/// Numbers of bytes that the card and the CPU have transformed, and of failures of the card.
+/// Statistics of a [`Cipher`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of bytes that the card has transformed.
+    /// Number of bytes transformed by the card.
     pub card_bytes: u64,
-    /// Number of bytes that the CPU has transformed.
+    /// Number of bytes transformed by the CPU.
     pub cpu_bytes: u64,
-    /// Failures of the card.
+    /// Number of card failures.
     pub card_failures: u64,
 }
 
-/// A card that works.
+/// An open card.
 struct Opened {
     card: Card,
-    /// Minimum size of a request for the card in bytes.
+    /// Minimum size in bytes of the requests that the card handles.
     min_bytes: usize,
 }
 
@@ -66,14 +66,14 @@ pub struct Cipher {
     cpu: Xts128<Aes256>,
     target: Option<Target>,
     card_min: CardMin,
-    /// The card, which serves one request at a time; `None` while no card is open.
+    /// The card, which handles one request at a time; `None` while no card is open.
     card: Mutex<Option<Opened>>,
     counters: Counters,
 }
 
 impl Cipher {
-    /// Creates a cipher that uses the CPU, and the card if `target` is given. If the card cannot be opened, reports the
-    /// failure and tries again later.
+    /// Creates a cipher that uses the CPU, and also the card if `target` is given. If the card cannot be opened, logs
+    /// the error and retries later.
     ///
     /// # Errors
     /// Returns an error if the key is invalid.
@@ -86,7 +86,7 @@ impl Cipher {
         Ok(cipher)
     }
 
-    /// Returns the counts so far.
+    /// Returns the current statistics.
     pub fn counts(&self) -> Counts {
         let Counters { card_bytes, cpu_bytes, card_failures } = &self.counters;
         let [card_bytes, cpu_bytes, card_failures] =
@@ -94,10 +94,10 @@ impl Cipher {
         Counts { card_bytes, cpu_bytes, card_failures }
     }
 
-    /// Transforms sectors in place, starting with number `sector`.
+    /// Transforms data in place; its first sector has number `sector`.
     ///
     /// # Panics
-    /// Panics if the data is not whole sectors.
+    /// Panics if the data does not consist of whole sectors.
     pub fn run(self: &Arc<Self>, direction: Direction, sector: u64, data: &mut [u8]) {
         assert!(data.len().is_multiple_of(SECTOR_BYTES), "callers check the size");
         let counter = if self.try_card(direction, sector, data) {
@@ -117,8 +117,8 @@ impl Cipher {
         }
     }
 
-    /// Transforms sectors on the card if they are large enough. Returns false and leaves the data unchanged if the CPU
-    /// must do the work.
+    /// Transforms data on the card if it is large enough. Returns false, with the data unchanged, if the CPU must
+    /// transform it.
     fn try_card(self: &Arc<Self>, direction: Direction, sector: u64, data: &mut [u8]) -> bool {
         let Some(mut opened) = self.card.try_lock() else { return false };
         let Some(Opened { card, .. }) = opened.as_mut().filter(|opened| data.len() >= opened.min_bytes) else {
@@ -138,7 +138,7 @@ impl Cipher {
         }
     }
 
-    /// Reports a failure of the card, and schedules another attempt to open it.
+    /// Logs a card failure, and schedules another attempt to open the card.
     fn fail(self: &Arc<Self>, error: &anyhow::Error) {
         let seconds = REOPEN_INTERVAL.as_secs();
         eprintln!(
@@ -157,7 +157,7 @@ impl Cipher {
         }
     }
 
-    /// Opens the card and compares it with the CPU.
+    /// Opens the card and compares its speed with the CPU's.
     fn open_card(self: &Arc<Self>) {
         let Some(target) = &self.target else { return };
         let opened = Card::open(target, &self.key).and_then(|mut card| Ok((self.min_bytes(&mut card)?, card)));
@@ -173,7 +173,7 @@ impl Cipher {
         }
     }
 
-    /// Compares the card's results with the CPU's, and returns the minimum size of a request for the card.
+    /// Checks the card's results against the CPU's, and returns the minimum request size in bytes for the card.
     fn min_bytes(&self, card: &mut Card) -> Result<usize> {
         let mut fastest = usize::MAX;
         for bytes in TRIAL_BYTES.into_iter().rev() {

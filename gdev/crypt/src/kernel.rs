@@ -1,42 +1,41 @@
-//! The kernels, written once for both kinds of card: assembly for sm_20, and PTX.
+//! The kernels, generated from one source as sm_20 assembly or as PTX.
 //!
-//! A thread computes one block of 16 bytes. The thread copies its part of the tables into shared memory, reads the
-//! encrypted number of its sector, multiplies it by the power of x that belongs to the block (XTS, IEEE 1619), and
-//! computes AES with look-ups.
+//! Each thread transforms one 16-byte block: it copies its share of the tables into shared memory, multiplies its
+//! sector's encrypted number by the block's power of x (XTS, IEEE 1619), and computes AES by table look-up.
 
 use std::fmt::Write;
 
 use crate::SECTOR_BYTES;
 use crate::tables::{Direction, KEYS_OFFSET, LAST_ROUND_OFFSET, ROUNDS, TABLE_BYTES};
 
-/// Number of threads of a block.
+/// Number of threads per thread block.
 pub const THREADS: u32 = 256;
-/// Size of a block of AES in bytes.
+/// AES block size in bytes.
 pub const BLOCK_BYTES: usize = 16;
-/// Size of a kernel's parameters in bytes: the addresses of data, tables and encrypted sector numbers, and the number
-/// of blocks.
+/// Size of a kernel's parameters in bytes: the addresses of the data, the tables and the encrypted sector numbers, and
+/// the number of AES blocks.
 pub const PARAMS_BYTES: u32 = 28;
-/// Number of blocks of a sector, as a power of two.
+/// Log2 of the number of AES blocks per sector.
 const BLOCKS_LOG2: u32 = (SECTOR_BYTES / BLOCK_BYTES).ilog2();
-// Threads of a block copy the tables in whole rounds, so that they stay together; a block's power of x is below 32.
+// The threads of a block copy the tables in whole rounds, so they do not diverge; a block's power of x is below 32.
 const _: () = assert!(TABLE_BYTES.is_multiple_of(4 * THREADS as usize) && BLOCKS_LOG2 <= 5);
 
-/// A language of kernels.
+/// Language of the generated kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
-    /// Assembly of the crate `sm20`.
+    /// Assembly for the crate `sm20`.
     Sm20,
     /// PTX for sm_70 and later.
     Ptx,
 }
 
-/// Registers of 32 bits, by their numbers in sm_20.
+/// 32-bit registers, by their sm_20 numbers.
 mod register {
     pub const THREAD: u32 = 0;
     pub const BLOCK: u32 = 1;
     pub const THREADS: u32 = 2;
     pub const INDEX: u32 = 4;
-    /// An address of 64 bits: this register and the next.
+    /// A 64-bit address, in this register and the next.
     pub const ADDRESS: u32 = 6;
     pub const TWEAK: u32 = 8;
     pub const STATE: u32 = 12;
@@ -50,7 +49,7 @@ mod register {
     pub const COUNT: u32 = 26;
 }
 
-/// A parameter, by its number.
+/// A kernel parameter, by index.
 #[derive(Clone, Copy)]
 enum Parameter {
     Data,
@@ -63,7 +62,7 @@ struct Text {
     out: String,
 }
 
-/// Returns the source of both kernels.
+/// Returns the source code of both kernels.
 pub fn source(language: Language) -> String {
     let mut text = Text { language, out: String::new() };
     if language == Language::Ptx {
@@ -81,7 +80,7 @@ impl Text {
         let _ = writeln!(self.out, "{}", line.as_ref());
     }
 
-    /// Writes an operation on two registers, or on a register and a number. The name is given in both languages.
+    /// Emits an operation on two registers, or on a register and an immediate. `sm20` and `ptx` are its mnemonics.
     fn two(&mut self, sm20: &str, ptx: &str, to: u32, from: u32, operand: &str) {
         match self.language {
             Language::Sm20 => self.line(format!("    {sm20} R{to}, R{from}, {operand}")),
@@ -129,7 +128,7 @@ impl Text {
         }
     }
 
-    /// Reads shared memory at a register plus an offset.
+    /// Emits a load from shared memory at a register plus an offset.
     fn load_shared(&mut self, to: u32, at: u32, offset: usize) {
         match self.language {
             Language::Sm20 => self.line(format!("    LDS R{to}, [R{at}+{offset}]")),
@@ -137,7 +136,7 @@ impl Text {
         }
     }
 
-    /// Computes the address of element `index` with `bytes` bytes of a parameter's array.
+    /// Computes the address of element `index` of a parameter's array, whose elements have `bytes` bytes.
     fn address(&mut self, parameter: Parameter, index: u32, bytes: usize) {
         let (at, scratch) = (register::ADDRESS, register::SECOND);
         match self.language {
@@ -169,7 +168,7 @@ impl Text {
         }
     }
 
-    /// Jumps back to a label while a register is below a limit.
+    /// Branches back to a label while a register is below a limit.
     fn repeat(&mut self, counter: u32, limit: u32, label: &str) {
         match self.language {
             Language::Sm20 => {
@@ -252,8 +251,8 @@ impl Text {
         }
     }
 
-    /// Computes the tweak of the block: the sector's encrypted number times x to the power of the block's number, in
-    /// the field with the polynomial x^128 + x^7 + x^2 + x + 1.
+    /// Computes the block's tweak: the encrypted sector number times x to the power of the block's index, in GF(2^128)
+    /// with the polynomial x^128 + x^7 + x^2 + x + 1.
     fn load_tweak(&mut self) {
         use register::{BLOCK, FIRST, INDEX, LEFT, RIGHT, SECOND, TWEAK};
         self.shift_right(INDEX, BLOCK, BLOCKS_LOG2);
@@ -262,7 +261,7 @@ impl Text {
             self.load(TWEAK + word, 4 * word);
         }
         self.and(LEFT, BLOCK, (1 << BLOCKS_LOG2) - 1);
-        // A shift to the right by 32 - LEFT, in two steps, because LEFT may be 0.
+        // Shifts right by 32 - LEFT in two steps, because LEFT may be 0.
         match self.language {
             Language::Sm20 => self.line(format!("    MOV32I R{RIGHT}, 31\n    IADD R{RIGHT}, R{RIGHT}, -R{LEFT}")),
             Language::Ptx => self.line(format!("    sub.u32 %r{RIGHT}, 31, %r{LEFT};")),
@@ -270,7 +269,7 @@ impl Text {
         let (left, right) = (self.name(LEFT), self.name(RIGHT));
         for word in (0..4).rev() {
             let tweak = TWEAK + word;
-            // The bits that leave this word belong to the next word, or are reduced.
+            // The bits shifted out of this word go to the next word, or are reduced.
             self.shift_right(SECOND, tweak, 1);
             self.two("SHR.U32", "shr.u32", SECOND, SECOND, &right);
             if word == 3 {
@@ -322,8 +321,8 @@ impl Text {
         }
     }
 
-    /// Computes the next state of a round from the state, with the tables at an offset; for the last round, the
-    /// look-ups are bytes. KEY is the address of the tables plus 16 bytes for each round so far.
+    /// Computes a round's next state with the tables at `offset`; the last round looks up bytes. KEY is the address of
+    /// the tables plus 16 bytes per completed round.
     fn mix(&mut self, step: u32, offset: usize) {
         use register::{FIRST, KEY, NEXT, SECOND, STATE};
         let is_last = offset == LAST_ROUND_OFFSET;

@@ -8,13 +8,13 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use zeroize::{Zeroize, Zeroizing};
 
-/// Size of the key in bytes: two keys of AES-256.
+/// Size of the key in bytes: two AES-256 keys.
 pub const KEY_BYTES: usize = 64;
-/// Permissions of other users, which a key file must not grant.
+/// Permission bits that a key file must not grant to other users.
 const RIGHTS_OF_OTHERS: u32 = 0o077;
 
-/// A key for AES-256-XTS: the first half encrypts data, the second half encrypts tweaks. The key has no text form, and
-/// its memory is cleared when it is dropped.
+/// A key for AES-256-XTS: the first half encrypts data, the second half encrypts tweaks. The key cannot be printed, and
+/// its memory is zeroed on drop.
 pub struct Key(Zeroizing<[u8; KEY_BYTES]>);
 
 impl Key {
@@ -31,7 +31,7 @@ impl Key {
     /// Reads a key from a file: 64 bytes, or 128 hexadecimal digits and a line end.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, is readable for other users, or does not have this form.
+    /// Returns an error if the file cannot be read, is accessible to other users, or is malformed.
     pub fn read(path: &Path) -> Result<Self> {
         let name = path.display();
         let mut file = File::open(path).with_context(|| format!("the key file {name}"))?;

@@ -17,31 +17,32 @@ use gdev_crypt::key::Key;
 use gdev_crypt::nbd;
 use gdev_crypt::volume::Volume;
 
-/// Maximum number of clients at a time. Each client may have a request of 32 MiB in memory.
+/// Maximum number of concurrent clients. Each client may have a 32 MiB request in memory.
 const MAX_CLIENTS: usize = 16;
-/// Pause after a refused client.
+/// Pause after a rejected client.
 const REFUSED_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves an encrypted file as a block device over NBD.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// File or block device with the encrypted sectors
+    /// File or block device that contains the encrypted sectors
     #[arg(long)]
     file: PathBuf,
-    /// File with the key: 64 bytes or 128 hexadecimal digits, readable by this user only
+    /// Key file: 64 bytes or 128 hexadecimal digits, readable by this user only
     #[arg(long)]
     key_file: PathBuf,
-    /// Socket for clients, for example of `qemu-img` or `nbdcopy`
+    /// UNIX socket for clients such as `qemu-img` and `nbdcopy`
     #[arg(long)]
     socket: PathBuf,
     /// Access rights of the socket, in octal
     #[arg(long, default_value = "600", value_parser = parse_mode)]
     mode: u32,
-    /// Device for large requests: cuda, cuda:NUMBER, nouveau, or vgpu:/SOCKET; without it, the CPU encrypts them
+    /// Device for large requests: cuda, cuda:NUMBER, nouveau, or vgpu:/SOCKET; if not given, the CPU encrypts
+    /// everything
     #[arg(long)]
     device: Option<String>,
-    /// Minimum size in bytes of a request for the device; measured if it is not given
+    /// Minimum request size in bytes for the device; measured if not given
     #[arg(long)]
     device_min_bytes: Option<usize>,
 }
@@ -79,13 +80,13 @@ fn main() -> Result<()> {
         });
         if let Err(error) = served {
             eprintln!("gdev-crypt: a client is refused: {error}");
-            // The process may lack descriptors or memory until other clients free some.
+            // The process may be out of descriptors or memory until other clients disconnect.
             std::thread::sleep(REFUSED_INTERVAL);
         }
     }
 }
 
-/// Binds the socket. A socket without a server, from an earlier run, is replaced.
+/// Binds the socket. Replaces a stale socket of an earlier run.
 fn listen(path: &Path, mode: u32) -> Result<UnixListener> {
     let name = path.display();
     match fs::symlink_metadata(path) {
@@ -99,7 +100,7 @@ fn listen(path: &Path, mode: u32) -> Result<UnixListener> {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(|| format!("the socket {name}")),
     }
-    // No other user may connect before the permissions are set.
+    // Prevent other users from connecting before the permissions are set.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let listener = UnixListener::bind(path).with_context(|| format!("the socket {name}"))?;
     fs::set_permissions(path, Permissions::from_mode(mode)).with_context(|| format!("the rights of {name}"))?;

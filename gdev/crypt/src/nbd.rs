@@ -1,8 +1,7 @@
-//! A server of the NBD protocol for one volume: fixed newstyle negotiation, simple replies.
+//! An NBD server for one volume, with fixed newstyle negotiation and simple replies.
 //!
-//! Source: the protocol's description, `doc/proto.md` of the NBD project. A client is not trusted: sizes are limited
-//! before memory is allocated, the negotiation has a time limit, and a client that violates the protocol is
-//! disconnected.
+//! Source: the protocol specification, `doc/proto.md` of the NBD project. Clients are not trusted: sizes are checked
+//! before memory is allocated, the negotiation has a timeout, and a client that violates the protocol is disconnected.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,29 +16,29 @@ const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 
-/// Flags of both sides during the negotiation: fixed newstyle, and no padding after the export's size.
+/// Handshake flags of both sides: fixed newstyle, and no padding after the export size.
 const FIXED_NEWSTYLE: u16 = 1;
 const NO_ZEROES: u16 = 2;
-/// Flags of the export: flags exist, flush, writes that are flushed, several connections.
+/// Transmission flags of the export: flags present, flush, FUA, multiple connections.
 const EXPORT_FLAGS: u16 = 1 | 4 | 8 | 1 << 8;
-/// Flag of a write whose data must be on the disk before the reply.
+/// Command flag of a write that must be on stable storage before the reply (FUA).
 const FORCE_UNIT_ACCESS: u16 = 1;
 
 /// Maximum size of a request's data in bytes.
 pub const MAX_REQUEST_BYTES: u32 = 32 << 20;
-/// Preferred size of a request in bytes.
+/// Preferred request size in bytes.
 const PREFERRED_BYTES: u32 = 4 << 10;
 /// Maximum size of an option's data in bytes.
 const MAX_OPTION_BYTES: u32 = 8 << 10;
 const MAX_SKIPPED_BYTES: u32 = 64 << 10;
-/// Maximum number of options of a client.
+/// Maximum number of options that a client may send.
 const MAX_OPTIONS: u32 = 64;
-/// Time limit for each read during the negotiation.
+/// Timeout of each read during the negotiation.
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for a client to receive a reply.
+/// Timeout of sending a reply to a client.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Options, and types of replies.
+/// Options and option reply types.
 mod option {
     pub const EXPORT_NAME: u32 = 1;
     pub const ABORT: u32 = 2;
@@ -53,7 +52,7 @@ mod option {
     pub const INVALID: u32 = 1 << 31 | 3;
     pub const UNKNOWN: u32 = 1 << 31 | 6;
     pub const TOO_BIG: u32 = 1 << 31 | 9;
-    /// Kinds of information: the export, and sizes of requests.
+    /// Information types: the export, and block sizes.
     pub const INFO_EXPORT: u16 = 0;
     pub const INFO_BLOCK_SIZE: u16 = 3;
 }
@@ -66,7 +65,7 @@ mod command {
     pub const FLUSH: u16 = 3;
 }
 
-/// Errors of the protocol.
+/// Error numbers of the protocol.
 mod error {
     pub const IO: u32 = 5;
     pub const INVALID: u32 = 22;
@@ -133,7 +132,7 @@ impl Client<'_> {
         self.send(&[&magic, &option.to_be_bytes(), &kind.to_be_bytes(), &length, data])
     }
 
-    /// Negotiates. Returns true if the client has selected the export.
+    /// Negotiates the options. Returns true if the client selected the export.
     fn negotiate(&mut self) -> io::Result<bool> {
         let flags = FIXED_NEWSTYLE | NO_ZEROES;
         self.send(&[&MAGIC.to_be_bytes(), &OPTION_MAGIC.to_be_bytes(), &flags.to_be_bytes()])?;
@@ -186,7 +185,7 @@ impl Client<'_> {
         Err(violation("too many options"))
     }
 
-    /// Answers `INFO` and `GO`. Returns false after an error.
+    /// Replies to `INFO` and `GO`. Returns false on error.
     fn inform(&mut self, option: u32, data: &[u8]) -> io::Result<bool> {
         let Some((name, requests)) = split_request(data) else {
             self.option_reply(option, option::INVALID, b"the option has another length")?;
@@ -212,7 +211,7 @@ impl Client<'_> {
     fn transmit(&mut self) -> io::Result<()> {
         loop {
             let magic = match self.read32() {
-                // A client may close the connection between two requests.
+                // A client may close the connection between requests.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
                 result => result?,
             };
@@ -229,7 +228,7 @@ impl Client<'_> {
                     self.check(offset, length).unwrap_or_else(|| code(self.volume.read(offset, &mut data)))
                 }
                 command::WRITE if length > MAX_REQUEST_BYTES => {
-                    // The server would have to read all of the data.
+                    // A reply would require reading all of the data first.
                     return Err(violation("a write that is too long"));
                 }
                 command::WRITE => self.write(flags, offset, length)?,
@@ -277,7 +276,7 @@ fn code(result: io::Result<()>) -> u32 {
     }
 }
 
-/// Splits the data of `INFO` and `GO`: the export's name, and the kinds of information, of 16 bits each.
+/// Splits the data of `INFO` and `GO` into the export name and the 16-bit information types.
 fn split_request(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = data.split_first_chunk::<4>()?;
     let (name, rest) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;

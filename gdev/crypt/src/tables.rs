@@ -1,28 +1,28 @@
-//! Tables and round keys of AES-256 for kernels: each round of a column is four look-ups and a key.
+//! AES-256 tables and round keys for the kernels: a round computes each column from four look-ups and a round key word.
 //!
-//! Words are in the byte order of memory. Source: FIPS 197, with the equivalent inverse cipher for decryption.
+//! Words are little-endian. Source: FIPS 197; decryption uses the equivalent inverse cipher.
 
 use zeroize::Zeroizing;
 
 /// Number of rounds of AES-256.
 pub const ROUNDS: usize = 14;
-/// Number of words of all round keys.
+/// Total number of 32-bit words in the round keys.
 const KEY_WORDS: usize = 4 * (ROUNDS + 1);
-/// Number of words of the key.
+/// Number of 32-bit words in the key.
 const NK: usize = 8;
-/// Offset in bytes of the table for the last round, which follows the four tables for the other rounds.
+/// Offset in bytes of the last round's table, after the four tables for the other rounds.
 pub const LAST_ROUND_OFFSET: usize = 0x1000;
 /// Offset of the round keys in bytes.
 pub const KEYS_OFFSET: usize = 0x1400;
-/// Total size in bytes, a multiple of the number of bytes that a block of threads copies in one round.
+/// Total size in bytes, a multiple of the number of bytes that a thread block copies per round.
 pub const TABLE_BYTES: usize = 0x1800;
 
 /// Direction of a transformation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// From plain text.
+    /// Plaintext to ciphertext.
     Encrypt,
-    /// To plain text.
+    /// Ciphertext to plaintext.
     Decrypt,
 }
 
@@ -39,7 +39,7 @@ impl Direction {
     }
 }
 
-/// Multiplies by x in the field of AES.
+/// Multiplies by x in the AES field.
 fn double(value: u8) -> u8 {
     value << 1 ^ if value & 0x80 == 0 { 0 } else { 0x1b }
 }
@@ -55,7 +55,7 @@ fn multiply(left: u8, right: u8) -> u8 {
     product
 }
 
-/// Returns the substitution of bytes and its inverse.
+/// Returns the S-box and its inverse.
 fn substitutions() -> ([u8; 256], [u8; 256]) {
     let (mut forward, mut inverse) = ([0; 256], [0; 256]);
     // 3 generates the field's multiplicative group, and 0xf6 is its inverse, so the product of each pair is 1.
@@ -94,7 +94,7 @@ fn expand(key: &[u8], substitution: &[u8; 256]) -> Zeroizing<[u32; KEY_WORDS]> {
     words
 }
 
-/// Returns the tables and round keys for a key of 32 bytes, as a kernel reads them.
+/// Returns the tables and round keys for a 32-byte key, in the layout that the kernels read.
 pub fn tables(key: &[u8], direction: Direction) -> Zeroizing<Vec<u8>> {
     let (forward, inverse) = substitutions();
     let (substitution, factors) = match direction {
@@ -104,7 +104,7 @@ pub fn tables(key: &[u8], direction: Direction) -> Zeroizing<Vec<u8>> {
     let column = |byte: u8| u32::from_le_bytes(factors.map(|factor| multiply(byte, factor)));
     let mut keys = expand(key, &forward);
     if direction == Direction::Decrypt {
-        // Decryption uses the rounds in reverse order, and mixes the columns of the inner round keys like the state.
+        // Decryption uses the round keys in reverse order, and applies the inverse MixColumns to the inner round keys.
         let mixed = |word: u32| {
             let columns = word.to_le_bytes().into_iter().zip([0, 8, 16, 24]);
             columns.fold(0, |sum, (byte, bits)| sum ^ column(byte).rotate_left(bits))
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use aes::cipher::{BlockDecrypt, BlockEncrypt, KeyInit};
 
-    /// Computes a block with the tables, as a kernel does.
+    /// Transforms a block with the tables, as a kernel does.
     fn with_tables(tables: &[u8], direction: Direction, block: [u8; 16]) -> [u8; 16] {
         let word = |offset: usize| u32::from_le_bytes(tables[offset..offset + 4].try_into().expect("four bytes"));
         let key = |round: usize, at: usize| word(KEYS_OFFSET + 16 * round + 4 * at);

@@ -20,7 +20,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Opens a file, or a block device.
+    /// Opens a file or block device.
     ///
     /// # Errors
     /// Returns an error if the file cannot be opened for reading and writing, or is not a whole number of sectors.
@@ -63,7 +63,7 @@ impl Volume {
         self.file.write_all_at(data, offset)
     }
 
-    /// Waits until all earlier writes are on the disk.
+    /// Waits until all earlier writes are on stable storage.
     ///
     /// # Errors
     /// Returns an error if the disk reports an error.

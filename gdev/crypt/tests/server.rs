@@ -1,4 +1,4 @@
-//! Tests of the server with well-behaved and hostile clients, on the CPU.
+//! Tests the server with well-behaved and hostile clients, using the CPU.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -112,7 +112,7 @@ fn written_sectors_are_read_back_and_encrypted_in_the_file() {
     assert_eq!(client.read::<4096>(), plain[..]);
     let stored = std::fs::read(folder.path().join("disk")).expect("the file");
     assert!(stored[..8192].iter().chain(&stored[12288..]).all(|byte| *byte == 0), "other sectors have changed");
-    // Equal sectors have different ciphertexts, because their numbers differ.
+    // Identical sectors have different ciphertexts, because their numbers differ.
     assert_ne!(stored[8192..8704], plain[..512]);
     let mut again = stored[8192..12288].to_vec();
     let cipher = Cipher::new(key(), None, CardMin::Measured).expect("a cipher");
@@ -149,7 +149,7 @@ fn options_that_do_not_fit_are_answered_with_an_error() {
     let (stream, served) = start(&volume);
     let mut client = Client::begin(stream);
     let error = |number: u32| 1 << 31 | number;
-    // STARTTLS, structured replies, and a number without a meaning.
+    // STARTTLS, structured replies, and an unknown option.
     for option in [5, 8, 77] {
         assert_eq!(client.option(option, &[]).0, error(1));
     }
@@ -172,7 +172,7 @@ fn options_that_do_not_fit_are_answered_with_an_error() {
     served.join().expect("no panic").expect("a clean end");
 }
 
-/// Generates messages of a hostile client: messages with arbitrary fields, and arbitrary bytes.
+/// Generates a hostile client's messages: well-formed ones with arbitrary fields, and arbitrary bytes.
 fn message() -> impl Strategy<Value = Vec<u8>> {
     let option =
         (0u32..12, 0u32..70_000, prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(option, length, data)| {

@@ -1,4 +1,4 @@
-//! Contexts, and the stack of contexts of each thread.
+//! Contexts, and each thread's context stack.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -12,21 +12,21 @@ use gdev::{Context, Fence, Memory, Module, Segment};
 use crate::device::target;
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// A handle of the driver API: a number in the form of a pointer.
+/// A driver API handle: a number cast to a pointer.
 pub type Handle = *mut c_void;
 
-/// A kernel of a module, with the state of the old launch functions.
+/// A kernel of a module, with the state of the legacy launch functions.
 pub(crate) struct Function {
     /// Handle of the module.
     pub(crate) module: usize,
     pub(crate) kernel: sm20::Kernel,
-    /// Threads of a block, from `cuFuncSetBlockShape`.
+    /// Block dimensions in threads, set by `cuFuncSetBlockShape`.
     pub(crate) threads: [u32; 3],
-    /// Parameters, from `cuParamSet*`.
+    /// Parameters, set by `cuParamSet*`.
     pub(crate) parameters: Vec<u8>,
 }
 
-/// An event: the work that it marks, and the time at which this work ended.
+/// An event: the work that it marks, and the completion time of that work.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Event {
     pub(crate) has_time: bool,
@@ -34,15 +34,15 @@ pub(crate) struct Event {
     pub(crate) ended: Option<Instant>,
 }
 
-/// A context with its objects by handle or address.
+/// A context, with its objects keyed by handle or address.
 pub(crate) struct State {
     pub(crate) gpu: Context,
     pub(crate) device: c_int,
-    /// Card memory by its first address.
+    /// Card memory, keyed by start address.
     pub(crate) memory: BTreeMap<u64, Memory>,
-    /// Pinned memory by its first address in this process.
+    /// Pinned memory, keyed by start address in this process.
     pub(crate) pinned: BTreeMap<u64, Memory>,
-    /// Attached segments by their first address.
+    /// Attached segments, keyed by start address.
     pub(crate) attached: BTreeMap<u64, Memory>,
     pub(crate) segments: HashMap<c_int, Segment>,
     pub(crate) modules: HashMap<usize, (Module, sm20::Program)>,
@@ -52,12 +52,12 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Returns all memory that kernels may use.
+    /// Returns all memory that kernels may access.
     pub(crate) fn uses(&self) -> Vec<Memory> {
         self.memory.values().chain(self.attached.values()).copied().collect()
     }
 
-    /// Checks a stream's handle; 0 is the default stream.
+    /// Checks a stream handle; 0 is the default stream.
     pub(crate) fn check_stream(&self, stream: Handle) -> Outcome<()> {
         let stream = stream.addr();
         if stream == 0 || self.streams.contains(&stream) { Ok(()) } else { Err(Code::InvalidHandle) }
@@ -65,11 +65,11 @@ impl State {
 }
 
 static CONTEXTS: Mutex<BTreeMap<usize, Arc<Mutex<State>>>> = Mutex::new(BTreeMap::new());
-/// The next handle of any kind. Handles are never reused, so the use of an old handle is an error.
+/// The next handle, for objects of any type. Handles are never reused, so using a stale handle is an error.
 static NEXT_HANDLE: AtomicUsize = AtomicUsize::new(0x1000);
 
 thread_local! {
-    /// Contexts of the thread. The last context is the current one.
+    /// The thread's context stack. The last context is the current one.
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn new_handle() -> usize {
     NEXT_HANDLE.fetch_add(0x10, Ordering::Relaxed)
 }
 
-/// Returns a handle for the program.
+/// Converts a handle to the pointer that the program receives.
 pub(crate) fn to_pointer(handle: usize) -> Handle {
     std::ptr::without_provenance_mut(handle)
 }
@@ -91,7 +91,7 @@ fn current() -> Option<usize> {
     STACK.with_borrow(|stack| stack.last().copied())
 }
 
-/// Calls a function with the thread's current context.
+/// Calls `call` with the thread's current context.
 pub(crate) fn with<T>(call: impl FnOnce(&mut State) -> Outcome<T>) -> Outcome<T> {
     let handle = current().ok_or(Code::InvalidContext)?;
     let state = contexts().get(&handle).cloned().ok_or(Code::InvalidContext)?;
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut Handle, _flags: c_uint, de
             events: HashMap::new(),
         };
         let handle = new_handle();
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(context, to_pointer(handle)) }?;
         contexts().insert(handle, Arc::new(Mutex::new(state)));
         STACK.with_borrow_mut(|stack| stack.push(handle));
@@ -131,14 +131,14 @@ pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut Handle, _flags: c_uint, de
     status(create())
 }
 
-/// The same as [`cuCtxCreate_v2`].
+/// Same as [`cuCtxCreate_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxCreate(context: *mut Handle, flags: c_uint, device: c_int) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     unsafe { cuCtxCreate_v2(context, flags, device) }
 }
 
-/// Destroys a context with all of its objects, after its work.
+/// Waits for a context's work, and destroys the context with all of its objects.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxDestroy_v2(context: Handle) -> Status {
     let destroy = || {
@@ -149,20 +149,20 @@ pub extern "C" fn cuCtxDestroy_v2(context: Handle) -> Status {
                 stack.pop();
             }
         });
-        // A lost context is destroyed too.
+        // Destroy the context even if its work was lost.
         let _ = state.lock().unwrap_or_else(PoisonError::into_inner).gpu.finish();
         Ok(())
     };
     status(destroy())
 }
 
-/// The same as [`cuCtxDestroy_v2`].
+/// Same as [`cuCtxDestroy_v2`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxDestroy(context: Handle) -> Status {
     cuCtxDestroy_v2(context)
 }
 
-/// Replaces the current context. 0 removes it.
+/// Replaces the current context; 0 pops it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: Handle) -> Status {
     let set = || {
@@ -179,7 +179,7 @@ pub extern "C" fn cuCtxSetCurrent(context: Handle) -> Status {
 /// Stores the current context, or 0 if none is current.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut Handle) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(unsafe { store(context, to_pointer(current().unwrap_or(0))) })
 }
 
@@ -189,7 +189,7 @@ pub extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> Status {
     status(check(context).map(|handle| STACK.with_borrow_mut(|stack| stack.push(handle))))
 }
 
-/// The same as [`cuCtxPushCurrent_v2`].
+/// Same as [`cuCtxPushCurrent_v2`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxPushCurrent(context: Handle) -> Status {
     cuCtxPushCurrent_v2(context)
@@ -203,31 +203,31 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut Handle) -> Status {
         if context.is_null() {
             return Ok(());
         }
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(context, to_pointer(handle)) }
     }))
 }
 
-/// The same as [`cuCtxPopCurrent_v2`].
+/// Same as [`cuCtxPopCurrent_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent(context: *mut Handle) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     unsafe { cuCtxPopCurrent_v2(context) }
 }
 
 /// Stores the device of the current context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(with(|state| unsafe { store(device, state.device) }))
 }
 
-/// Stores the version of the API with which a context was created.
+/// Stores the API version of a context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetApiVersion(context: Handle, version: *mut c_uint) -> Status {
     const API_VERSION: c_uint = 3020;
     let context = if context.is_null() { current().ok_or(Code::InvalidContext) } else { check(context) };
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(context.and_then(|_| unsafe { store(version, API_VERSION) }))
 }
 

@@ -1,4 +1,4 @@
-//! Finds devices: the render nodes of nouveau, or the device that the environment names.
+//! Enumerates devices: the nouveau render nodes, or the device that an environment variable names.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::path::PathBuf;
@@ -8,19 +8,19 @@ use gdev::Target;
 
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// Version of the driver API that this library implements in part: 4.0, like Gdev.
+/// Version of the driver API that this library partly implements: 4.0, like Gdev.
 const DRIVER_VERSION: c_int = 4000;
-/// The environment variable that names the only device.
+/// Environment variable that replaces the device list with one device.
 const TARGET_VARIABLE: &str = "GDEV_TARGET";
-/// Folder of the render nodes, and the start of their names.
+/// Folder of the render nodes, and the prefix of their names.
 const NODES: &str = "/dev/dri";
 const NODE_PREFIX: &str = "renderD";
-/// Name of all devices: the card that the mediator shares.
+/// Name reported for every device: the card model that the mediator shares.
 const NAME: &[u8] = b"NVIDIA GF100 (gdev)\0";
 
 static DEVICES: OnceLock<Vec<Target>> = OnceLock::new();
 
-/// Returns the device with a number.
+/// Returns the target of a device number.
 pub(crate) fn target(number: c_int) -> Outcome<&'static Target> {
     let devices = DEVICES.get().ok_or(Code::NotInitialized)?;
     usize::try_from(number).ok().and_then(|number| devices.get(number)).ok_or(Code::InvalidDevice)
@@ -39,7 +39,7 @@ fn find() -> Outcome<Vec<Target>> {
     if targets.is_empty() { Err(Code::NoDevice) } else { Ok(targets) }
 }
 
-/// Finds the devices.
+/// Enumerates the devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(flags: c_uint) -> Status {
     status(match (flags, DEVICES.get()) {
@@ -54,7 +54,7 @@ pub extern "C" fn cuInit(flags: c_uint) -> Status {
 /// Stores the version of the driver API.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(unsafe { store(version, DRIVER_VERSION) })
 }
 
@@ -62,14 +62,14 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Status {
     let found = DEVICES.get().ok_or(Code::NotInitialized);
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(found.and_then(|devices| unsafe { store(count, devices.len() as c_int) }))
 }
 
 /// Stores a device's handle, which is its number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, number: c_int) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(target(number).and_then(|_| unsafe { store(device, number) }))
 }
 
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, size: c_int, device:
     status(target(device).and_then(|_| {
         let room = usize::try_from(size).ok().filter(|room| *room > 0 && !name.is_null()).ok_or(Code::InvalidValue)?;
         let length = NAME.len().min(room);
-        // SAFETY: see the crate's UNSAFETY. The text ends with a zero even if it is truncated.
+        // SAFETY: see UNSAFETY in the crate documentation. The name is NUL-terminated even if it is truncated.
         unsafe {
             std::ptr::copy_nonoverlapping(NAME.as_ptr().cast(), name, length);
             *name.add(length - 1) = 0;
@@ -91,58 +91,58 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, size: c_int, device:
 /// Stores the compute capability: 2.0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, device: c_int) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(target(device).and_then(|_| unsafe { store(major, 2).and_then(|()| store(minor, 0)) }))
 }
 
 /// Stores the size of a device's memory in bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(target(device).and_then(|target| unsafe { store(bytes, gdev::memory_bytes(target)? as usize) }))
 }
 
-/// The same as [`cuDeviceTotalMem_v2`]; sizes have 64 bits in this library.
+/// Same as [`cuDeviceTotalMem_v2`]: sizes are 64 bits wide in this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem(bytes: *mut usize, device: c_int) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     unsafe { cuDeviceTotalMem_v2(bytes, device) }
 }
 
-/// Stores a property of the device. Rejects properties whose value is unknown.
+/// Stores a device attribute. Rejects attributes with an unknown value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> Status {
     status(target(device).and_then(|_| {
         let found = match attribute {
-            // Threads of a block in total, and in x, y and z.
+            // Maximum threads per block, and block dimensions in x and y.
             1..=3 => 1024,
             4 => 64,
-            // Blocks of a grid in x, y and z.
+            // Maximum grid dimensions in x, y and z.
             5..=7 => 65_535,
-            // Shared memory of a block, and constant memory, in bytes.
+            // Shared memory per block, and constant memory, in bytes.
             8 => 48 << 10,
             9 => 64 << 10,
-            // Threads of a warp.
+            // Warp size.
             10 => 32,
             // Maximum pitch in bytes.
             11 => c_int::MAX,
-            // Registers of a block.
+            // Registers per block.
             12 => 32_768,
-            // Alignment of textures in bytes.
+            // Texture alignment in bytes.
             14 => 512,
-            // The device does not have these properties: overlap of copies, kernels or contexts, a display, shared RAM,
-            // ECC, and a compute-only driver.
+            // Unsupported: copy overlap, a kernel run-time limit, an integrated GPU, concurrent kernels, ECC, the TCC
+            // driver, and unified addressing.
             15 | 17 | 18 | 31 | 32 | 35 | 40 | 41 => 0,
-            // Several contexts may exist.
+            // Compute mode: several contexts may exist.
             20 => 0,
             // Compute capability.
             75 => 2,
             76 => 0,
-            // Threads of a multiprocessor.
+            // Maximum threads per multiprocessor.
             39 => 1536,
             _ => return Err(Code::InvalidValue),
         };
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(value, found) }
     }))
 }

@@ -7,7 +7,7 @@ use gdev::Error;
 /// `CUresult`.
 pub type Status = c_int;
 
-/// Results that this library returns, with the numbers of `cuda.h`.
+/// Result codes that this library returns, with their values in `cuda.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Code {
@@ -73,7 +73,7 @@ pub(crate) type Outcome<T> = Result<T, Code>;
 
 impl From<Error> for Code {
     fn from(error: Error) -> Self {
-        // The program gets only a number, so this line gives the reason.
+        // The program receives only a number, so log the reason.
         if std::env::var_os("GDEV_VERBOSE").is_some() {
             eprintln!("libcuda (gdev): {error}");
         }
@@ -90,7 +90,7 @@ impl From<Error> for Code {
     }
 }
 
-/// Returns the number of a result.
+/// Returns the `CUresult` value of an outcome.
 pub(crate) fn status(outcome: Outcome<()>) -> Status {
     outcome.map_or_else(|code| code as Status, |()| 0)
 }
@@ -102,17 +102,17 @@ fn find(number: Status) -> Option<(&'static CStr, &'static CStr)> {
     Code::ALL.into_iter().find(|code| *code as Status == number).map(Code::texts)
 }
 
-/// Stores the name of a result.
+/// Stores the name of a result code.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(number: Status, name: *mut *const c_char) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(find(number).ok_or(Code::InvalidValue).and_then(|(text, _)| unsafe { store(name, text.as_ptr()) }))
 }
 
-/// Stores the description of a result.
+/// Stores the description of a result code.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(number: Status, text: *mut *const c_char) -> Status {
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     status(find(number).ok_or(Code::InvalidValue).and_then(|(_, found)| unsafe { store(text, found.as_ptr()) }))
 }
 
@@ -121,7 +121,7 @@ pub(crate) unsafe fn store<T>(to: *mut T, value: T) -> Outcome<()> {
     if to.is_null() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }

@@ -1,22 +1,22 @@
-//! The part of the CUDA driver API that Gdev has, implemented with the crate `gdev`: contexts, memory, copies, modules,
-//! launches, streams, events, and shared segments (`cuShmGet`, `cuShmAt`, `cuShmDt`, `cuShmCtl`).
+//! The subset of the CUDA driver API that Gdev supports, implemented with the crate `gdev`: contexts, memory, copies,
+//! modules, launches, streams, events, and shared segments (`cuShmGet`, `cuShmAt`, `cuShmDt`, `cuShmCtl`).
 //!
-//! A program for the driver API runs with this library as its `libcuda.so.1` in a guest with stock nouveau, or on the
-//! host with a vGPU. Devices are the render nodes of nouveau; the environment variable `GDEV_TARGET` names another
-//! device. Modules are cubins for sm_20, or assembly of the crate `sm20`.
+//! A driver API program runs with this library as its `libcuda.so.1`, either in a guest with stock nouveau or on the
+//! host with a vGPU. Devices are the nouveau render nodes, unless the environment variable `GDEV_TARGET` names another
+//! device. Modules are sm_20 cubins, or assembly for the crate `sm20`.
 //!
 //! A context executes all of its work in order. Streams therefore have no effect on the order, and an event marks all
 //! earlier work of its context. An event with timing waits for that work when it is recorded.
 //!
-//! Calls with one context exclude each other, including waits, so use a separate context for each thread. The code of
-//! an unloaded module stays in card memory until its context is destroyed.
+//! Calls on one context are serialized, including waits, so use a separate context for each thread. The code of an
+//! unloaded module remains in card memory until its context is destroyed.
 //!
-//! Handles are numbers that this library looks up, so that a wrong or old handle causes an error. Parts: `error`
+//! Handles are numbers that this library looks up, so an invalid or stale handle causes an error. Parts: `error`
 //! (results), `device`, `context`, `memory`, `module`, `order` (streams and events), `segment`.
 //!
-//! Not supported: the runtime API, textures, arrays, graphs, PTX, and everything that CUDA added after version 4.
+//! Not supported: the runtime API, textures, arrays, graphs, PTX, and everything added after CUDA 4.
 //!
-//! UNSAFETY: reads and writes memory that the program passes, as the declarations in NVIDIA's `cuda.h` say.
+//! UNSAFETY: reads and writes memory through pointers from the program, as declared in NVIDIA's `cuda.h`.
 
 #![expect(unsafe_code, reason = "see UNSAFETY")]
 #![expect(clippy::missing_safety_doc, reason = "the crate's description has the conditions of all functions")]

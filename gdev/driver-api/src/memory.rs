@@ -9,10 +9,10 @@ use crate::context::{Handle, State, with};
 use crate::device::target;
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// Maximum size of the buffer with which a fill writes, in bytes.
+/// Maximum size in bytes of the buffer that a fill copies from.
 const FILL_BYTES: usize = 1 << 20;
 
-/// Returns the memory in `memory` that contains an address, and the offset of the address in it.
+/// Finds the memory that contains an address. Also returns the offset of the address in it.
 fn find(memory: &BTreeMap<u64, Memory>, address: u64) -> Option<(Memory, u64)> {
     let (start, found) = memory.range(..=address).next_back()?;
     (address - start < found.bytes).then_some((*found, address - start))
@@ -27,7 +27,7 @@ unsafe fn bytes<'a>(from: *const c_void, size: usize) -> Outcome<&'a [u8]> {
     if from.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
     Ok(unsafe { std::slice::from_raw_parts(from.cast(), size) })
 }
 
@@ -35,17 +35,17 @@ unsafe fn bytes_mut<'a>(to: *mut c_void, size: usize) -> Outcome<&'a mut [u8]> {
     if to.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
     Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), size) })
 }
 
-/// Declares a function under its first name, which dates from before addresses had 64 bits.
+/// Declares a function under its original name, which predates 64-bit addresses.
 macro_rules! first_name {
     ($old:ident, $new:ident, ($($argument:ident: $type:ty),*)) => {
-        #[doc = concat!("The same as [`", stringify!($new), "`]; addresses and sizes have 64 bits in this library.")]
+        #[doc = concat!("The same as [`", stringify!($new), "`]; addresses and sizes are 64 bits wide in this library.")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $old($($argument: $type),*) -> Status {
-            // SAFETY: see the crate's UNSAFETY.
+            // SAFETY: see UNSAFETY in the crate documentation.
             unsafe { $new($($argument),*) }
         }
     };
@@ -60,13 +60,13 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> Status
         }
         let memory = state.gpu.allocate(Place::Vram, size as u64)?;
         state.memory.insert(memory.address, memory);
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(address, memory.address) }
     }))
 }
 first_name!(cuMemAlloc, cuMemAlloc_v2, (address: *mut u64, size: usize));
 
-/// Frees card memory after the context's work.
+/// Waits for the context's work, and frees card memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(address: u64) -> Status {
     status(with(|state| {
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn cuMemAllocHost_v2(address: *mut *mut c_void, size: usiz
         let memory = state.gpu.allocate(Place::Ram, size as u64)?;
         let start = state.gpu.host_address(memory).inspect_err(|_| drop(state.gpu.free(memory)))?.as_ptr();
         state.pinned.insert(start.expose_provenance() as u64, memory);
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(address, start.cast()) }
     }))
 }
@@ -98,16 +98,16 @@ first_name!(cuMemAllocHost, cuMemAllocHost_v2, (address: *mut *mut c_void, size:
 /// Allocates pinned memory. Rejects flags that request more than `cuMemAllocHost` provides.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut c_void, size: usize, flags: c_uint) -> Status {
-    /// The memory may be used by all contexts, or mapped for the card.
+    /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
     const PORTABLE_OR_MAPPED: c_uint = 1 | 2;
     if flags & PORTABLE_OR_MAPPED != 0 {
         return status(Err(Code::NotSupported));
     }
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     unsafe { cuMemAllocHost_v2(address, size) }
 }
 
-/// Frees pinned memory after the context's work.
+/// Waits for the context's work, and frees pinned memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeHost(address: *mut c_void) -> Status {
     status(with(|state| {
@@ -120,14 +120,14 @@ pub extern "C" fn cuMemFreeHost(address: *mut c_void) -> Status {
     }))
 }
 
-/// Stores the amount of the device's memory that this context has not allocated, and the total amount. Other contexts
-/// and tenants may use a part of the former.
+/// Stores the total device memory, and the part that this context has not allocated, in bytes. Other contexts and
+/// tenants may already use some of the latter.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status {
     status(with(|state| {
         let all = gdev::memory_bytes(target(state.device)?)?;
         let used: u64 = state.memory.values().map(|memory| memory.bytes).sum();
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe {
             store(free, all.saturating_sub(used) as usize)?;
             store(total, all as usize)
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn cuMemGetAddressRange_v2(start: *mut u64, size: *mut usi
     status(with(|state| {
         let (memory, _) = card(state, address)?;
         // Each pointer may be NULL.
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe {
             let _ = store(start, memory.address);
             let _ = store(size, memory.bytes as usize);
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usi
             return Ok(());
         }
         let (memory, offset) = card(state, to)?;
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         state.gpu.write(memory, offset, unsafe { bytes(from, size) }?)?;
         Ok(state.gpu.finish()?)
     }))
@@ -175,13 +175,13 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize
             return Ok(());
         }
         let (memory, offset) = card(state, from)?;
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         Ok(state.gpu.read(memory, offset, unsafe { bytes_mut(to, size) }?)?)
     }))
 }
 first_name!(cuMemcpyDtoH, cuMemcpyDtoH_v2, (to: *mut c_void, from: u64, size: usize));
 
-/// Copies on the card, and waits.
+/// Copies within card memory, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, size: usize) -> Status {
     status(with(|state| {
@@ -201,7 +201,7 @@ fn on_card(state: &mut State, to: u64, from: u64, size: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Copies to the card, without waiting if the source is pinned; otherwise as [`cuMemcpyHtoD_v2`] does.
+/// Copies to the card. Does not wait if the source is pinned; otherwise same as [`cuMemcpyHtoD_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -214,13 +214,13 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size
             state.gpu.copy(&Copy { from: pinned, from_offset, to: memory, to_offset, bytes: size as u64 })?;
             return Ok(());
         }
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         Ok(state.gpu.write(memory, to_offset, unsafe { bytes(from, size) }?)?)
     }))
 }
 first_name!(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (to: u64, from: *const c_void, size: usize, stream: Handle));
 
-/// Copies from the card, without waiting if the target is pinned; otherwise as [`cuMemcpyDtoH_v2`] does.
+/// Copies from the card. Does not wait if the target is pinned; otherwise same as [`cuMemcpyDtoH_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -233,13 +233,13 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: 
             state.gpu.copy(&Copy { from: memory, from_offset, to: pinned, to_offset, bytes: size as u64 })?;
             return Ok(());
         }
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         Ok(state.gpu.read(memory, from_offset, unsafe { bytes_mut(to, size) }?)?)
     }))
 }
 first_name!(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (to: *mut c_void, from: u64, size: usize, stream: Handle));
 
-/// Copies on the card without waiting.
+/// Copies within card memory without waiting.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -249,14 +249,14 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, s
 }
 first_name!(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (to: u64, from: u64, size: usize, stream: Handle));
 
-/// Fills memory with a byte.
+/// Fills memory with a byte value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD8_v2(to: u64, value: u8, count: usize) -> Status {
     status(with(|state| fill(state, to, &[value], count)))
 }
 first_name!(cuMemsetD8, cuMemsetD8_v2, (to: u64, value: u8, count: usize));
 
-/// Fills memory with a word.
+/// Fills memory with a 32-bit value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD32_v2(to: u64, value: c_uint, count: usize) -> Status {
     status(with(|state| fill(state, to, &value.to_le_bytes(), count)))

@@ -7,22 +7,22 @@ use gdev::{Grid, Image, Params};
 use crate::context::{Function, Handle, State, new_handle, to_pointer, with};
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// Maximum size of an image without a known size, in bytes.
+/// Maximum size in bytes of an image that is passed without a size.
 const MAX_IMAGE_BYTES: usize = 64 << 20;
-/// Size in bytes of an ELF header, from which the length of an image is determined.
+/// Size of an ELF header in bytes; the image length is computed from the header.
 const ELF_HEADER_BYTES: usize = 64;
-/// Kinds of entries in `extra` of `cuLaunchKernel`.
+/// Keys in the `extra` list of `cuLaunchKernel`.
 const EXTRA_END: usize = 0;
 const EXTRA_BUFFER: usize = 1;
 const EXTRA_SIZE: usize = 2;
-/// Maximum number of entries in `extra`.
+/// Maximum length of the `extra` list.
 const MAX_EXTRA: usize = 16;
 
 unsafe fn text<'a>(name: *const c_char) -> Outcome<&'a str> {
     if name.is_null() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
     unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Code::InvalidValue)
 }
 
@@ -43,23 +43,23 @@ fn load(state: &mut State, image: &[u8]) -> Outcome<usize> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoad(module: *mut Handle, path: *const c_char) -> Status {
     status(with(|state| {
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let path = unsafe { text(path) }?;
         let image = std::fs::read(path).map_err(|_| Code::FileNotFound)?;
         let handle = load(state, &image)?;
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(module, to_pointer(handle)) }
     }))
 }
 
-/// Loads a module from an image in memory: an ELF file, or a text that ends with a zero.
+/// Loads a module from an image in memory: an ELF file, or NUL-terminated text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadData(module: *mut Handle, image: *const c_void) -> Status {
     status(with(|state| {
         if image.is_null() {
             return Err(Code::InvalidValue);
         }
-        // SAFETY: an image has at least four bytes, or is a text that ends earlier.
+        // SAFETY: the image is an ELF file, or NUL-terminated text.
         let bytes = unsafe {
             if CStr::from_ptr(image.cast()).to_bytes().starts_with(b"\x7fELF") {
                 let header = std::slice::from_raw_parts(image.cast(), ELF_HEADER_BYTES);
@@ -70,12 +70,12 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut Handle, image: *const c_v
             }
         };
         let handle = load(state, bytes)?;
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(module, to_pointer(handle)) }
     }))
 }
 
-/// Unloads a module after the context's work. The module's functions are no longer valid.
+/// Waits for the context's work, and unloads a module. Invalidates the handles of its functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleUnload(module: Handle) -> Status {
     status(with(|state| {
@@ -90,23 +90,23 @@ pub extern "C" fn cuModuleUnload(module: Handle) -> Status {
     }))
 }
 
-/// Stores the handle of a module's kernel.
+/// Stores the handle of a kernel of a module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) -> Status {
     status(with(|state| {
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let name = unsafe { text(name) }?;
         let (_, program) = state.modules.get(&module.addr()).ok_or(Code::InvalidHandle)?;
         let kernel = program.kernel(name).ok_or(Code::NotFound)?.clone();
         let handle = new_handle();
         let parameters = vec![0; kernel.params as usize];
         state.functions.insert(handle, Function { module: module.addr(), kernel, threads: [1; 3], parameters });
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(function, to_pointer(handle)) }
     }))
 }
 
-/// Always fails, because programs for sm_20 have no global variables in this library.
+/// Always fails, because this library does not support global variables.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleGetGlobal_v2(_: *mut u64, _: *mut usize, module: Handle, _: *const c_char) -> Status {
     status(with(|state| {
@@ -114,7 +114,7 @@ pub extern "C" fn cuModuleGetGlobal_v2(_: *mut u64, _: *mut usize, module: Handl
     }))
 }
 
-/// The same as [`cuModuleGetGlobal_v2`].
+/// Same as [`cuModuleGetGlobal_v2`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleGetGlobal(
     address: *mut u64,
@@ -129,7 +129,7 @@ fn function(state: &mut State, handle: Handle) -> Outcome<&mut Function> {
     state.functions.get_mut(&handle.addr()).ok_or(Code::InvalidHandle)
 }
 
-/// Stores a property of a kernel.
+/// Stores a kernel attribute.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, handle: Handle) -> Status {
     status(with(|state| {
@@ -143,12 +143,12 @@ pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int,
             5 | 6 => 20,
             _ => return Err(Code::InvalidValue),
         };
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(value, found as c_int) }
     }))
 }
 
-/// Sets the threads of a block for `cuLaunch`.
+/// Sets the block dimensions for `cuLaunch`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFuncSetBlockShape(handle: Handle, x: c_int, y: c_int, z: c_int) -> Status {
     status(with(|state| {
@@ -159,7 +159,7 @@ pub extern "C" fn cuFuncSetBlockShape(handle: Handle, x: c_int, y: c_int, z: c_i
     }))
 }
 
-/// Sets the dynamic shared memory of a launch. Only 0 is supported.
+/// Sets the size of a launch's dynamic shared memory. Only 0 is supported.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFuncSetSharedSize(handle: Handle, bytes: c_uint) -> Status {
     status(with(|state| {
@@ -178,13 +178,14 @@ fn set_parameter(handle: Handle, offset: c_int, bytes: &[u8]) -> Status {
     }))
 }
 
-/// Checks the size of a kernel's parameters. If the size is smaller than the kernel's, the remaining bytes are zero.
+/// Checks the total size of a kernel's parameters. If it is smaller than the kernel declares, the remaining bytes are
+/// zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuParamSetSize(handle: Handle, bytes: c_uint) -> Status {
     status(with(|state| if bytes <= function(state, handle)?.kernel.params { Ok(()) } else { Err(Code::InvalidValue) }))
 }
 
-/// Sets a parameter to a word.
+/// Sets a parameter to a 32-bit value.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuParamSeti(handle: Handle, offset: c_int, value: c_uint) -> Status {
     set_parameter(handle, offset, &value.to_le_bytes())
@@ -202,7 +203,7 @@ pub unsafe extern "C" fn cuParamSetv(handle: Handle, offset: c_int, from: *const
     if from.is_null() {
         return status(Err(Code::InvalidValue));
     }
-    // SAFETY: see the crate's UNSAFETY.
+    // SAFETY: see UNSAFETY in the crate documentation.
     set_parameter(handle, offset, unsafe { std::slice::from_raw_parts(from.cast(), bytes as usize) })
 }
 
@@ -215,7 +216,7 @@ fn launch(state: &mut State, handle: Handle, grid: Grid, parameters: &[u8]) -> O
     Ok(())
 }
 
-/// Launches a kernel in a grid of two dimensions, with the block and the parameters that were set.
+/// Launches a kernel on a two-dimensional grid, with the block dimensions and parameters set before.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuLaunchGrid(handle: Handle, width: c_int, height: c_int) -> Status {
     status(with(|state| {
@@ -227,7 +228,7 @@ pub extern "C" fn cuLaunchGrid(handle: Handle, width: c_int, height: c_int) -> S
     }))
 }
 
-/// The same as [`cuLaunchGrid`], in a stream.
+/// Same as [`cuLaunchGrid`], in a stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuLaunchGridAsync(handle: Handle, width: c_int, height: c_int, stream: Handle) -> Status {
     match status(with(|state| state.check_stream(stream))) {
@@ -236,7 +237,7 @@ pub extern "C" fn cuLaunchGridAsync(handle: Handle, width: c_int, height: c_int,
     }
 }
 
-/// The same as [`cuLaunchGrid`] with one block.
+/// Same as [`cuLaunchGrid`] with one block.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuLaunch(handle: Handle) -> Status {
     cuLaunchGrid(handle, 1, 1)
@@ -263,7 +264,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
             return Err(Code::NotSupported);
         }
         let kernel = &function(state, handle)?.kernel;
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         let bytes = unsafe {
             match (parameters.is_null(), extra.is_null()) {
                 (false, true) => from_array(kernel, parameters)?,
@@ -287,7 +288,7 @@ unsafe fn from_array(kernel: &sm20::Kernel, parameters: *const *const c_void) ->
     for (index, parameter) in kernel.parameters.iter().enumerate() {
         let (start, end) = (parameter.offset as usize, (parameter.offset + parameter.bytes) as usize);
         let to = bytes.get_mut(start..end).ok_or(Code::InvalidImage)?;
-        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
         unsafe {
             let from = *parameters.add(index);
             if from.is_null() {
@@ -299,11 +300,11 @@ unsafe fn from_array(kernel: &sm20::Kernel, parameters: *const *const c_void) ->
     Ok(bytes)
 }
 
-/// Reads parameters from a buffer that `extra` describes.
+/// Reads parameters from the buffer that `extra` describes.
 unsafe fn from_extra(extra: *const *const c_void) -> Outcome<Vec<u8>> {
     let (mut buffer, mut size) = (std::ptr::null::<u8>(), 0);
     for entry in 0..MAX_EXTRA {
-        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY. The list ends with an entry of kind 0.
+        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation. The list ends with key 0.
         unsafe {
             let kind = (*extra.add(2 * entry)).addr();
             if kind == EXTRA_END {
@@ -320,6 +321,6 @@ unsafe fn from_extra(extra: *const *const c_void) -> Outcome<Vec<u8>> {
     if buffer.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
     Ok(unsafe { std::slice::from_raw_parts(buffer, size) }.to_vec())
 }

@@ -16,7 +16,7 @@ const DISABLE_TIMING: c_uint = 2;
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut Handle, _flags: c_uint) -> Status {
     status(with(|state| {
         let handle = new_handle();
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(stream, to_pointer(handle)) }?;
         state.streams.insert(handle);
         Ok(())
@@ -29,13 +29,13 @@ pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Status {
     status(with(|state| if state.streams.remove(&stream.addr()) { Ok(()) } else { Err(Code::InvalidHandle) }))
 }
 
-/// The same as [`cuStreamDestroy_v2`].
+/// Same as [`cuStreamDestroy_v2`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy(stream: Handle) -> Status {
     cuStreamDestroy_v2(stream)
 }
 
-/// Waits for the work of a stream, which is the work of its context.
+/// Waits for all work of the stream's context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Status {
     status(with(|state| {
@@ -44,7 +44,7 @@ pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Status {
     }))
 }
 
-/// Returns the success code if the work of a stream has ended.
+/// Returns success if the work of a stream has completed.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamQuery(stream: Handle) -> Status {
     status(with(|state| {
@@ -54,7 +54,7 @@ pub extern "C" fn cuStreamQuery(stream: Handle) -> Status {
     }))
 }
 
-/// Does nothing, because later work of the context always runs after the event's work.
+/// Only checks the handles: later work of the context always runs after the event's work.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) -> Status {
     status(with(|state| {
@@ -66,7 +66,7 @@ pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uin
 fn has_ended(state: &mut State, fence: Option<Fence>) -> Outcome<()> {
     match fence {
         Some(fence) if !state.gpu.is_done(fence)? => Err(Code::NotReady),
-        // Wait even though the work has ended, to report lost work.
+        // Wait even though the work has ended, because only the wait reports lost work.
         Some(fence) => Ok(state.gpu.wait(fence)?),
         None => Ok(()),
     }
@@ -81,7 +81,7 @@ fn get(state: &mut State, event: Handle) -> Outcome<&mut Event> {
 pub unsafe extern "C" fn cuEventCreate(event: *mut Handle, flags: c_uint) -> Status {
     status(with(|state| {
         let handle = new_handle();
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(event, to_pointer(handle)) }?;
         state.events.insert(handle, Event { has_time: flags & DISABLE_TIMING == 0, ..Event::default() });
         Ok(())
@@ -94,13 +94,13 @@ pub extern "C" fn cuEventDestroy_v2(event: Handle) -> Status {
     status(with(|state| state.events.remove(&event.addr()).map(|_| ()).ok_or(Code::InvalidHandle)))
 }
 
-/// The same as [`cuEventDestroy_v2`].
+/// Same as [`cuEventDestroy_v2`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventDestroy(event: Handle) -> Status {
     cuEventDestroy_v2(event)
 }
 
-/// Marks the context's work so far. An event with timing waits for this work.
+/// Marks the work submitted to the context so far. An event with timing also waits for this work.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Status {
     status(with(|state| {
@@ -116,7 +116,7 @@ pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Status {
     }))
 }
 
-/// Returns the success code if the marked work has ended.
+/// Returns success if the marked work has completed.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: Handle) -> Status {
     status(with(|state| {
@@ -134,14 +134,14 @@ pub extern "C" fn cuEventSynchronize(event: Handle) -> Status {
     }))
 }
 
-/// Stores the milliseconds between two events.
+/// Stores the time between two events in milliseconds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) -> Status {
     status(with(|state| {
         let [start, end] = [*get(state, start)?, *get(state, end)?];
         let (Some(start), Some(end)) = (start.ended, end.ended) else { return Err(Code::InvalidHandle) };
         let seconds = end.checked_duration_since(start).unwrap_or_default().as_secs_f32();
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(milliseconds, seconds * 1e3) }
     }))
 }

@@ -1,4 +1,4 @@
-//! Shared segments with Gdev's names. The numbers of commands and flags are those of `shmget` and `shmctl`.
+//! Shared segments, under Gdev's function names. Commands and flags have the same values as for `shmget` and `shmctl`.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,8 +7,8 @@ use gdev::{Segment, SegmentRequest};
 use crate::context::with;
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// Stores the number of the segment with a key. If the segment does not exist and `flags` contains `IPC_CREAT`, creates
-/// it. The low nine bits of `flags` are its permissions, like those of a file.
+/// Stores the ID of the segment with a key. Creates the segment if it does not exist and `flags` contains `IPC_CREAT`.
+/// The low nine bits of `flags` are file-style permissions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuShmGet(id: *mut c_int, key: c_int, size: usize, flags: c_int) -> Status {
     const RIGHTS: c_int = 0o777;
@@ -20,7 +20,7 @@ pub unsafe extern "C" fn cuShmGet(id: *mut c_int, key: c_int, size: usize, flags
         let segment = state.gpu.segment(request)?;
         let number = c_int::try_from(segment.id).map_err(|_| Code::Unknown)?;
         state.segments.insert(number, segment);
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(id, number) }
     }))
 }
@@ -29,7 +29,7 @@ fn known(state: &crate::context::State, id: c_int) -> Outcome<Segment> {
     state.segments.get(&id).copied().ok_or(Code::InvalidHandle)
 }
 
-/// Maps a segment, and stores its address for the GPU.
+/// Maps a segment, and stores its GPU virtual address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuShmAt(address: *mut u64, id: c_int, flags: c_int) -> Status {
     status(with(|state| {
@@ -39,12 +39,12 @@ pub unsafe extern "C" fn cuShmAt(address: *mut u64, id: c_int, flags: c_int) -> 
         }
         let memory = state.gpu.attach(segment, flags & libc::SHM_RDONLY != 0)?;
         state.attached.insert(memory.address, memory);
-        // SAFETY: see the crate's UNSAFETY.
+        // SAFETY: see UNSAFETY in the crate documentation.
         unsafe { store(address, memory.address) }
     }))
 }
 
-/// Unmaps a segment after the context's work.
+/// Waits for the context's work, and unmaps a segment.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuShmDt(address: u64) -> Status {
     status(with(|state| {

@@ -1,4 +1,4 @@
-//! Tests of copies in pieces, on a device that executes work as late as possible.
+//! Tests chunked copies on a device that executes work as late as possible.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,15 +6,15 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A device that executes a copy only when the caller waits for it, so that a missing wait causes wrong bytes.
+/// A device that executes a copy only when the caller waits for it, so a missing wait yields wrong data.
 #[derive(Default)]
 struct Late {
     memory: Vec<Option<(Place, Vec<u8>)>>,
     queue: VecDeque<Copy>,
     submitted: u64,
-    /// Offsets and sizes of the CPU's writes to card memory.
+    /// Number of direct CPU accesses to card memory.
     direct: u64,
-    /// Maximum number of copies that were in flight.
+    /// Maximum number of copies that were in flight at once.
     most_in_flight: usize,
     segments: HashMap<u64, u32>,
 }

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// Name of the library.
 const NAME: &str = "libcuda.so.1";
 
-/// Declares the functions, each with its method, the library's symbol, and its arguments.
+/// Declares the functions, each with its method name, its symbol in the library, and its arguments.
 macro_rules! functions {
     ($($method:ident = $symbol:literal ($($argument:ident: $type:ty),*);)*) => {
         /// The loaded library.
@@ -26,7 +26,7 @@ macro_rules! functions {
         }
 
         impl Library {
-            /// Loads the library and finds its functions.
+            /// Loads the library and resolves its functions.
             ///
             /// # Errors
             /// Returns an error if the library or a function is missing.
@@ -36,9 +36,9 @@ macro_rules! functions {
                     why: error.to_string(),
                     remedy: "install NVIDIA's driver, or run the program as a tenant",
                 };
-                // SAFETY: the library is NVIDIA's driver or a stand-in for it; its initialisers have no conditions.
+                // SAFETY: the library is NVIDIA's driver or a stand-in for it; its initializers have no preconditions.
                 let file = unsafe { File::new(NAME) }.map_err(missing)?;
-                // SAFETY: the types are the same as in `cuda.h`; the pointers live as long as `_file`.
+                // SAFETY: the types are the same as in `cuda.h`; the pointers are valid as long as `_file` exists.
                 unsafe {
                     Ok(Self {
                         $($method: *file.get(concat!($symbol, "\0").as_bytes()).map_err(missing)?,)*
@@ -56,7 +56,7 @@ macro_rules! functions {
                 /// All addresses must be valid for the function.
                 ///
                 /// # Errors
-                /// Returns the function's result, if it is not `CUDA_SUCCESS`.
+                /// Returns an error if the result is not `CUDA_SUCCESS`.
                 #[allow(clippy::too_many_arguments, reason = "those of the driver's function")]
                 pub unsafe fn $method(&self, $($argument: $type),*) -> Result<()> {
                     // SAFETY: guaranteed by the caller.
@@ -106,7 +106,7 @@ impl Library {
             return Ok(());
         }
         let mut text = std::ptr::null();
-        // SAFETY: the pointer is valid; the function stores the address of a static string, or null.
+        // SAFETY: the pointer is valid; the function stores the address of a static string, or NULL.
         let name = unsafe {
             if (self.error_name)(code, &raw mut text) == 0 && !text.is_null() {
                 CStr::from_ptr(text).to_string_lossy().into_owned()
@@ -117,12 +117,12 @@ impl Library {
         Err(Error::Cuda { function, name, code })
     }
 
-    /// Returns the offset and size of a kernel's parameter in bytes. Returns `None` after the last parameter, and
-    /// `Some(None)` if this driver does not report them.
+    /// Returns the offset and size of a kernel parameter in bytes. Returns `None` after the last parameter, and
+    /// `Some(None)` if the driver does not support the query.
     pub fn parameter(&self, function: u64, index: usize) -> Option<Option<(usize, usize)>> {
         let Some(call) = self.parameter else { return Some(None) };
         let (mut offset, mut bytes) = (0, 0);
-        // SAFETY: both pointers are valid; an invalid function or index is an error.
+        // SAFETY: both pointers are valid; the driver rejects an invalid function or index.
         let code = unsafe { call(function, index, &raw mut offset, &raw mut bytes) };
         match code {
             0 => Some(Some((offset, bytes))),
@@ -132,7 +132,7 @@ impl Library {
     }
 }
 
-/// Result of a call with an argument outside its limits.
+/// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID_VALUE: c_int = 1;
 
 impl std::fmt::Debug for Library {

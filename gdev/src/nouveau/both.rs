@@ -1,7 +1,7 @@
-//! Executes two copies at the same time, each on a separate copy engine.
+//! Executes two copies concurrently, each on its own copy engine.
 //!
-//! Each engine has a channel, which is created when it is first needed. The kernel's driver orders the channels'
-//! accesses to a buffer: copies that share a buffer are executed one after the other.
+//! Each engine has a channel, which is created on first use. The kernel driver orders the channels' accesses to a
+//! buffer, so copies that share a buffer are executed sequentially.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use super::push::{Engine, Push, linear};
 use super::{Nouveau, Spot};
 use crate::{Backend, Copy, Error, Result};
 
-/// Number of pushbuffers of a copy channel. One pushbuffer has room for a copy of 8 GiB, so a copy rarely needs a
-/// second one.
+/// Number of pushbuffers of a copy channel. One pushbuffer can hold a copy of 8 GiB, so a copy rarely needs a second
+/// one.
 const PUSHBUFFERS: usize = 2;
-/// Size in bytes of the memory with the stamp of the last submission.
+/// Size of the stamp buffer in bytes.
 const STAMP_BYTES: u64 = 16;
 
-/// A channel of a copy engine.
+/// A channel on a copy engine.
 #[derive(Debug)]
 pub(super) struct CopyChannel {
     engine: Engine,
     channel: Channel,
-    /// Contains the number of the last submission that was executed completely.
+    /// Buffer that contains the number of the last completed submission.
     stamp: Buffer,
 }
 
@@ -40,7 +40,7 @@ impl CopyChannel {
         self.channel.submit(&push, &list).map(drop)
     }
 
-    /// Submits a copy. Returns the number of engine copies into which it was split.
+    /// Submits a copy. Returns the number of engine copies that it was split into.
     fn copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<u64> {
         let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
         let rects = linear(from.address, to.address, bytes, self.engine.most_lines());
@@ -68,10 +68,10 @@ impl CopyChannel {
 }
 
 impl Nouveau {
-    /// Executes two copies at the same time, and waits for both.
+    /// Executes two copies concurrently, and waits for both.
     ///
     /// # Errors
-    /// Returns an error if the memory is unknown, a copy was lost, or the driver fails. Both copies have then ended.
+    /// Returns an error if the memory is unknown, a copy was lost, or the driver fails. Neither copy is then in flight.
     pub(super) fn on_both_engines(&mut self, copies: [&Copy; 2]) -> Result<()> {
         let mut engines = match self.engines.take() {
             Some(engines) => engines,

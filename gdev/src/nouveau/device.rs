@@ -1,7 +1,7 @@
-//! The DRM device, its buffers and channels.
+//! The DRM device, with its buffers and channels.
 //!
-//! UNSAFETY: the `ioctl` system call. [`Request`] pairs each argument type with its number, so the kernel reads and
-//! writes exactly the argument; the two arguments that hold addresses are built next to their calls.
+//! UNSAFETY: the `ioctl` system call. [`Request`] pairs each argument type with its number, so the kernel accesses only
+//! the argument. The two arguments that contain addresses are built next to their calls.
 
 #![expect(unsafe_code, reason = "ioctl")]
 
@@ -18,16 +18,16 @@ use super::uapi::{self, Request};
 use crate::mapping::Mapping;
 use crate::{Error, Place, Result};
 
-/// An open render node of nouveau.
+/// An open nouveau render node.
 #[derive(Debug)]
 pub struct Device {
     file: File,
-    /// Number of [`Buffer`]s of each handle. The kernel has only one handle for all references to a buffer.
+    /// Number of [`Buffer`]s per handle. The kernel uses the same handle for all references to a buffer.
     handles: Mutex<HashMap<u32, usize>>,
 }
 
 impl Device {
-    /// Opens the node and checks that it is nouveau's.
+    /// Opens the node and checks that its driver is nouveau.
     ///
     /// # Errors
     /// Returns an error if the node cannot be opened, or belongs to another driver.
@@ -66,7 +66,8 @@ impl Device {
         call(&self.file, argument)
     }
 
-    /// Imports a buffer, and counts it. If this file already has the buffer, the handle is the known one.
+    /// Imports a buffer, and increments its reference count. Returns the existing handle if this file has already
+    /// opened the buffer.
     fn import(&self, shared: &OwnedFd) -> io::Result<u32> {
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         let mut import = uapi::PrimeFdToHandle(uapi::Prime { handle: 0, flags: 0, fd: shared.as_raw_fd() });
@@ -75,20 +76,20 @@ impl Device {
         Ok(import.0.handle)
     }
 
-    /// Counts one more buffer of a handle.
+    /// Increments the number of buffers of a handle.
     fn hold(&self, handle: u32) {
         *self.handles.lock().unwrap_or_else(PoisonError::into_inner).entry(handle).or_default() += 1;
     }
 
-    /// Closes a handle when its last buffer is dropped.
+    /// Decrements the number of buffers of a handle. Closes the handle with its last buffer.
     fn release(&self, handle: u32) {
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(count) = handles.get_mut(&handle) else { return };
         *count -= 1;
         if *count == 0 {
             handles.remove(&handle);
-            // The lock is still held: an import could otherwise find the handle before it is closed. If the kernel
-            // refuses to close a handle, the error cannot be handled.
+            // Keep the lock held, or an import could return the handle before it is closed. A failure to close a handle
+            // cannot be handled.
             let _ = self.call(&mut uapi::GemClose { handle, pad: 0 });
         }
     }
@@ -98,39 +99,39 @@ fn driver(what: impl Into<String>, source: io::Error) -> Error {
     Error::Driver { what: what.into(), source }
 }
 
-/// Sends a request to a driver. The argument contains no addresses except those that this file writes to it.
+/// Issues an ioctl. The argument contains no addresses except those set in this file.
 ///
 /// # Errors
-/// Returns the system's error, with the name of the request.
+/// Returns the system's error, prefixed with the name of the request.
 pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
     loop {
-        // SAFETY: the number contains the number of bytes that the kernel may read and write, which is the size of `T`.
+        // SAFETY: the ioctl number encodes the number of bytes that the kernel may access, which is the size of `T`.
         let result =
             unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(T::NUMBER), std::ptr::from_mut(argument)) };
         if result >= 0 {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // The kernel may request a retry after a signal or a reservation conflict.
+        // The kernel may request a retry because of a signal or a reservation conflict.
         if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) {
             return Err(io::Error::new(error.kind(), format!("{}: {error}", T::NAME)));
         }
     }
 }
 
-/// Memory for a buffer.
+/// Memory domain of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Domain {
     /// VRAM only.
     Vram,
     /// Guest RAM only.
     Gart,
-    /// Either VRAM or guest RAM. The kernel prefers VRAM if the buffer fits, and moves the buffer on request.
+    /// Either VRAM or guest RAM. The kernel prefers VRAM if the buffer fits, and migrates the buffer on request.
     Either,
 }
 
 impl Domain {
-    /// Returns the kernel's bits.
+    /// Returns the kernel's domain bits.
     #[must_use]
     pub fn bits(self) -> u32 {
         match self {
@@ -140,7 +141,7 @@ impl Domain {
         }
     }
 
-    /// Returns the name on the command line.
+    /// Returns the command-line name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -164,7 +165,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Allocates a buffer; the kernel rounds the size up to pages.
+    /// Allocates a buffer. The kernel rounds the size up to pages.
     ///
     /// # Errors
     /// Returns an error if no memory is left.
@@ -184,28 +185,28 @@ impl Buffer {
         Ok(Self { device: Arc::clone(device), handle, domain, size, address, map_handle, mapping: OnceCell::new() })
     }
 
-    /// Returns the size in bytes, rounded up by the kernel.
+    /// Returns the size in bytes, as rounded up by the kernel.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Returns the GPU virtual address; moves do not change it.
+    /// Returns the GPU virtual address, which migrations do not change.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Returns the memory in which the buffer may be.
+    /// Returns the allowed memory domain.
     #[must_use]
     pub fn domain(&self) -> Domain {
         self.domain
     }
 
-    /// Queries the memory in which the buffer currently is: [`Domain::Vram`] or [`Domain::Gart`].
+    /// Queries the current location of the buffer: [`Domain::Vram`] or [`Domain::Gart`].
     ///
     /// # Errors
-    /// Returns the driver's errors.
+    /// Returns an error if the driver fails.
     pub fn place(&self) -> Result<Domain> {
         let mut info = uapi::GemInfo { handle: self.handle, ..Default::default() };
         self.device.call(&mut info).map_err(|source| driver("the place of a buffer", source))?;
@@ -215,7 +216,7 @@ impl Buffer {
         Ok(if info.domain & uapi::DOMAIN_VRAM == 0 { Domain::Gart } else { Domain::Vram })
     }
 
-    /// Returns the CPU's view, which goes through BAR1 while the buffer is in VRAM.
+    /// Returns the CPU mapping, which goes through BAR1 while the buffer is in VRAM.
     ///
     /// # Errors
     /// Returns an error if the kernel cannot map the buffer.
@@ -229,15 +230,15 @@ impl Buffer {
         Ok(self.mapping.get_or_init(|| mapping))
     }
 
-    /// Unmaps the CPU's view, so that the kernel can reuse its range of BAR1.
+    /// Removes the CPU mapping, so that the kernel can reuse its BAR1 range.
     pub fn unmap(&mut self) {
         self.mapping.take();
     }
 
-    /// Waits until the GPU has written the buffer, and with `to_write` also until it has read the buffer.
+    /// Waits for the GPU's writes to the buffer, and if `to_write` is set, also for its reads.
     ///
     /// # Errors
-    /// Returns the driver's errors.
+    /// Returns an error if the driver fails.
     pub fn wait(&self, to_write: bool) -> Result<()> {
         let flags = if to_write { uapi::CPU_PREP_WRITE } else { 0 };
         let mut prepare = uapi::GemCpuPrep { handle: self.handle, flags };
@@ -247,7 +248,7 @@ impl Buffer {
     /// Returns true if the GPU still reads or writes the buffer.
     ///
     /// # Errors
-    /// Returns the driver's errors.
+    /// Returns an error if the driver fails.
     pub fn is_busy(&self) -> Result<bool> {
         let flags = uapi::CPU_PREP_WRITE | uapi::CPU_PREP_NOWAIT;
         match self.prepare(&mut uapi::GemCpuPrep { handle: self.handle, flags }) {
@@ -262,18 +263,18 @@ impl Buffer {
         self.device.call(&mut uapi::GemCpuFini { handle: self.handle })
     }
 
-    /// Returns a descriptor of the buffer's memory.
+    /// Exports the buffer as a file descriptor.
     ///
     /// # Errors
     /// Returns an error if the kernel cannot share the buffer.
     pub fn export(&self) -> Result<OwnedFd> {
         let mut export = uapi::PrimeHandleToFd(uapi::Prime { handle: self.handle, flags: uapi::PRIME_FLAGS, fd: -1 });
         self.device.call(&mut export).map_err(|source| driver("a descriptor of a buffer", source))?;
-        // SAFETY: the kernel has just made the descriptor for this process.
+        // SAFETY: the kernel has just created the descriptor for this process.
         Ok(unsafe { OwnedFd::from_raw_fd(export.0.fd) })
     }
 
-    /// Opens the memory of a descriptor, with a separate address for this device file.
+    /// Imports a buffer from a file descriptor. This device file maps it at a separate GPU virtual address.
     ///
     /// # Errors
     /// Returns an error if the kernel cannot import the memory.
@@ -298,7 +299,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Use of a buffer by a submission.
+/// A submission's use of a buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Use<'a> {
     /// The buffer.
@@ -307,31 +308,31 @@ pub struct Use<'a> {
     pub reads: bool,
     /// Set if the GPU writes the buffer.
     pub writes: bool,
-    /// Memory in which the buffer must be during the submission. The kernel moves the buffer there.
+    /// Required memory domain during the submission. The kernel migrates the buffer there.
     pub place: Domain,
 }
 
 impl<'a> Use<'a> {
-    /// Creates a use in which the GPU reads the buffer, in any memory.
+    /// Creates a read of the buffer, in any domain.
     #[must_use]
     pub fn read(buffer: &'a Buffer) -> Self {
         Self { buffer, reads: true, writes: false, place: buffer.domain }
     }
 
-    /// Creates a use in which the GPU writes the buffer, in any memory.
+    /// Creates a write of the buffer, in any domain.
     #[must_use]
     pub fn write(buffer: &'a Buffer) -> Self {
         Self { buffer, reads: false, writes: true, place: buffer.domain }
     }
 
-    /// Returns the same use in the given memory.
+    /// Returns the same use with the given domain.
     #[must_use]
     pub fn at(self, place: Domain) -> Self {
         Self { place, ..self }
     }
 }
 
-/// Default number of pushbuffers of a channel that can be in flight at once.
+/// Default number of pushbuffers that a channel can have in flight.
 pub const RING: usize = 8;
 
 /// A GPU channel with its pushbuffers.
@@ -348,16 +349,15 @@ impl Channel {
     /// Allocates a channel without objects.
     ///
     /// # Errors
-    /// Returns an error if no channel is free.
+    /// Returns an error if no channel is available.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
         Self::with_ring(device, RING)
     }
 
-    /// Allocates a channel with at least one pushbuffer. A submission waits for the earlier submission that used the
-    /// same pushbuffer.
+    /// Allocates a channel with at least one pushbuffer. A submission waits until its pushbuffer is no longer in use.
     ///
     /// # Errors
-    /// Returns an error if no channel or no memory is free.
+    /// Returns an error if no channel or memory is available.
     pub fn with_ring(device: &Arc<Device>, pushbuffers: usize) -> Result<Self> {
         let mut argument = uapi::ChannelAlloc::default();
         device.call(&mut argument).map_err(|source| driver("a channel", source))?;
@@ -369,7 +369,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Returns the channel's number in the guest.
+    /// Returns the guest's channel number.
     #[must_use]
     pub fn number(&self) -> i32 {
         self.number
@@ -390,7 +390,7 @@ impl Channel {
     /// Creates an object and binds it to its subchannel.
     ///
     /// # Errors
-    /// Returns an error if the card does not have the class, or if the channel takes no work.
+    /// Returns an error if the card does not have the class, or if the channel does not accept work.
     pub fn add(&self, object: Object) -> Result<()> {
         self.create(object)?;
         let mut push = Push::default();
@@ -404,7 +404,7 @@ impl Channel {
         self.submitted.get()
     }
 
-    /// Returns the pushbuffer of a submission, counted from 1, or `None` if a later submission waited for it.
+    /// Returns the pushbuffer of a submission, counted from 1, or `None` if a later submission has reused it.
     fn pushbuffer(&self, submission: u64) -> Option<&Buffer> {
         let (submitted, count) = (self.submitted.get(), self.ring.len() as u64);
         let recent = submission <= submitted && submission + count > submitted && submission > 0;
@@ -414,7 +414,7 @@ impl Channel {
     /// Returns true if the GPU has completed a submission, counted from 1.
     ///
     /// # Errors
-    /// Returns the driver's errors.
+    /// Returns an error if the driver fails.
     pub fn is_done(&self, submission: u64) -> Result<bool> {
         self.pushbuffer(submission).map_or(Ok(true), |buffer| Ok(!buffer.is_busy()?))
     }
@@ -422,7 +422,7 @@ impl Channel {
     /// Waits until the GPU has completed a submission, counted from 1.
     ///
     /// # Errors
-    /// Returns the driver's errors.
+    /// Returns an error if the driver fails.
     pub fn wait(&self, submission: u64) -> Result<()> {
         self.pushbuffer(submission).map_or(Ok(()), |buffer| buffer.wait(true))
     }
@@ -430,7 +430,7 @@ impl Channel {
     /// Submits a pushbuffer to the GPU, without waiting. Returns the number of the submission, counted from 1.
     ///
     /// # Errors
-    /// Returns an error if the channel takes no work.
+    /// Returns an error if the channel does not accept work.
     pub fn submit(&self, push: &Push, uses: &[Use<'_>]) -> Result<u64> {
         let refused = |source| driver(format!("a submission on channel {}", self.number), source);
         let words = push.words();
@@ -446,7 +446,7 @@ impl Channel {
 
         let mut list = vec![entry(&Use::read(buffer))];
         for used in uses {
-            // The list may contain a buffer only once.
+            // The list must contain each buffer only once.
             match list.iter_mut().find(|entry| entry.handle == used.buffer.handle) {
                 Some(entry) => merge(entry, used),
                 None => list.push(entry(used)),
@@ -461,7 +461,7 @@ impl Channel {
             push: pieces.as_mut_ptr().expose_provenance() as u64,
             ..Default::default()
         };
-        // Both lists live until the call returns.
+        // Both lists are valid until the call returns.
         self.device.call(&mut argument).map_err(refused)?;
         self.submitted.set(submission);
         Ok(submission)

@@ -1,6 +1,6 @@
-//! The mediator's own interface in the guest: `/dev/gpu-mediator` of the module `gpu_mediator_pv`.
+//! The mediator's interface in the guest: `/dev/gpu-mediator`, provided by the module `gpu_mediator_pv`.
 //!
-//! Names and layouts are the same as in `gpu_mediator_uapi.h` and `gpu_mediator_abi.h` in the module's folder.
+//! Names and layouts match `gpu_mediator_uapi.h` and `gpu_mediator_abi.h` in the module's folder.
 
 use std::fs::{File, OpenOptions};
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use crate::{Error, Result};
 
 const NODE: &str = "/dev/gpu-mediator";
 
-/// Creates the segment if the key is unused.
+/// Create the segment if the key is unused.
 pub const CREATE: u32 = 1 << 0;
-/// Finds or creates a segment of the group of virtual machines.
+/// Find or create a segment of the virtual machine's sharing group.
 pub const ABROAD: u32 = 1 << 2;
-/// Attaches for reading only.
+/// Attach read-only.
 pub const READ_ONLY: u32 = 1 << 3;
 /// Permission for other virtual machines to read.
 pub const ABROAD_READ: u32 = 1;
 /// Permission for other virtual machines to read and write.
 pub const ABROAD_READ_WRITE: u32 = 3;
-/// Removes the key of a segment.
+/// Command that removes the key of a segment.
 const REMOVE: u32 = 5;
-/// Queries the number of address spaces that have the segment attached.
+/// Command that queries the number of address spaces that have the segment attached.
 const ATTACHED: u32 = 2;
 
-/// Queries, by their numbers in `gpu_mediator_abi.h`.
+/// Query numbers, from `gpu_mediator_abi.h`.
 pub mod question {
-    /// Size of the VRAM that the machine sees.
+    /// Size in bytes of the VRAM visible to the machine.
     pub const VRAM: u32 = 1;
     /// Number of bytes of this VRAM that are on the card.
     pub const PLACED: u32 = 4;
@@ -88,7 +88,7 @@ struct Query {
     value: u64,
 }
 
-/// The open node.
+/// The open device node.
 #[derive(Debug)]
 pub struct Mediator {
     file: File,
@@ -103,14 +103,14 @@ pub struct Wanted {
     pub bytes: u64,
     /// [`CREATE`] and [`ABROAD`].
     pub flags: u32,
-    /// Permissions in this machine, like those of a file: 0600 for the owner, 0006 for others.
+    /// File-style permissions in this machine: 0600 for the owner, 0006 for others.
     pub mode: u32,
     /// Permissions for other virtual machines.
     pub abroad: u32,
 }
 
 impl Mediator {
-    /// Opens the node.
+    /// Opens the device node.
     ///
     /// # Errors
     /// Returns an error if the module is not loaded, or if the mediator does not offer its interface to this machine.
@@ -138,10 +138,11 @@ impl Mediator {
         Ok(argument.id)
     }
 
-    /// Maps a segment for a channel; returns its GPU virtual address in the channel's address space.
+    /// Maps a segment for a channel. Returns its GPU virtual address in the channel's address space.
     ///
     /// # Errors
-    /// Returns an error if the segment is unknown or does not grant the access, or another process has the channel.
+    /// Returns an error if the segment is unknown or does not permit the access, or if another process owns the
+    /// channel.
     pub fn attach(&self, id: u32, channel: i32, flags: u32) -> Result<u64> {
         let mut argument = ShareAttach { id, channel: channel.cast_unsigned(), flags, ..Default::default() };
         self.call(&mut argument, || format!("attaching segment {id} to channel {channel}"))?;
@@ -157,7 +158,7 @@ impl Mediator {
         self.call(&mut argument, || format!("detaching segment {id} from channel {channel}"))
     }
 
-    /// Removes the key of a segment; the segment is freed when no address space has it attached.
+    /// Removes the key of a segment. The segment is freed when the last address space detaches it.
     ///
     /// # Errors
     /// Returns an error if the segment does not exist, or belongs to another user.
@@ -179,10 +180,10 @@ impl Mediator {
         Ok(argument.value)
     }
 
-    /// Returns the answer to a query, one of [`question`].
+    /// Returns the result of a query, one of [`question`].
     ///
     /// # Errors
-    /// Returns an error if the mediator does not answer this query.
+    /// Returns an error if the mediator does not support the query.
     pub fn query(&self, what: u32) -> Result<u64> {
         let mut argument = Query { what, ..Default::default() };
         self.call(&mut argument, || format!("question {what}"))?;

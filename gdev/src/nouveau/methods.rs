@@ -1,44 +1,44 @@
-//! Methods of a channel's compute object: for its setup, and for each launch.
+//! Methods of the compute object: setup and launches.
 //!
-//! Like `push`, this module repeats the methods independently of `nvspec`. Sources: envytools'
-//! `rnndb/graph/gf100_compute.xml`, and the order in which Mesa's driver for this hardware sends them.
+//! Like `push`, this module defines the methods independently of `nvspec`. Sources: envytools'
+//! `rnndb/graph/gf100_compute.xml`, and the method order of Mesa's driver.
 
 use super::push::{Object, Push};
 use crate::{Error, Grid, Image, Params, Result};
 
-/// Size in bytes of a warp's in-memory stack of calls and divergence.
+/// Size in bytes of a warp's in-memory call and divergence stack.
 const STACK_BYTES: u32 = 0x800;
-/// Number of warps that a multiprocessor holds.
+/// Maximum number of resident warps per multiprocessor.
 const WARPS: u64 = 48;
-/// Number of lanes of a warp.
+/// Number of lanes per warp.
 const LANES: u64 = 32;
-/// Unit of the size of local memory, in bytes.
+/// Granularity of the local memory size in bytes.
 const LOCAL_UNIT: u64 = 0x2_0000;
 /// Upper byte of the windows in which a generic address refers to local and shared memory.
 const LOCAL_WINDOW: u32 = 0xff << 24;
 const SHARED_WINDOW: u32 = 0xfe << 24;
-/// Addresses that generic loads and stores interpret as a window.
+/// Generic addresses that refer to local or shared memory.
 pub const WINDOWS: std::ops::Range<u64> = (SHARED_WINDOW as u64)..(1 << 32);
-/// Size in bytes of the constant buffer that holds the parameters.
+/// Size of the parameters' constant buffer in bytes.
 pub const BANK_BYTES: u32 = 0x1000;
 /// Offset of the parameters in the constant buffer.
 const PARAMS_AT: u32 = 0x20;
 /// Maximum size of a kernel's parameters in bytes.
 const MAX_PARAMS_BYTES: u32 = BANK_BYTES - PARAMS_AT;
-/// Maximum number of blocks in each direction: 16 bits of a method.
+/// Maximum grid dimension in blocks: the method has 16 bits.
 const MAX_BLOCKS: u32 = 0xffff;
-/// Size of a time stamp in bytes: a payload, a zero, and 64 bits of nanoseconds.
+/// Size of a timestamp in bytes: a 32-bit payload, a 32-bit zero, and a 64-bit time in ns.
 pub const STAMP_BYTES: u64 = 16;
 
-/// Returns the bytes that local memory and stacks need on a card with `multiprocessors` multiprocessors, for kernels
-/// with `local_bytes` bytes per thread.
+/// Returns the size in bytes of the local memory and stacks on a card with `multiprocessors` multiprocessors, for
+/// kernels with `local_bytes` bytes of local memory per thread.
 #[must_use]
 pub fn local_area(multiprocessors: u64, local_bytes: u32) -> u64 {
     let warp = u64::from(STACK_BYTES) + u64::from(local_bytes).next_multiple_of(16) * LANES;
     (warp * WARPS * multiprocessors).next_multiple_of(LOCAL_UNIT)
 }
 
-/// An area for local memory.
+/// A memory area for local memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Area {
     /// GPU virtual address.
@@ -47,19 +47,19 @@ pub struct Area {
     pub bytes: u64,
 }
 
-/// A kernel with its code.
+/// A kernel and its code.
 #[derive(Debug, Clone, Copy)]
 pub struct Code<'a> {
-    /// GPU virtual address of its program.
+    /// GPU virtual address of the program.
     pub address: u64,
-    /// The kernel to run.
+    /// The kernel to launch.
     pub kernel: &'a sm20::Kernel,
 }
 
-/// Returns an image as a program that a Fermi card can run. `device` is the backend's name.
+/// Returns the image's program for Fermi cards. `device` is the backend's name for error messages.
 ///
 /// # Errors
-/// Returns an error if the image is for another kind of card, or a kernel has too many parameters.
+/// Returns an error if the image is for another card type, or if a kernel's parameters are too large.
 pub fn program<'a>(image: Image<'a>, device: &str) -> Result<&'a sm20::Program> {
     let Image::Sm20(program) = image else {
         return Err(Error::Image(format!("{device} loads programs for sm_20, neither PTX nor cubins")));
@@ -73,10 +73,10 @@ pub fn program<'a>(image: Image<'a>, device: &str) -> Result<&'a sm20::Program> 
     Ok(program)
 }
 
-/// Returns a program's kernel, if it can be launched with this grid and these parameters.
+/// Looks up a kernel, and checks that it can be launched with this grid and these parameters.
 ///
 /// # Errors
-/// Returns an error if the kernel does not exist, or the grid or the parameters do not have its size.
+/// Returns an error if the kernel does not exist, the grid exceeds the limits, or the parameters have the wrong size.
 pub fn kernel<'a>(program: &'a sm20::Program, name: &str, grid: Grid, params: &Params) -> Result<&'a sm20::Kernel> {
     if grid.blocks.iter().any(|blocks| *blocks > MAX_BLOCKS) {
         return Err(Error::Grid { blocks: grid.blocks, threads: grid.threads });
@@ -97,22 +97,22 @@ fn high(address: u64) -> u32 {
     (address >> 32) as u32
 }
 
-/// Sets the state that is the same for all launches: windows, an identity map of global addresses, and bank 0.
+/// Sets the state shared by all launches: windows, an identity map of global addresses, and constant bank 0.
 pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
-    // Maximum number of warps, depth of calls, and local memory per warp, with Mesa's values.
+    // Maximum number of warps, call depth, and local memory per warp, with Mesa's values.
     set(push, 0x0758, &[multiprocessors]);
     set(push, 0x0d64, &[0xf]);
     set(push, 0x02a0, &[0x8000]);
     set(push, 0x02c4, &[0]);
     for upper in 0..=0xff {
-        // The entry is readable, writable, and mapped to itself.
+        // Map each address to itself, readable and writable.
         set(push, 0x02c8, &[0xc << 28 | upper << 16 | upper]);
     }
     set(push, 0x02c4, &[1]);
     set(push, 0x077c, &[LOCAL_WINDOW]);
     set(push, 0x0214, &[SHARED_WINDOW]);
     select_bank(push, bank);
-    // The binding is valid, with bank 0.
+    // Bind bank 0 as valid.
     set(push, 0x1694, &[1]);
 }
 
@@ -125,18 +125,18 @@ fn select_bank(push: &mut Push, bank: u64) {
     set(push, 0x2380, &[BANK_BYTES, high(bank), bank as u32]);
 }
 
-/// Stores a time stamp with a payload when all earlier work has ended.
+/// Stores a timestamp with `payload` once all earlier work has completed.
 pub fn stamp(push: &mut Push, address: u64, payload: u32) {
-    // The operation is a release of four words.
+    // Release of four 32-bit words.
     set(push, 0x1b00, &[high(address), address as u32, payload, 0]);
 }
 
-/// Waits until the earlier grids have ended. This wait orders copies of M2MF with grids.
+/// Waits until the earlier grids have completed. This orders M2MF copies after the grids.
 pub fn wait_for_idle(push: &mut Push) {
     push.immediate(Object::COMPUTE.subchannel, 0x0110, 0);
 }
 
-/// Launches a grid. Methods load the grid's parameters, so an earlier grid still sees its own parameters.
+/// Launches a grid. Methods load the parameters, so earlier grids still see their own parameters.
 pub fn launch(push: &mut Push, code: Code<'_>, grid: Grid, params: &Params, bank: u64) {
     let Code { address, kernel } = code;
     select_bank(push, bank);
@@ -151,7 +151,7 @@ pub fn launch(push: &mut Push, code: Code<'_>, grid: Grid, params: &Params, bank
     push.immediate(Object::COMPUTE.subchannel, 0x1698, 0x1011);
     set(push, 0x1608, &[high(address), address as u32]);
     set(push, 0x03b4, &[kernel.entry_offset]);
-    // Set the lower and upper part of local memory, and the stack.
+    // Set the sizes of lower and upper local memory, and of the stack.
     set(push, 0x0204, &[kernel.local_bytes.next_multiple_of(16), 0, STACK_BYTES]);
     set(push, 0x02c0, &[kernel.registers.max(4)]);
     let [x, y, z] = grid.threads;
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn local_memory_has_room_for_all_warps() {
         assert_eq!(local_area(1, 0), 0x2_0000);
-        // The size is for 14 times 48 warps, each with a stack and 32 lanes of 112 bytes: 29 units.
+        // 14 * 48 warps, each with a stack and 32 lanes of 112 bytes, need 29 units.
         assert_eq!(local_area(14, 100), 29 * 0x2_0000);
     }
 }

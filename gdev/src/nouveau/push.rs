@@ -1,12 +1,12 @@
-//! Pushbuffers: Fermi method headers, and copies with the methods of M2MF and of the copy engines.
+//! Pushbuffers: Fermi method headers, and copies through M2MF and the copy engines.
 //!
-//! The definitions are repeated here on purpose, independently of `nvspec`: this is the other side of the decoders
-//! under test, and a mistake must not cancel out. Sources: envytools' `rnndb/fifo` and `rnndb/graph`, and the methods
-//! that nouveau itself sends.
+//! The definitions intentionally do not come from `nvspec`: this encoder tests the decoders that use it, and shared
+//! definitions would hide mistakes. Sources: envytools' `rnndb/fifo` and `rnndb/graph`, and the methods that nouveau
+//! sends.
 
 use std::ops::Range;
 
-/// An engine that copies.
+/// An engine that can copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Engine {
     /// Class 0x9039, part of PGRAPH.
@@ -21,7 +21,7 @@ impl Engine {
     /// All engines.
     pub const ALL: [Self; 3] = [Self::M2mf, Self::Ce0, Self::Ce1];
 
-    /// Returns the name on the command line.
+    /// Returns the command-line name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// Returns the object that a channel needs to use the engine.
+    /// Returns the object through which a channel uses the engine.
     #[must_use]
     pub fn object(self) -> Object {
         let engine = match self {
@@ -62,7 +62,7 @@ impl Engine {
         Object { class: self.class(), engine, subchannel: self.subchannel() }
     }
 
-    /// Returns the maximum number of lines of one launch.
+    /// Returns the maximum number of lines per launch.
     #[must_use]
     pub fn most_lines(self) -> u32 {
         match self {
@@ -72,14 +72,14 @@ impl Engine {
     }
 }
 
-/// An object of a channel, and the subchannel to which this library binds it.
+/// An object of a channel, with the subchannel to which this library binds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Object {
     /// Class of the object.
     pub class: u16,
-    /// The engine that supports the class, as PFIFO numbers engines.
+    /// PFIFO number of the engine that implements the class.
     pub engine: u32,
-    /// The subchannel.
+    /// Number of the subchannel.
     pub subchannel: u32,
 }
 
@@ -94,29 +94,29 @@ impl Object {
     }
 }
 
-/// Maximum size of a line of a copy in bytes; the copy engines count its bytes in 16 bits.
+/// Maximum line length of a copy in bytes; the copy engines' line length has 16 bits.
 pub const MOST_LINE_BYTES: u32 = 0x8000;
-/// Maximum pitch; the copy engines store pitches in 19 bits.
+/// Maximum pitch in bytes; the copy engines' pitch has 19 bits.
 pub const MOST_PITCH: u32 = 0x7ffff;
 
-/// A copy of lines of bytes, `pitch` apart, from one GPU virtual address to another.
+/// A pitch-linear rectangle copy between GPU virtual addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rect {
     /// GPU virtual address of the first source line.
     pub source: u64,
     /// GPU virtual address of the first target line.
     pub target: u64,
-    /// Bytes from one source line to the next.
+    /// Source pitch in bytes.
     pub source_pitch: u32,
-    /// Bytes from one target line to the next.
+    /// Target pitch in bytes.
     pub target_pitch: u32,
-    /// Size of a line in bytes.
+    /// Line length in bytes.
     pub line_bytes: u32,
     /// Number of lines.
     pub lines: u32,
 }
 
-/// Returns the rects that copy `length` bytes contiguously on an engine that accepts `most_lines` lines.
+/// Splits a contiguous copy of `length` bytes into rects of at most `most_lines` lines.
 #[must_use]
 pub fn linear(source: u64, target: u64, length: u64, most_lines: u32) -> Vec<Rect> {
     let line = u64::from(MOST_LINE_BYTES);
@@ -145,12 +145,12 @@ pub struct Push {
     words: Vec<u32>,
 }
 
-/// Maximum number of dwords of a pushbuffer of this library.
+/// Maximum length of a pushbuffer in dwords.
 pub const MOST_WORDS: usize = 4096;
 
-/// Number of dwords of the longest rect.
+/// Maximum length of a rect's methods in dwords.
 const RECT_WORDS: usize = 16;
-/// Number of dwords that wait for the engine and stamp the end of a submission.
+/// Length in dwords of the methods that end a submission: a wait for the engine, and a stamp.
 const END_WORDS: usize = 8;
 
 impl Push {
@@ -160,22 +160,22 @@ impl Push {
         &self.words
     }
 
-    /// Returns true if there is room for another rect, followed by the end of a submission.
+    /// Returns true if there is space for another rect and the end of a submission.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.words.len() + RECT_WORDS + END_WORDS <= MOST_WORDS
     }
 
-    /// Sends data to consecutive methods, starting at byte address `method`, in steps of 4.
+    /// Writes data to consecutive methods, starting at byte address `method`.
     pub fn methods(&mut self, subchannel: u32, method: u32, data: &[u32]) {
         self.words.push(0x2000_0000 | (data.len() as u32) << 16 | subchannel << 13 | method >> 2);
         self.words.extend_from_slice(data);
     }
 
-    /// Sends 13 bits of data to one method, in the header itself.
+    /// Writes 13 bits of immediate data to a method.
     ///
     /// # Panics
-    /// Panics if the data has more bits.
+    /// Panics if the data exceeds 13 bits.
     pub fn immediate(&mut self, subchannel: u32, method: u32, data: u32) {
         assert!(data < 1 << 13, "immediate data has 13 bits");
         self.words.push(0x8000_0000 | data << 16 | subchannel << 13 | method >> 2);
@@ -191,27 +191,28 @@ impl Push {
         self.methods(subchannel, 0x0008, &[0]);
     }
 
-    /// Waits until the word at `address` is `payload`. With `yields`, other channels may use the PBDMA during the wait.
+    /// Waits until the 32-bit word at `address` equals `payload`. If `yields` is set, other channels may use the PBDMA
+    /// in the meantime.
     pub fn acquire(&mut self, address: u64, payload: u32, yields: bool) {
         self.semaphore(address, payload, u32::from(yields) << 12 | 1);
     }
 
-    /// Stores `payload` at `address` through the host engine, without waiting for the engines.
+    /// Stores `payload` at `address` through the host engine, without waiting for other engines.
     pub fn release(&mut self, address: u64, payload: u32) {
         self.semaphore(address, payload, 0x0110_0002);
     }
 
-    /// Stores `payload` at `address` through the host engine, after the engine of the channel's last method is idle.
+    /// Stores `payload` at `address` through the host engine, once the engine of the channel's last method is idle.
     pub fn release_when_idle(&mut self, address: u64, payload: u32) {
         self.semaphore(address, payload, 0x0100_0002);
     }
 
-    /// Raises the channel's interrupt that does not stop an engine.
+    /// Raises the channel's non-stall interrupt.
     pub fn interrupt(&mut self) {
         self.methods(0, 0x0020, &[0]);
     }
 
-    /// Uses the host engine's semaphore, which is available on every subchannel.
+    /// Executes a semaphore operation of the host engine, which is available on every subchannel.
     fn semaphore(&mut self, address: u64, payload: u32, operation: u32) {
         self.methods(0, 0x0010, &[(address >> 32) as u32, address as u32, payload, operation]);
     }
@@ -233,7 +234,7 @@ impl Push {
                     rect.lines,
                 ];
                 self.methods(subchannel, 0x030c, &source);
-                // Both sides are pitch-linear, without a completion, with a one-word semaphore.
+                // Both sides pitch-linear, no completion, one-word semaphore.
                 self.methods(subchannel, 0x0300, &[0x0010_0110]);
             }
             Engine::Ce0 | Engine::Ce1 => {
@@ -248,14 +249,14 @@ impl Push {
                     rect.lines,
                 ];
                 self.methods(subchannel, 0x030c, &all);
-                // Both sides are pitch-linear.
+                // Both sides pitch-linear.
                 self.immediate(subchannel, 0x0300, 0x0110);
             }
         }
     }
 }
 
-/// Returns the ranges that a copy writes and reads: one `(target, source)` pair per line, in order.
+/// Returns the ranges that a copy writes and reads, as one `(target, source)` pair per line, in order.
 pub fn lines(rect: &Rect) -> impl Iterator<Item = (Range<u64>, Range<u64>)> + '_ {
     (0..u64::from(rect.lines)).map(|line| {
         let source = rect.source + line * u64::from(rect.source_pitch);

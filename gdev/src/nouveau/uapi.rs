@@ -1,11 +1,11 @@
-//! The kernel's interface: DRM and nouveau ioctl numbers and argument layouts.
+//! The kernel interface: ioctl numbers and argument layouts of DRM and nouveau.
 //!
-//! Names and layouts are the same as in `drm.h` and `nouveau_drm.h`; 6.1 and 6.12 agree on everything in this file.
-//! Both versions still support all calls that these headers mark as deprecated (`GROBJ_ALLOC`).
+//! Names and layouts match `drm.h` and `nouveau_drm.h`. Linux 6.1 and 6.12 agree on all definitions in this file, and
+//! both still support the deprecated calls (`GROBJ_ALLOC`).
 
-/// An ioctl argument with its request number, so that no call can pair them wrongly.
+/// An ioctl argument type with its request number, which prevents mismatches.
 pub trait Request {
-    /// The ioctl number, with direction and size.
+    /// The ioctl number, which encodes direction and size.
     const NUMBER: u32;
     /// Name of the request, for messages.
     const NAME: &'static str;
@@ -17,12 +17,12 @@ pub const WRITE: u32 = 1;
 pub const READ: u32 = 2;
 const DRM_COMMAND_BASE: u32 = 0x40;
 
-/// Returns the number of a request of the driver with that letter, with the argument `T`.
+/// Returns the ioctl number of a request with the argument type `T`. `kind` is the driver's ioctl type.
 pub const fn number<T>(kind: u8, direction: u32, command: u32) -> u32 {
     direction << 30 | (size_of::<T>() as u32) << 16 | (kind as u32) << 8 | command
 }
 
-/// Pairs types with requests of a driver, which is identified by a letter.
+/// Implements [`Request`] for argument types of a driver with the given ioctl type.
 macro_rules! requests {
     ($kind:literal: $($type:ty, $direction:expr, $command:expr;)*) => {$(
         impl $crate::nouveau::uapi::Request for $type {
@@ -50,17 +50,17 @@ requests! { b'd':
 
 pub(crate) use requests;
 
-/// `drm_version`; only the name is requested of the strings.
+/// `drm_version`. Of its strings, only the name is requested.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Version {
     /// Major, minor, patch level.
     pub numbers: [i32; 3],
-    /// Request: size of the buffer for the driver's name. Answer: length of the name.
+    /// In: size of the name buffer in bytes. Out: length of the driver name.
     pub name_length: usize,
-    /// Address of the buffer for the name.
+    /// Address of the name buffer.
     pub name: usize,
-    /// Unused: length and address of the date, length and address of the description; zero.
+    /// Length and address of the date and of the description; unused, zero.
     pub unused: [usize; 4],
 }
 
@@ -68,7 +68,7 @@ pub struct Version {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemClose {
-    /// The handle to close.
+    /// Handle to close.
     pub handle: u32,
     /// Always zero.
     pub pad: u32,
@@ -78,20 +78,20 @@ pub struct GemClose {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Prime {
-    /// The buffer: given to export, returned by import.
+    /// Handle of the buffer; input of an export, output of an import.
     pub handle: u32,
-    /// [`PRIME_FLAGS`] to export.
+    /// [`PRIME_FLAGS`] for an export.
     pub flags: u32,
-    /// The descriptor: returned by export, given to import.
+    /// File descriptor; output of an export, input of an import.
     pub fd: i32,
 }
 
-/// Request for a descriptor of a buffer.
+/// Exports a buffer as a file descriptor.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct PrimeHandleToFd(pub Prime);
 
-/// Request for the buffer of a descriptor.
+/// Imports the buffer of a file descriptor.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct PrimeFdToHandle(pub Prime);
@@ -103,29 +103,29 @@ pub const PRIME_FLAGS: u32 = 0o200_0002;
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GetParam {
-    /// The parameter, one of [`param`].
+    /// Parameter, one of [`param`].
     pub param: u64,
-    /// The answer.
+    /// Value of the parameter.
     pub value: u64,
 }
 
 /// Parameters of [`GetParam`].
 pub mod param {
-    /// PCI vendor id.
+    /// PCI vendor ID.
     pub const PCI_VENDOR: u64 = 3;
-    /// PCI device id.
+    /// PCI device ID.
     pub const PCI_DEVICE: u64 = 4;
     /// Bus type: 1 is PCI, 2 is PCI Express.
     pub const BUS_TYPE: u64 = 5;
-    /// Size of the VRAM for buffers in bytes.
+    /// VRAM available for buffers, in bytes.
     pub const FB_SIZE: u64 = 8;
-    /// Size of the GPU address space for guest RAM in bytes.
+    /// Size in bytes of the GPU address space for guest RAM.
     pub const GART_SIZE: u64 = 9;
     /// Chipset number, 0xc0 for GF100.
     pub const CHIPSET_ID: u64 = 11;
-    /// Number of GPCs, of TPCs << 8, and of ROPs << 32.
+    /// Number of GPCs, number of TPCs << 8, and number of ROPs << 32.
     pub const GRAPH_UNITS: u64 = 13;
-    /// Time of PTIMER in nanoseconds.
+    /// PTIMER time in nanoseconds.
     pub const PTIMER_TIME: u64 = 14;
 }
 
@@ -139,13 +139,13 @@ pub struct ChannelAlloc {
     pub tt_ctxdma_handle: u32,
     /// The channel's number.
     pub channel: i32,
-    /// Memory in which pushbuffers may be.
+    /// Memory domains allowed for pushbuffers.
     pub pushbuf_domains: u32,
-    /// A buffer that the kernel allocates with the channel.
+    /// Handle of the notifier buffer, which the kernel allocates with the channel.
     pub notifier_handle: u32,
-    /// Handle and class of enforced subchannels.
+    /// Handle and class of each preset subchannel.
     pub subchan: [[u32; 2]; 8],
-    /// Number of enforced subchannels.
+    /// Number of preset subchannels.
     pub nr_subchan: u32,
 }
 
@@ -163,20 +163,20 @@ pub struct ChannelFree {
 pub struct ObjectAlloc {
     /// The channel's number.
     pub channel: i32,
-    /// A handle that we choose, unique in the channel.
+    /// Handle chosen by the caller, unique within the channel.
     pub handle: u32,
     /// Class of the object.
     pub class: i32,
 }
 
-/// The buffer is in VRAM.
+/// VRAM.
 pub const DOMAIN_VRAM: u32 = 1 << 1;
-/// The buffer is in guest RAM that the GPU can access.
+/// Guest RAM that the GPU can access.
 pub const DOMAIN_GART: u32 = 1 << 2;
-/// The CPU can map the buffer.
+/// Mappable by the CPU.
 pub const DOMAIN_MAPPABLE: u32 = 1 << 3;
 
-/// The buffer's VRAM need not be contiguous.
+/// Allows non-contiguous VRAM.
 pub const TILE_NONCONTIG: u32 = 8;
 
 /// `drm_nouveau_gem_info`.
@@ -185,17 +185,17 @@ pub const TILE_NONCONTIG: u32 = 8;
 pub struct GemInfo {
     /// The buffer.
     pub handle: u32,
-    /// Memory in which the buffer may be (in `GemNew`), or is (in answers).
+    /// Allowed memory domains (in `GemNew`), or the current domain (in results).
     pub domain: u32,
     /// Size in bytes.
     pub size: u64,
     /// GPU virtual address.
     pub offset: u64,
-    /// Offset at which to map the buffer, in the DRM file.
+    /// `mmap` offset of the buffer in the DRM file.
     pub map_handle: u64,
-    /// Zero: not tiled.
+    /// Tiling mode; zero means untiled.
     pub tile_mode: u32,
-    /// [`TILE_NONCONTIG`]; kind in bits 15:8.
+    /// [`TILE_NONCONTIG`]; memory kind in bits 15:8.
     pub tile_flags: u32,
 }
 
@@ -203,7 +203,7 @@ pub struct GemInfo {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemNew {
-    /// The request, then the result.
+    /// In: the request. Out: the result.
     pub info: GemInfo,
     /// Not used.
     pub channel_hint: u32,
@@ -211,7 +211,7 @@ pub struct GemNew {
     pub align: u32,
 }
 
-/// `drm_nouveau_gem_pushbuf_bo`, with its `presumed` part.
+/// `drm_nouveau_gem_pushbuf_bo`, including its `presumed` structure.
 #[repr(C)]
 #[derive(Debug, Default, Clone)]
 pub struct PushbufBuffer {
@@ -219,17 +219,17 @@ pub struct PushbufBuffer {
     pub user_priv: u64,
     /// The buffer.
     pub handle: u32,
-    /// Domains that are read.
+    /// Domains for reads.
     pub read_domains: u32,
-    /// Domains that are written.
+    /// Domains for writes.
     pub write_domains: u32,
-    /// Domains in which the buffer may be.
+    /// Allowed domains.
     pub valid_domains: u32,
-    /// Only for GPUs without address spaces.
+    /// Used only for GPUs without virtual addresses.
     pub presumed_valid: u32,
-    /// Only for GPUs without address spaces.
+    /// Used only for GPUs without virtual addresses.
     pub presumed_domain: u32,
-    /// Only for GPUs without address spaces.
+    /// Used only for GPUs without virtual addresses.
     pub presumed_offset: u64,
 }
 
@@ -237,11 +237,11 @@ pub struct PushbufBuffer {
 #[repr(C)]
 #[derive(Debug, Default, Clone)]
 pub struct PushbufPush {
-    /// Index in the list of buffers.
+    /// Index in the buffer list.
     pub bo_index: u32,
     /// Always zero.
     pub pad: u32,
-    /// Offset in the buffer in bytes.
+    /// Offset in the buffer, in bytes.
     pub offset: u64,
     /// Length in bytes, below 2^23.
     pub length: u64,
@@ -253,31 +253,31 @@ pub struct PushbufPush {
 pub struct GemPushbuf {
     /// The channel's number.
     pub channel: u32,
-    /// Length of the list of buffers.
+    /// Length of the buffer list.
     pub nr_buffers: u32,
-    /// Address of the list of buffers.
+    /// Address of the buffer list.
     pub buffers: u64,
-    /// Number of relocations, always 0: Fermi has address spaces.
+    /// Number of relocations; always 0, because Fermi uses virtual addresses.
     pub nr_relocs: u32,
-    /// Length of the list of pieces.
+    /// Length of the pushbuffer segment list.
     pub nr_push: u32,
     /// Always zero.
     pub relocs: u64,
-    /// Address of the list of pieces.
+    /// Address of the pushbuffer segment list.
     pub push: u64,
-    /// Only for old GPUs.
+    /// Used only for old GPUs.
     pub suffix0: u32,
-    /// Only for old GPUs.
+    /// Used only for old GPUs.
     pub suffix1: u32,
-    /// From the kernel: available VRAM in bytes.
+    /// Out: available VRAM in bytes.
     pub vram_available: u64,
-    /// From the kernel: available GART memory in bytes.
+    /// Out: available GART memory in bytes.
     pub gart_available: u64,
 }
 
-/// Returns `EBUSY` instead of waiting.
+/// Return `EBUSY` instead of waiting.
 pub const CPU_PREP_NOWAIT: u32 = 1;
-/// The CPU will write: also waits for the GPU's reads.
+/// The CPU will write, so also wait for the GPU's reads.
 pub const CPU_PREP_WRITE: u32 = 4;
 
 /// `drm_nouveau_gem_cpu_prep`.

@@ -1,4 +1,4 @@
-//! Accesses of a driver to the registers and memory of a vGPU, and the connection through a vfio-user socket.
+//! A driver's accesses to a vGPU's registers and memory, and their implementation over a vfio-user socket.
 
 use std::fmt::Debug;
 use std::io;
@@ -12,11 +12,11 @@ use vmm_glue::client::{Client, ClientError};
 
 use crate::{Error, Result};
 
-/// Time after which a daemon that does not reply counts as lost. An upgrade of the daemon takes less than a second.
+/// Time without a reply after which the daemon is considered lost. A daemon upgrade takes less than a second.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-/// The errno of a daemon whose vGPU already has a client.
+/// Error number with which a daemon rejects a second client.
 const EBUSY: u32 = libc::EBUSY as u32;
-/// Number of the MSI interrupt type in vfio-user.
+/// vfio-user index of the MSI interrupt.
 const MSI: u32 = 1;
 const CONFIG: u32 = RegionIndex::Config as u32;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
@@ -27,17 +27,18 @@ const COMMAND_ENABLE: u16 = 6;
 /// Offset of the MSI control register, and its bit that enables MSI.
 const MSI_CONTROL: u64 = 0x6a;
 const MSI_ENABLE: u16 = 1;
-/// Maximum size of one VRAM access in bytes. Small accesses delay the device's other work less.
+/// Maximum size of a VRAM access in bytes. Small accesses delay other work of the device less.
 const VRAM_ACCESS_BYTES: usize = 4096;
-/// Unit of the PRAMIN base in bytes.
+/// Granularity of the PRAMIN base in bytes.
 const WINDOW_BYTES: u64 = 0x1_0000;
 
-/// The accesses of a driver to its vGPU. The device has been reset, and its memory, DMA and interrupt are enabled.
+/// A driver's access to its vGPU. The device has been reset, and its memory decoding, bus mastering and MSI are
+/// enabled.
 pub trait Bus: Debug + Send {
-    /// Reads the configuration space from its start.
+    /// Reads configuration space from offset 0.
     ///
     /// # Errors
-    /// Returns an error if the device is lost, as for all other accesses.
+    /// Returns an error if the device is lost.
     fn read_config(&mut self, bytes: &mut [u8]) -> Result<()>;
 
     /// Reads a register.
@@ -52,7 +53,7 @@ pub trait Bus: Debug + Send {
     /// Returns an error if the device is lost.
     fn write32(&mut self, offset: u32, value: u32) -> Result<()>;
 
-    /// Writes a word through BAR1.
+    /// Writes a 32-bit word through BAR1.
     ///
     /// # Errors
     /// Returns an error if the device is lost.
@@ -70,19 +71,19 @@ pub trait Bus: Debug + Send {
     /// Returns an error if the device is lost.
     fn read_vram(&mut self, at: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Makes memory of a file accessible to the device at a guest-physical address.
+    /// Maps memory of a file at a guest-physical address for DMA by the device.
     ///
     /// # Errors
-    /// Returns an error if the device refuses the memory or is lost.
+    /// Returns an error if the device rejects the memory or is lost.
     fn map_ram(&mut self, gpa: u64, bytes: u64, file: &OwnedFd) -> Result<()>;
 
-    /// Removes memory from the device.
+    /// Unmaps memory from the device.
     ///
     /// # Errors
     /// Returns an error if the device is lost.
     fn unmap_ram(&mut self, gpa: u64, bytes: u64) -> Result<()>;
 
-    /// Fills VRAM with zeros.
+    /// Zeroes VRAM.
     ///
     /// # Errors
     /// Returns an error if the device is lost.
@@ -95,7 +96,7 @@ pub trait Bus: Debug + Send {
         Ok(())
     }
 
-    /// Writes a word of VRAM.
+    /// Writes a 32-bit word of VRAM.
     ///
     /// # Errors
     /// Returns an error if the device is lost.
@@ -104,12 +105,12 @@ pub trait Bus: Debug + Send {
     }
 }
 
-/// A connection to a daemon that serves a vGPU.
+/// A connection to the daemon that serves a vGPU.
 #[derive(Debug)]
 pub(super) struct Connection {
     client: Client,
     socket: PathBuf,
-    /// The PRAMIN base in units of 64 KiB, if this connection has set it.
+    /// PRAMIN base in units of 64 KiB, once this connection has set it.
     window: Option<u32>,
 }
 
@@ -124,11 +125,11 @@ pub(super) fn cannot_open(socket: &Path, why: String) -> Error {
 }
 
 impl Connection {
-    /// Connects as a VMM does, resets the device, and enables its interrupt. Also returns the interrupt's event.
-    /// Returns `None` if the vGPU has another client.
+    /// Connects like a VMM, resets the device, and enables its interrupt. Also returns the interrupt's eventfd. Returns
+    /// `None` if the vGPU has another client.
     ///
     /// # Errors
-    /// Returns an error if no daemon serves the socket, or if the daemon refuses the process.
+    /// Returns an error if no daemon serves the socket, or if the daemon rejects the connection.
     pub(super) fn connect(socket: &Path) -> Result<Option<(Self, OwnedFd)>> {
         let connect = || -> Result<(Client, OwnedFd), ClientError> {
             let mut client = Client::connect_silent(socket)?;
@@ -160,8 +161,8 @@ impl Connection {
         }
     }
 
-    /// Moves PRAMIN to an address. Returns the offset of the address in BAR0; [`VRAM_ACCESS_BYTES`] bytes are
-    /// accessible from there.
+    /// Moves the PRAMIN window to a VRAM address. Returns the address's BAR0 offset, from which at least
+    /// [`VRAM_ACCESS_BYTES`] bytes are accessible.
     fn show(&mut self, at: u64) -> Result<u64> {
         let window = (at / WINDOW_BYTES) as u32;
         if self.window != Some(window) {

@@ -20,19 +20,19 @@ const RING_ENTRIES: u64 = 1 << RING_LOG2;
 const _: () = assert!(MAX_IN_FLIGHT < RING_ENTRIES);
 /// Size of the push buffer of one submission, in bytes.
 const SLOT_BYTES: u64 = MOST_WORDS as u64 * 4;
-/// Offset of the fence in the channel's pinned memory. The GPFIFO precedes it, and the push buffers follow it.
+/// Offset of the fence in the channel's pinned memory, between the GPFIFO and the push buffers.
 const FENCE_OFFSET: u64 = RING_ENTRIES * 8;
 const SLOTS_OFFSET: u64 = PAGE_BYTES;
 const PINNED_BYTES: u64 = SLOTS_OFFSET + MAX_IN_FLIGHT * SLOT_BYTES;
-/// Size of the memory for PGRAPH's context, in bytes.
+/// Size of the PGRAPH context in bytes.
 const IMAGE_BYTES: u64 = 16 * PAGE_BYTES;
-/// Offsets in the instance block of the addresses of PGRAPH's context and of the copy engines' contexts.
+/// Instance block offsets of the context addresses of PGRAPH and the copy engines.
 const CONTEXT_OFFSETS: [u64; 3] = [0x210, 0x230, 0x240];
-/// Bit of such an address that is set if the context is in VRAM.
+/// Flag in a context address: valid, in VRAM.
 const CONTEXT_VALID: u32 = 4;
-/// Maximum wait for an interrupt, which another thread may have handled.
+/// Maximum wait for an interrupt, because another thread may have handled it.
 const MAX_WAIT: Duration = Duration::from_millis(5);
-/// Number of polls of the fence before a thread sleeps.
+/// Number of fence polls before a thread sleeps.
 const SPINS: u32 = 100;
 
 /// The memory of a channel.
@@ -40,10 +40,10 @@ const SPINS: u32 = 100;
 struct Memory {
     /// VRAM address of the instance block.
     instance: u64,
-    /// VRAM address and virtual address of PGRAPH's context.
+    /// VRAM address and virtual address of the PGRAPH context.
     image: u64,
     image_address: u64,
-    /// GPFIFO, fence and push buffers, with their virtual address.
+    /// The GPFIFO, the fence and the push buffers, with their virtual address.
     pinned: PinnedMemory,
     pinned_address: u64,
 }
@@ -58,7 +58,7 @@ impl Memory {
         Ok(Self { instance, image, image_address, pinned, pinned_address })
     }
 
-    /// Writes the instance block and USERD of the first free channel. Returns its number.
+    /// Writes the instance block and USERD of the first free channel. Returns the channel's number.
     fn describe(&self, device: &mut State, space: &Space) -> Result<u8> {
         let what = "more than 127 channels";
         let id = device.free_channel().ok_or(Error::Unsupported { device: "vgpu", what })?;
@@ -101,7 +101,7 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Creates a channel that can execute work.
+    /// Creates a channel that is ready for work.
     ///
     /// # Errors
     /// Returns an error if not enough memory or no channel is available.
@@ -135,12 +135,12 @@ impl Channel {
         self.submitted
     }
 
-    /// Returns the virtual address of the fence, which is a stamp whose payload is the number of a submission.
+    /// Returns the virtual address of the fence: a stamp with a submission number as its payload.
     pub(super) fn fence_address(&self) -> u64 {
         self.memory.pinned_address + FENCE_OFFSET
     }
 
-    /// Submits a push buffer, which must end with a stamp of the next number at [`Self::fence_address`].
+    /// Submits a push buffer. It must end with a stamp of the next submission number at [`Self::fence_address`].
     ///
     /// # Errors
     /// Returns an error if the channel or the daemon is lost.
@@ -161,7 +161,7 @@ impl Channel {
 
     /// Returns true if a submission has completed.
     pub(super) fn is_done(&self, number: u64) -> bool {
-        // Stamps have 32 bits, and fewer than 2^31 submissions are in flight.
+        // Payloads have 32 bits, and fewer than 2^31 submissions are in flight.
         self.memory.pinned.load32(FENCE_OFFSET).wrapping_sub(number as u32).cast_signed() >= 0
     }
 
@@ -193,7 +193,7 @@ impl Channel {
         &self.device
     }
 
-    /// Locks the device, and returns it with the address space.
+    /// Locks the device, and returns its state and the channel's address space.
     pub(super) fn parts(&mut self) -> (std::sync::MutexGuard<'_, State>, &mut Space) {
         (self.device.lock(), &mut self.space)
     }
@@ -201,8 +201,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // If the daemon is lost, all of the device's resources are lost as well. If a channel does not leave its
-        // engine, its memory stays allocated until the device is closed.
+        // If the daemon is lost, all of the device's resources are lost as well. If the channel does not leave its
+        // engine, its memory remains allocated until the device is closed.
         if self.device.unbind(self.id).is_ok_and(|has_left| has_left) {
             let mut state = self.device.lock();
             self.space.destroy(&mut state);

@@ -18,31 +18,31 @@ use crate::{Error, Place, Result};
 
 /// First VRAM address that may be used. Lower addresses may belong to firmware.
 const FIRST_VRAM_ADDRESS: u64 = 0x10_0000;
-/// Number of channels of a card. Channel 0 is not used.
+/// Number of channels. Channel 0 is not used.
 const CHANNELS: u8 = 128;
-/// First guest-physical address of RAM, and the end of the addresses.
+/// Start and end of the guest-physical addresses for RAM.
 const FIRST_RAM_ADDRESS: u64 = 0x1_0000_0000;
 const END_RAM_ADDRESS: u64 = 1 << 40;
-/// Maximum number of faults handled per call. A unit reports the next fault when the last one was acknowledged.
+/// Maximum number of faults handled per call. A unit reports the next fault once the previous one is acknowledged.
 const FAULTS_AT_ONCE: u32 = 64;
-/// Time for which connecting to a busy vGPU is retried. The daemon resets the vGPU after its last client has left.
+/// Time limit for retries of a connection to a busy vGPU. The daemon resets the vGPU after its last client disconnects.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 const BUSY_INTERVAL: Duration = Duration::from_millis(20);
-/// Number of reads of a register after which the device counts as unresponsive.
+/// Number of register polls after which the device is considered unresponsive.
 const MAX_POLLS: u32 = 2_000;
-/// Pause between two reads.
+/// Interval between register polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Size of a runlist entry in bytes: the channel's number, and its kind.
+/// Size of a runlist entry in bytes: channel number and type.
 const RUNLIST_ENTRY_BYTES: u64 = 8;
 const RUNLIST_ENTRY_CHANNEL: u32 = 4;
 
-/// Open devices by socket. All contexts of one process share one connection.
+/// Open devices, keyed by socket. All contexts of a process share one connection.
 static OPEN: Mutex<Vec<(PathBuf, Weak<Device>)>> = Mutex::new(Vec::new());
 
-/// A vGPU whose driver is this process.
+/// A vGPU that this process drives.
 #[derive(Debug)]
 pub(super) struct Device {
-    /// The event of the device's interrupt.
+    /// Eventfd of the device's interrupt.
     msi: OwnedFd,
     /// Number of multiprocessors.
     multiprocessors: u32,
@@ -52,7 +52,7 @@ pub(super) struct Device {
     state: Mutex<State>,
 }
 
-/// The size of a vGPU.
+/// Resources of a vGPU.
 struct Size {
     /// Size of VRAM in bytes.
     vram_bytes: u64,
@@ -60,14 +60,14 @@ struct Size {
     multiprocessors: u32,
 }
 
-/// The part of a device that only one thread may use at a time.
+/// The lock-protected state of a device.
 #[derive(Debug)]
 pub(super) struct State {
     /// Registers and memory.
     pub(super) bus: Box<dyn Bus>,
     /// Free VRAM.
     pub(super) vram: Ranges,
-    /// Minimum number of free bytes of VRAM so far.
+    /// Low-water mark of free VRAM in bytes.
     least_free_vram_bytes: u64,
     /// Free guest-physical addresses for RAM.
     pub(super) ram: Ranges,
@@ -76,13 +76,13 @@ pub(super) struct State {
     /// USERD address of channel 0.
     userd: u64,
     runlist: u64,
-    /// Channels on the runlist, with their instance blocks.
+    /// Channels on the runlist, with the addresses of their instance blocks.
     channels: HashMap<u8, u64>,
     /// Channels that are being removed.
     leaving: HashSet<u8>,
-    /// Channels that execute no more work, each with the reason.
+    /// Lost channels, which execute no more work, with the reasons.
     lost: HashMap<u8, String>,
-    /// Set if a channel did not leave its engine. Its work may still access memory that its context has freed.
+    /// Set if a channel did not leave its engine. Its work may still access memory freed by its context.
     is_stuck: bool,
 }
 
@@ -90,7 +90,7 @@ impl Device {
     /// Connects to a vGPU and initializes it, or returns the device if this process has already opened it.
     ///
     /// # Errors
-    /// Returns an error if the socket cannot be opened, or if the device does not respond like a GF100.
+    /// Returns an error if the socket cannot be opened, or if the device does not behave like a GF100.
     pub(super) fn open(socket: &Path) -> Result<Arc<Self>> {
         let start = Instant::now();
         loop {
@@ -110,10 +110,10 @@ impl Device {
         }
     }
 
-    /// Initializes a vGPU, whose interrupt signals the event `msi`.
+    /// Initializes a vGPU. Its interrupt signals the eventfd `msi`.
     ///
     /// # Errors
-    /// Returns an error if the device does not respond like a GF100.
+    /// Returns an error if the device does not behave like a GF100.
     pub(super) fn start(bus: Box<dyn Bus>, msi: OwnedFd) -> Result<Arc<Self>> {
         let (state, Size { vram_bytes, multiprocessors }) = State::new(bus)?;
         let (removal, state) = (Mutex::new(()), Mutex::new(state));
@@ -137,7 +137,7 @@ impl Device {
         self.vram_bytes
     }
 
-    /// Returns the maximum number of bytes of VRAM that were in use at the same time.
+    /// Returns the peak VRAM usage in bytes.
     pub(super) fn peak_vram_bytes(&self) -> u64 {
         self.vram_bytes - FIRST_VRAM_ADDRESS - self.lock().least_free_vram_bytes
     }
@@ -147,7 +147,7 @@ impl Device {
         lock(&self.state)
     }
 
-    /// Waits until the last submitted runlist is in use.
+    /// Waits until the last submitted runlist is in effect.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost.
@@ -160,7 +160,7 @@ impl Device {
     }
 
     /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if the
-    /// channel has not left; its memory must then not be reused.
+    /// channel does not leave its engine; its memory must then not be reused.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost.
@@ -168,7 +168,7 @@ impl Device {
         let _removal = lock(&self.removal);
         {
             let mut state = self.lock();
-            // The number stays in use until the channel is unbound.
+            // The number remains in use until the channel is unbound.
             state.channels.remove(&id);
             state.leaving.insert(id);
             state.submit_runlist()?;
@@ -186,8 +186,8 @@ impl Device {
         Ok(has_left)
     }
 
-    /// Calls `ask` until it returns true, and lets other threads use the device between the calls. Returns false if the
-    /// limit is reached.
+    /// Calls `ask` until it returns true, and releases the device's lock between calls. Returns false after
+    /// [`MAX_POLLS`] calls.
     fn poll(&self, mut ask: impl FnMut(&mut State) -> Result<bool>) -> Result<bool> {
         for _ in 0..MAX_POLLS {
             if ask(&mut self.lock())? {
@@ -205,7 +205,7 @@ impl Device {
     pub(super) fn wait_for_interrupt(&self, limit: Duration) -> Result<()> {
         match wait_event(&self.msi, limit) {
             Ok(_) => self.lock().handle_interrupts(),
-            // Another thread may have taken the event, or the daemon may have exited, so that this read fails.
+            // Another thread may have consumed the event. If the daemon has exited, this read fails.
             Err(_) => self.lock().bus.read32(pmc::INTR_0::OFFSET).map(drop),
         }
     }
@@ -276,7 +276,7 @@ impl State {
         Ok((state, Size { vram_bytes, multiprocessors }))
     }
 
-    /// Maps USERD in BAR1, one page for each channel.
+    /// Maps USERD in BAR1, one page per channel.
     fn map_userd(&mut self) -> Result<()> {
         let instance = self.take_vram(PAGE_BYTES)?;
         self.bus.zero_vram(instance, PAGE_BYTES)?;
@@ -289,10 +289,10 @@ impl State {
         self.bus.write32(pbus::BAR1_BLOCK::OFFSET, block)
     }
 
-    /// Allocates VRAM with undefined contents, in whole pages.
+    /// Allocates whole pages of VRAM with undefined contents.
     ///
     /// # Errors
-    /// Returns an error if not enough VRAM is available, or if a channel did not stop.
+    /// Returns an error if not enough VRAM is available, or if a channel did not leave its engine.
     pub(super) fn take_vram(&mut self, bytes: u64) -> Result<u64> {
         if self.is_stuck {
             let why = "a channel of the vGPU did not stop: drop all contexts of the device, and open it again";
@@ -307,11 +307,12 @@ impl State {
         Ok(at)
     }
 
-    /// Executes one operation of the paravirtual interface. Returns the value of its answer. `label` describes the
-    /// operation.
+    /// Executes an operation of the paravirtual interface. Returns the value in its reply. `label` describes the
+    /// operation in errors.
     ///
     /// # Errors
-    /// Returns an error if the device has no segments, if the mediator refuses the operation, or if the daemon is lost.
+    /// Returns an error if the device does not support segments, if the mediator rejects the operation, or if the
+    /// daemon is lost.
     pub(super) fn call(&mut self, ops: &Ops, label: &str) -> Result<u64> {
         let mut paravirtual = match self.paravirtual.take() {
             Some(paravirtual) => paravirtual,
@@ -322,7 +323,7 @@ impl State {
         answer
     }
 
-    /// Returns true if the device has segments. Sets up the paravirtual interface.
+    /// Returns true if the device supports segments. Sets up the paravirtual interface.
     pub(super) fn has_segments(&mut self) -> bool {
         if self.paravirtual.is_none() {
             self.paravirtual = Paravirtual::new(self).ok();
@@ -330,7 +331,7 @@ impl State {
         self.paravirtual.is_some()
     }
 
-    /// Flushes all translations.
+    /// Flushes all TLBs.
     pub(super) fn flush_translations(&mut self) -> Result<()> {
         self.bus.write32(pfb::MMU_INVALIDATE_PDB::OFFSET, 0)?;
         let all = pfb::MMU_INVALIDATE::TRIGGER.mask()
@@ -339,7 +340,7 @@ impl State {
         self.bus.write32(pfb::MMU_INVALIDATE::OFFSET, all)
     }
 
-    /// Returns the lowest channel number that is free.
+    /// Returns the lowest free channel number.
     pub(super) fn free_channel(&self) -> Option<u8> {
         (1..CHANNELS).find(|id| !self.channels.contains_key(id) && !self.leaving.contains(id))
     }
@@ -349,7 +350,7 @@ impl State {
         self.userd + u64::from(id) * PAGE_BYTES
     }
 
-    /// Binds a channel to its instance block, and adds it to the runlist. If the mediator refuses the channel, its
+    /// Binds a channel to its instance block, and adds it to the runlist. If the mediator rejects the channel, its
     /// first work faults.
     ///
     /// # Errors
@@ -367,7 +368,7 @@ impl State {
         self.submit_runlist()
     }
 
-    /// Submits a runlist with all channels. [`Device::wait_for_runlist`] waits until it is in use.
+    /// Submits a runlist of all channels. [`Device::wait_for_runlist`] waits until it is in effect.
     fn submit_runlist(&mut self) -> Result<()> {
         let mut ids: Vec<u8> = self.channels.keys().copied().collect();
         ids.sort_unstable();
@@ -385,12 +386,12 @@ impl State {
         self.bus.write_bar1(u64::from(id) * PAGE_BYTES + nvspec::instance::userd::GP_PUT, put)
     }
 
-    /// Returns the reason why a channel executes no more work.
+    /// Returns the reason why a channel was lost, if it was.
     pub(super) fn why_lost(&self, id: u8) -> Option<&str> {
         self.lost.get(&id).map(String::as_str)
     }
 
-    /// Handles pending interrupts, and enables the next one.
+    /// Handles pending interrupts, and re-arms the interrupt.
     fn handle_interrupts(&mut self) -> Result<()> {
         let pending = self.bus.read32(pfifo::INTR::OFFSET)?;
         if pfifo::INTR::MMU_FAULT.is_set(pending) {
@@ -446,7 +447,7 @@ impl State {
         Ok(())
     }
 
-    /// Finds the channels that the mediator reports as hung. The report ends when these channels are unbound.
+    /// Marks the channels that the mediator reports as hung as lost. The mediator reports them until they are unbound.
     fn handle_hangs(&mut self) -> Result<()> {
         for engine in 0..pfifo::ENGINE_STATUS::COUNT {
             let status = self.bus.read32(pfifo::ENGINE_STATUS::at(engine))?;

@@ -1,7 +1,7 @@
-//! The paravirtual interface of a vGPU, through which contexts share segments with other contexts and other machines.
+//! The paravirtual interface of a vGPU, for segments shared with other contexts and machines.
 //!
-//! The queue has one request at a time, in one page of pinned memory. The mediator grants access: `docs/design/
-//! paravirtual.md` specifies the interface.
+//! The queue is one page of pinned memory, and contains one request at a time. The mediator controls access to
+//! segments. `docs/design/paravirtual.md` specifies the interface.
 
 use std::io;
 
@@ -14,11 +14,11 @@ use super::ram::PinnedMemory;
 use super::ranges::PAGE_BYTES;
 use crate::{Error, Result};
 
-/// Size of the part of configuration space that contains capabilities, in bytes.
+/// Size in bytes of the configuration space that contains PCI capabilities.
 const CONFIG_BYTES: usize = 256;
-/// Number of entries of the queue: a request and its reply.
+/// Number of queue entries: a request and its reply.
 const ENTRIES: u16 = 2;
-/// Offsets in the page of the descriptors, the rings, the request, and the reply.
+/// Page offsets of the descriptors, the rings, the request, and the reply.
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x100;
 const USED: u64 = 0x200;
@@ -26,7 +26,7 @@ const REQUEST: u64 = 0x400;
 const REPLY: u64 = 0x800;
 /// Maximum size of a request or a reply in bytes.
 const PART_BYTES: u64 = 0x400;
-/// Flags of a descriptor: another descriptor follows, and the device writes the memory.
+/// Descriptor flags: another descriptor follows, and the device writes the memory.
 const NEXT: u16 = 1;
 const DEVICE_WRITES: u16 = 2;
 /// Features that this driver uses if the device offers them.
@@ -46,7 +46,7 @@ impl Paravirtual {
     /// Sets up the interface.
     ///
     /// # Errors
-    /// Returns an error if the VM's configuration does not offer the interface, or if the device refuses the queue.
+    /// Returns an error if the VM's configuration does not offer the interface, or if the device rejects the queue.
     pub(super) fn new(device: &mut State) -> Result<Self> {
         let mut config = [0; CONFIG_BYTES];
         device.bus.read_config(&mut config)?;
@@ -81,10 +81,10 @@ impl Paravirtual {
         Ok(Self { registers, page, requests: 0 })
     }
 
-    /// Executes one operation. Returns the value of its answer. `label` describes the operation.
+    /// Executes an operation. Returns the value in its reply. `label` describes the operation in errors.
     ///
     /// # Errors
-    /// Returns an error if the mediator refuses the operation, or if the daemon is lost.
+    /// Returns an error if the mediator rejects the operation, or if the daemon is lost.
     pub(super) fn call(&mut self, bus: &mut dyn Bus, ops: &Ops, label: &str) -> Result<u64> {
         let request = ops.bytes();
         let base = self.page.gpa();
@@ -97,7 +97,7 @@ impl Paravirtual {
         self.requests = self.requests.wrapping_add(1);
         self.page.write(AVAILABLE + 2, &(self.requests as u16).to_le_bytes());
         bus.write32(self.registers + register::DOORBELL, 0)?;
-        // The read is answered when the request has ended.
+        // The device completes this read after the request.
         let ended = bus.read32(self.registers + register::ENDED)?;
         if ended != self.requests {
             let state = bus.read32(self.registers + register::STATUS)?;
@@ -119,7 +119,7 @@ impl Paravirtual {
     }
 }
 
-/// Returns the bytes of a descriptor.
+/// Returns an encoded descriptor.
 fn descriptor(at: u64, bytes: u32, flags: u16, next: u16) -> Vec<u8> {
     [&at.to_le_bytes()[..], &bytes.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()].concat()
 }
@@ -128,7 +128,7 @@ fn failed(what: &str, why: String, number: i32) -> Error {
     Error::Driver { what: format!("{what}: {why}"), source: io::Error::from_raw_os_error(number) }
 }
 
-/// Returns the mediator's reason for a refusal, and its error number, which is the one that the driver of guests uses.
+/// Converts a status to an error message, and to the error number that the guest driver uses.
 fn reason(status: u32) -> (String, i32) {
     let known = [
         (Status::Unsupported, libc::EOPNOTSUPP),

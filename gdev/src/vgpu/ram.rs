@@ -1,4 +1,4 @@
-//! Pinned memory: RAM of this process that the device may access.
+//! Pinned memory: RAM of this process that the device can access.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use super::space::Physical;
 use crate::mapping::{Mapping, Width};
 use crate::{Error, Place, Result};
 
-/// Memory with an address for the device. [`Self::release`] releases it.
+/// Memory with a guest-physical address. [`Self::release`] unmaps it from the device.
 #[derive(Debug)]
 pub(super) struct PinnedMemory {
     mapping: Mapping,
@@ -21,10 +21,10 @@ pub(super) struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// Allocates zeroed memory of whole pages.
+    /// Allocates whole pages of zeroed memory.
     ///
     /// # Errors
-    /// Returns an error if no memory is available, or if the daemon refuses the memory.
+    /// Returns an error if no memory is available, or if the daemon rejects it.
     pub(super) fn new(device: &mut State, bytes: u64) -> Result<Self> {
         let bytes = bytes.max(1).next_multiple_of(PAGE_BYTES);
         let failed = |why: String| Error::Allocation { place: Place::Ram, bytes, why };
@@ -40,7 +40,7 @@ impl PinnedMemory {
         Ok(Self { mapping, gpa, bytes })
     }
 
-    /// Returns the address to use in page tables.
+    /// Returns the address for page table entries.
     pub(super) fn physical(&self) -> Physical {
         Physical::Ram(self.gpa)
     }
@@ -60,17 +60,17 @@ impl PinnedMemory {
         self.mapping.write(offset as usize, bytes);
     }
 
-    /// Reads the memory at an offset.
+    /// Fills `bytes` from an offset.
     pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) {
         self.mapping.read(offset as usize, bytes);
     }
 
-    /// Reads a word with one access.
+    /// Reads a 32-bit word in a single access.
     pub(super) fn load32(&self, offset: u64) -> u32 {
         self.mapping.load(offset as usize, Width::Dword) as u32
     }
 
-    /// Removes the memory from the device. The device must no longer use it.
+    /// Unmaps the memory from the device, which must no longer use it.
     pub(super) fn release(&self, device: &mut State) {
         // If the daemon is lost, the device cannot access the memory either.
         if device.bus.unmap_ram(self.gpa, self.bytes).is_ok() {

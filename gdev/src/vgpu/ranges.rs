@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 /// Size in bytes of a page, the unit of all ranges.
 pub(super) const PAGE_BYTES: u64 = 0x1000;
 
-/// The free ranges: the end of each by its start.
+/// The ends of the free ranges, keyed by start.
 #[derive(Debug)]
 pub(super) struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
-    /// Creates an allocator whose range from `start` to `end` is free.
+    /// Creates an allocator for the range from `start` to `end`.
     pub(super) fn new(start: u64, end: u64) -> Self {
         Self(BTreeMap::from([(start, end)]))
     }

@@ -6,16 +6,16 @@ use super::device::State;
 use super::ranges::{PAGE_BYTES, Ranges};
 use crate::{Error, Place, Result};
 
-/// First virtual address that may be used. Generic addresses below 4 GiB may refer to local or shared memory.
+/// First usable virtual address. Generic addresses below 4 GiB may refer to local or shared memory.
 const FIRST_ADDRESS: u64 = 1 << 32;
-/// End of the virtual addresses: 40 bits.
+/// End of the 40-bit virtual address space.
 const END_ADDRESS: u64 = 1 << 40;
-/// End of the virtual addresses that this driver maps. The last two directory entries belong to the mediator, which
-/// maps segments there.
+/// End of the virtual addresses that this driver maps. The mediator maps segments through the last two directory
+/// entries.
 const END_MAPPED_ADDRESS: u64 = END_ADDRESS - 2 * TABLE_SPAN_BYTES;
 /// Size of a page directory in bytes: 8 bytes per 128 MiB of the 40-bit address space.
 const DIRECTORY_BYTES: u64 = 0x1_0000;
-/// Size of the virtual addresses that one page table maps, in bytes.
+/// Size in bytes of the virtual address range that a page table maps.
 const TABLE_SPAN_BYTES: u64 = 128 << 20;
 /// Size of a page table for small pages, in bytes.
 const TABLE_BYTES: u64 = TABLE_SPAN_BYTES / PAGE_BYTES * ENTRY_BYTES;
@@ -23,47 +23,46 @@ const TABLE_BYTES: u64 = TABLE_SPAN_BYTES / PAGE_BYTES * ENTRY_BYTES;
 const ENTRY_BYTES: u64 = 8;
 /// Low word of a page table entry: the page is valid.
 const VALID: u32 = 1;
-/// High word of a page table entry for system memory: volatile, coherent.
+/// High word of a page table entry: volatile, coherent system memory.
 const SYSTEM_MEMORY: u32 = 2 << 1 | 1;
-/// Maximum number of entries per write.
+/// Maximum number of page table entries per write.
 const ENTRIES_AT_ONCE: u64 = 512;
 
-/// The memory to which a mapping refers.
+/// Target of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Physical {
-    /// An address of the guest's VRAM.
+    /// A guest VRAM address.
     Vram(u64),
-    /// A guest-physical address of RAM.
+    /// The guest-physical address of RAM.
     Ram(u64),
 }
 
-/// An address space: its directory, and the tables created so far. The memory belongs to the address space until
-/// [`Self::destroy`].
+/// An address space: its page directory and page tables. [`Self::destroy`] frees their memory.
 #[derive(Debug)]
 pub(super) struct Space {
     directory: u64,
-    /// Addresses of tables by the index of their directory entry.
+    /// VRAM addresses of the page tables, keyed by directory index.
     tables: HashMap<u64, u64>,
     addresses: Ranges,
 }
 
 impl Space {
-    /// Creates an address space without mappings, for work on channels.
+    /// Creates an empty address space for channels.
     pub(super) fn new(device: &mut State) -> Result<Self> {
         Self::new_at(device, FIRST_ADDRESS)
     }
 
-    /// Creates an address space without mappings, whose first address is `start`.
+    /// Creates an empty address space that starts at `start`.
     pub(super) fn new_at(device: &mut State, start: u64) -> Result<Self> {
         let directory = device.take_vram(DIRECTORY_BYTES)?;
         device.bus.zero_vram(directory, DIRECTORY_BYTES)?;
         Ok(Self { directory, tables: HashMap::new(), addresses: Ranges::new(start, END_MAPPED_ADDRESS) })
     }
 
-    /// Writes the address of the directory into an instance block.
+    /// Writes the page directory's address into an instance block.
     pub(super) fn assign(&self, device: &mut State, instance: u64) -> Result<()> {
         let directory = self.directory.to_le_bytes();
-        // The address of the directory, and the highest virtual address (40 bits).
+        // Page directory address, and the highest virtual address.
         let limit = (END_ADDRESS - 1).to_le_bytes();
         device.bus.write_vram(instance + 0x200, &[directory, limit].concat())
     }
@@ -97,7 +96,7 @@ impl Space {
         Ok(())
     }
 
-    /// Frees the memory of the directory and the tables. No channel may use the address space.
+    /// Frees the page directory and the page tables. No channel may still use the address space.
     pub(super) fn destroy(&mut self, device: &mut State) {
         for (_, table) in self.tables.drain() {
             device.vram.give(table, TABLE_BYTES);
@@ -124,7 +123,7 @@ impl Space {
         Ok(())
     }
 
-    /// Returns the address of a table. Creates the table on first use.
+    /// Returns the VRAM address of a page table. Creates the table on first use.
     fn table(&mut self, device: &mut State, index: u64) -> Result<u64> {
         if let Some(table) = self.tables.get(&index) {
             return Ok(*table);
@@ -132,7 +131,7 @@ impl Space {
         let table = device.take_vram(TABLE_BYTES)?;
         self.tables.insert(index, table);
         device.bus.zero_vram(table, TABLE_BYTES)?;
-        // The second word of a directory entry is the address of the table for small pages.
+        // The second word of a directory entry contains the address of the small-page table.
         device.bus.write_vram32(self.directory + index * ENTRY_BYTES + 4, ((table >> 12) << 4) as u32 | VALID)?;
         Ok(table)
     }

@@ -1,10 +1,9 @@
 //! Guest program: uses the render node of a VM's CUDA function, and checks the results.
 //!
-//! `check` tests blobs, doorbells and waits together with the worker `probe-worker`. `hold` waits forever for a word,
-//! so that the test can kill it. `lose` ends its worker, and waits for the report of the end. `refused` expects that
-//! the device is full.
+//! `check` tests blobs, doorbells and waits with the worker `probe-worker`. `hold` waits forever, until the test kills
+//! it. `lose` terminates its worker, and waits for the notification. `refused` expects that the device is full.
 //!
-//! UNSAFETY: accesses words of blobs as atomics, because the worker changes them concurrently.
+//! UNSAFETY: accesses words in blobs as atomics, because the worker changes them concurrently.
 
 #![expect(unsafe_code, reason = "words in shared memory")]
 
@@ -15,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cuda_ring::{ADDRESSES, Blob, BlobKind, PINNED_ADDRESSES, Transport, control, state};
 use render_node::RenderTransport;
 
-/// Number of threads that wait at the same time.
+/// Number of threads that wait concurrently.
 const THREADS: u64 = 8;
 /// Number of waits per thread.
 const ROUNDS: u64 = 20;
@@ -33,11 +32,11 @@ fn main() -> Result<()> {
     }
 }
 
-/// Returns the word at an offset of a blob.
+/// Returns the 64-bit word at an offset in a blob.
 fn word(blob: &Blob, offset: u64) -> &AtomicU64 {
     assert!(offset + 8 <= blob.bytes && offset.is_multiple_of(8), "outside of the blob");
     let place = std::ptr::with_exposed_provenance_mut((blob.address + offset) as usize);
-    // SAFETY: the word is in the blob's mapping, which lives until the blob is removed.
+    // SAFETY: the word is in the blob's mapping, which exists until the blob is removed.
     unsafe { AtomicU64::from_ptr(place) }
 }
 

@@ -1,8 +1,8 @@
-//! The line protocol with the host.
+//! The serial line protocol between the guest and the host.
 //!
-//! The guest sends `READY <kernel release>`. The host sends `<id> <words>`; the guest answers with any number of lines
-//! `<id> <output>`, and ends with `<id> = <exit code>`. Commands run one after another. A command with `&` before its
-//! words starts immediately, and answers when it ends.
+//! The guest sends `READY <kernel release>`. The host sends `<id> <words>`; the guest replies with any number of lines
+//! `<id> <output>`, followed by `<id> = <exit code>`. Commands run sequentially. A command with `&` before its words
+//! runs in the background.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::commands;
 use crate::request::{Answers, Request};
 
-/// Maximum length of a line from the host in bytes. Longer lines are cut off.
+/// Maximum length in bytes of a line from the host. Longer lines are truncated.
 const LONGEST_LINE: usize = 4096;
 
 /// Exit code for an unknown or malformed command.
@@ -23,7 +23,7 @@ const BAD_COMMAND: i32 = 127;
 /// Exit code for a command whose handler panicked.
 const PANICKED: i32 = 254;
 
-/// Serves the serial line. Returns only when the line has become unusable.
+/// Serves the serial line. Returns only if the line becomes unusable.
 pub fn serve(line: &File) {
     let (Ok(mut reader), Ok(writer)) = (line.try_clone(), line.try_clone()) else {
         return println!("guest-init: agent: the line cannot be shared");
@@ -45,7 +45,7 @@ pub fn serve(line: &File) {
         let length = match reader.read(&mut bytes) {
             Ok(length) if length > 0 => length,
             _ => {
-                // After a hang-up, the line works again as soon as the host has reopened it.
+                // After a hang-up, the line works again once the host has reopened it.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
@@ -79,7 +79,7 @@ fn execute(request: &Request, answers: &Answers) {
     }
 }
 
-/// Splits incoming bytes into whole lines.
+/// Splits received bytes into lines.
 #[derive(Default)]
 struct LineBuffer {
     partial: Vec<u8>,

@@ -13,7 +13,7 @@ use rustix::system::{RebootCommand, reboot};
 use crate::request::{Answers, Request};
 use crate::{kmsg, modules, pci, reaper};
 
-/// Maximum length of a line of a program's output in bytes. Longer lines are split.
+/// Maximum length in bytes of a line of program output. Longer lines are split.
 const LONGEST_OUTPUT_LINE: u64 = 16 * 1024;
 
 const HELP: &str = "\
@@ -34,11 +34,11 @@ kill ID [SIGNAL]        signal the program that command ID runs (9)
 uname                   release and version of the kernel
 poweroff | reboot";
 
-/// Process IDs of running programs, by the IDs of their commands.
+/// Process IDs of running programs, keyed by command ID.
 static RUNNING: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
-/// Executes a command, and returns its exit code. If this function returns an error, the host receives code 1, or code
-/// 127 if the command is malformed.
+/// Executes a command, and returns its exit code. On an error, the host receives exit code 1, or 127 if the command is
+/// malformed.
 pub fn execute(request: &Request, answers: &Answers) -> io::Result<i32> {
     let (name, rest) = match request.words.split_once(char::is_whitespace) {
         Some((name, rest)) => (name, rest.trim()),

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::io::Errno;
 
-/// Maximum number of records to read, in case the log keeps growing.
+/// Maximum number of records to read, in case the log grows continuously.
 const MOST_RECORDS: usize = 200_000;
 
 /// Returns all records as `<level>[seconds] text`, oldest first.
@@ -21,7 +21,7 @@ pub fn read_all() -> io::Result<Vec<String>> {
             Ok(length) => lines.extend(format_record(&String::from_utf8_lossy(&record[..length]))),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN) => break,
-                // Records were overwritten meanwhile. Continue with the oldest remaining record.
+                // Records were overwritten in the meantime. Continue with the oldest remaining record.
                 Some(Errno::PIPE | Errno::INTR) => {}
                 _ => return Err(error),
             },
@@ -31,7 +31,7 @@ pub fn read_all() -> io::Result<Vec<String>> {
 }
 
 /// Formats a record of the form `prefix,sequence,microseconds,flags[,...];text`, which may be followed by property
-/// lines that begin with a blank.
+/// lines that begin with a space.
 fn format_record(record: &str) -> Option<String> {
     let (header, body) = record.split_once(';')?;
     let mut fields = header.split(',');

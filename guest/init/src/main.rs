@@ -1,14 +1,14 @@
 //! Init of the test guests: starts a minimal user space, and runs commands for the host.
 //!
 //! Parts: [`setup`] mounts file systems and opens the agent's serial line; [`agent`] implements the protocol on that
-//! line; [`commands`] executes commands with [`modules`], [`pci`] and [`kmsg`]; [`reaper`] collects children that have
-//! exited, including orphans.
+//! line; [`commands`] executes commands with [`modules`], [`pci`] and [`kmsg`]; [`reaper`] reaps child processes,
+//! including orphans.
 //!
-//! This is not a shell: words are separated by blanks, and cannot be quoted. The program never exits, because a kernel
-//! panics when its init exits. In a system with another init, it runs as a service and only serves the line.
+//! This is not a shell: words are separated by spaces, and cannot be quoted. The program never exits, because the
+//! kernel panics when init exits. On a system with another init, it runs as a service and only serves the line.
 //!
-//! Kernel messages go to the console (`ttyS0`); the agent uses `ttyS1`. With `gm.autoload=1` on the kernel's command
-//! line, the modules are loaded before the agent reports that it is ready.
+//! Kernel messages go to the console (`ttyS0`); the agent uses `ttyS1`. With `gm.autoload=1` on the kernel command
+//! line, the modules are loaded before the agent reports readiness.
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,7 @@ mod setup;
 use std::time::Duration;
 
 fn main() {
-    // A thread that panics prints a message and ends, but the process must continue.
+    // A panic terminates only its thread, with a message; the process must continue.
     std::panic::set_hook(Box::new(|info| println!("guest-init: panic: {info}")));
     let ended = std::panic::catch_unwind(run);
     println!("guest-init: halted: {}", if ended.is_ok() { "the agent's line closed" } else { "after a panic" });

@@ -1,4 +1,4 @@
-//! Kernel modules: loads them in a given order, and unloads the card's driver.
+//! Loads kernel modules in a given order, and unloads the card's driver.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -14,8 +14,8 @@ const LIST: &str = "/etc/modules.list";
 /// Name of the card's driver, the only module that receives parameters from commands.
 pub const DRIVER: &str = "nouveau";
 
-/// Loads every module in the list with its parameters from the kernel's command line (`module.name=value`), and passes
-/// `parameters` to the driver as well. Returns one line per module.
+/// Loads every module in the list with its parameters from the kernel command line (`module.name=value`). The driver
+/// also receives `parameters`. Returns one line per module.
 pub fn load_all(parameters: &str) -> io::Result<Vec<String>> {
     let list = std::fs::read_to_string(LIST).map_err(|error| named(LIST, &error))?;
     let command_line = std::fs::read_to_string("/proc/cmdline").map_err(|error| named("/proc/cmdline", &error))?;
@@ -47,7 +47,7 @@ pub fn unload(name: &str) -> io::Result<()> {
     Ok(delete_module(&CString::new(name)?, nonblocking)?)
 }
 
-/// Returns a module's parameters on the kernel's command line, as `modprobe` would.
+/// Returns a module's parameters on the kernel command line, like `modprobe`.
 fn given_to(module: &str, command_line: &str) -> String {
     let words = command_line.split_whitespace().filter_map(|word| {
         let (name, parameter) = word.split_once('.')?;

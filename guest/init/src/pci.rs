@@ -83,7 +83,7 @@ fn to_each_card(action: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the kernel look for new functions.
+/// Makes the kernel rescan the PCI bus.
 pub fn rescan() -> io::Result<()> {
     fs::write("/sys/bus/pci/rescan", "1")
 }

@@ -1,8 +1,8 @@
-//! Starts child processes, waits for them, and collects orphans.
+//! Starts child processes, waits for them, and reaps orphans.
 //!
-//! Only one thread calls `wait`. Collecting orphans therefore never takes the status of a child for which another
-//! thread waits. The lock is held while a child is started, so that a child that exits immediately is not collected
-//! before its owner is recorded.
+//! Only one thread calls `wait`, so reaping orphans never consumes the exit status of a child that another thread waits
+//! for. The lock is held while a child is started, so that a child that exits immediately is not reaped before its
+//! owner is recorded.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,13 +19,13 @@ fn owners() -> MutexGuard<'static, Option<HashMap<i32, Sender<i32>>>> {
     OWNERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the thread that collects children.
+/// Starts the thread that reaps children.
 pub fn start() {
     std::thread::spawn(collect);
 }
 
-/// Starts a child. The receiver gets the child's exit code once: 128 plus the signal number if a signal ended the
-/// child.
+/// Starts a child. The receiver gets the child's exit code, which is 128 plus the signal number if a signal terminated
+/// the child.
 pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
     let mut owners = owners();
     let child = command.spawn()?;
@@ -50,7 +50,7 @@ fn collect() {
             }
         }
         let mut guard = owners();
-        // Wait for children of any process group, because a daemon creates its own process group.
+        // Wait for children in any process group, because a daemon creates its own process group.
         let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) else { continue };
         let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(255);
         if let Some(owner) = guard.as_mut().and_then(|owners| owners.remove(&pid.as_raw_nonzero().get())) {

@@ -1,22 +1,22 @@
-//! A command from the host, and its answers.
+//! A command from the host, and its output.
 
 use std::fs::File;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A command as the host has sent it.
+/// A command sent by the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// ID that the host gave the command.
+    /// ID that the host assigned to the command.
     pub id: String,
-    /// Set if the command runs concurrently with others.
+    /// Set if the command runs in the background.
     pub background: bool,
-    /// The words after the id.
+    /// The words after the ID.
     pub words: String,
 }
 
 impl Request {
-    /// Parses a line from the host; `None` if it contains no words.
+    /// Parses a line from the host. Returns `None` if it contains no words.
     pub fn parse(line: &str) -> Option<Self> {
         let (id, rest) = line.trim().split_once(char::is_whitespace)?;
         let rest = rest.trim_start();
@@ -28,12 +28,12 @@ impl Request {
     }
 }
 
-/// Sends the answers to a command. The output of concurrent commands is interleaved line by line.
+/// Sends the output of a command. The output of concurrent commands is interleaved line by line.
 #[derive(Clone)]
 pub struct Answers {
-    /// The line to the host.
+    /// The serial line to the host.
     pub line: Arc<Mutex<File>>,
-    /// ID that the host gave the command.
+    /// ID that the host assigned to the command.
     pub id: String,
 }
 
@@ -53,7 +53,7 @@ impl Answers {
     /// Waits until all output has been transmitted.
     pub fn drain(&self) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // Ignore errors, because nothing can be done about a line that does not drain.
+        // Ignore errors: a line that does not drain cannot be fixed here.
         let _ = rustix::termios::tcdrain(&*line);
     }
 

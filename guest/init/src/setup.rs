@@ -10,7 +10,7 @@ use rustix::termios::{ControlModes, OptionalActions, tcgetattr, tcsetattr};
 /// The serial line of the agent.
 pub const AGENT_LINE: &str = "/dev/ttyS1";
 
-/// Type and directory of each file system, in mounting order.
+/// Type and mount point of each file system, in mount order.
 const MOUNTS: [(&str, &str); 6] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),
@@ -23,7 +23,7 @@ const MOUNTS: [(&str, &str); 6] = [
 /// Mounts the guest's file systems. Prints a message for each failure, and continues.
 pub fn mount_all() {
     for (kind, directory) in MOUNTS {
-        // The directories of file systems within `sysfs` and `debugfs` already exist.
+        // The mount points within `sysfs` and `debugfs` already exist.
         let _ = std::fs::create_dir_all(directory);
         match mount(kind, directory, kind, MountFlags::empty(), None) {
             // The kernel may have mounted devtmpfs already.
@@ -33,7 +33,7 @@ pub fn mount_all() {
     }
 }
 
-/// Returns the value of `name=value` on the kernel's command line.
+/// Returns the value of `name=value` on the kernel command line.
 pub fn kernel_parameter(name: &str) -> Option<String> {
     parameter_in(&std::fs::read_to_string("/proc/cmdline").ok()?, name)
 }
@@ -42,7 +42,7 @@ fn parameter_in(line: &str, name: &str) -> Option<String> {
     line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
 }
 
-/// Opens the agent's line in raw mode. Waits without a limit until the line exists.
+/// Opens the agent's line in raw mode. Waits indefinitely until the line exists.
 pub fn open_agent_line() -> File {
     let mut said = false;
     loop {

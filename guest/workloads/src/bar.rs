@@ -1,4 +1,4 @@
-//! Accesses the card through its PCI regions, with or without a bound driver: single accesses, their cost, and attacks.
+//! Accesses the card through its BARs, with or without a bound driver: single accesses, their cost, and attacks.
 
 mod alarm;
 mod attack;

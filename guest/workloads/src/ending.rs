@@ -13,13 +13,13 @@ extern "C" fn asked(_signal: libc::c_int) {
     ASKED.store(true, Ordering::Relaxed);
 }
 
-/// Records SIGTERM from now on. The process does not end immediately, so that work in progress is still checked.
+/// Starts recording SIGTERM instead of terminating, so that work in progress is still checked.
 pub fn take_note() {
     // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
     unsafe { libc::signal(libc::SIGTERM, asked as *const () as libc::sighandler_t) };
 }
 
-/// A time limit that SIGTERM can shorten.
+/// A time limit that SIGTERM ends early.
 #[derive(Debug, Clone, Copy)]
 pub struct Ending {
     began: Instant,
@@ -27,7 +27,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Creates a limit that ends `duration` from now, and notifies the host that the time has started.
+    /// Creates a limit that expires after `duration`, and notifies the host of the start.
     pub fn after(duration: Duration) -> Self {
         println!("LOOPING");
         Self { began: Instant::now(), duration }

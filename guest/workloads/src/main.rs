@@ -1,16 +1,16 @@
 //! Drives a GPU through nouveau's raw ioctls or through its PCI regions, and checks every byte.
 //!
-//! The driver is the library `gdev`: its contexts are for whole computations, and its device files, buffers, channels
-//! and push buffers for tests of single requests. Only [`raw`] computes without the library, for a comparison.
+//! The driver is the library `gdev`: contexts are for whole computations, and device files, buffers, channels and
+//! pushbuffers for tests of single requests. Only [`raw`] computes without the library, for comparison.
 //!
 //! Parts: [`compute`] (contexts), [`raw`] (a driver without the library), [`pattern`] (test data), [`rig`] (fills,
-//! checks, counts), [`ending`] (time limits), [`marks`] (pauses for the host's counters), [`tests`] (one file per
-//! command), [`bar`] (accesses without the driver), [`report`] (result lines that the host reads).
+//! checks, counts), [`ending`] (time limits), [`marks`] (pauses in which the host reads its counters), [`tests`] (one
+//! file per command), [`bar`] (accesses without the driver), [`report`] (result lines that the host reads).
 //!
-//! The program supports the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card. The program does not
-//! support other drivers, relocations, tiled buffers or `VM_BIND`, and does not draw.
+//! The program supports the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card. Other drivers, relocations,
+//! tiled buffers, `VM_BIND` and graphics are not supported.
 //!
-//! Exit status: 0 if all data was correct, 1 if some data was not, and 2 if the command line was invalid.
+//! Exit status: 0 if all data was correct, 1 if any data was incorrect, and 2 if the command line was invalid.
 
 mod bar;
 mod compute;
@@ -33,16 +33,16 @@ use crate::options::Options;
 use crate::rig::{Counts, Rig};
 use crate::tests::Facts;
 
-/// The first render node.
+/// Path of the first render node.
 pub const DEFAULT_NODE: &str = "/dev/dri/renderD128";
 
 /// A command that uses the DRM device.
 pub struct Test {
     /// Name of the command.
     pub name: &'static str,
-    /// Options of the command; names that end in `=` have a value.
+    /// Options of the command; names that end in `=` take a value.
     pub options: &'static [&'static str],
-    /// One line of help.
+    /// One-line help text.
     pub help: &'static str,
     /// Function that runs the command.
     pub run: fn(&Rig, &Options) -> Result<Facts>,
@@ -127,7 +127,7 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Returns a different seed in every run, so that a check does not accept data of an earlier run.
+/// Returns a different seed for every run, so that a check never accepts data of an earlier run.
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     pattern::mix(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48)

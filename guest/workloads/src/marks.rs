@@ -1,4 +1,5 @@
-//! Marks between the phases of a run: prints a line for the host, and waits until the host has read its counters.
+//! Marks between the phases of a run: each mark prints a line for the host, and waits until the host has read its
+//! counters.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,24 +8,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Time limit for the host to react.
+/// Time limit for the host to respond.
 const HOST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between polls of the file.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Makes marks if the host requests them.
+/// Prints marks if the host requests them.
 #[derive(Debug, Clone, Copy)]
 pub struct Marks {
     wanted: bool,
 }
 
 impl Marks {
-    /// Creates marks, which have an effect only if `wanted` is set.
+    /// Creates marks, which are no-ops unless `wanted` is set.
     pub fn new(wanted: bool) -> Self {
         Self { wanted }
     }
 
-    /// Prints `MARK name` and additional text for the host, waits for the file `/mark-NAME`, and removes it.
+    /// Prints `MARK name` and `more` for the host, waits for the file `/mark-NAME`, and removes it.
     pub fn at(self, name: &str, more: &str) -> Result<()> {
         if !self.wanted {
             return Ok(());

@@ -46,7 +46,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Returns the words that are not options.
+    /// Returns the arguments that are not options.
     pub fn words(&self) -> &[String] {
         &self.words
     }
@@ -56,12 +56,12 @@ impl Options {
         self.values.contains_key(name)
     }
 
-    /// Returns the text of an option.
+    /// Returns the value of an option.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
 
-    /// Returns the number of an option, or `default` if it was not given.
+    /// Returns the numeric value of an option, or `default` if it was not given.
     pub fn number(&self, name: &str, default: u64) -> Result<u64> {
         match self.text(name) {
             Some(text) => number(text).with_context(|| format!("--{name} {text}")),
@@ -70,7 +70,7 @@ impl Options {
     }
 }
 
-/// Parses a number: decimal, or hexadecimal with 0x, and with k, m or g for powers of 1024.
+/// Parses a number: decimal with an optional suffix k, m or g (powers of 1024), or hexadecimal with prefix 0x.
 pub fn number(text: &str) -> Result<u64> {
     let lower = text.to_ascii_lowercase();
     if let Some(digits) = lower.strip_prefix("0x") {
@@ -86,7 +86,7 @@ pub fn number(text: &str) -> Result<u64> {
     value.checked_mul(1 << shift).context("too large")
 }
 
-/// Parses hexadecimal digits as the bytes of a pattern.
+/// Parses the bytes of a pattern from hexadecimal digits.
 pub fn hex_bytes(text: &str) -> Result<Vec<u8>> {
     let digits = text.trim_start_matches("0x");
     if digits.is_empty() || !digits.len().is_multiple_of(2) || !digits.is_ascii() {

@@ -1,7 +1,7 @@
-//! Test data: a stream of bytes of which any range can be computed, and the expected contents of a buffer.
+//! Test data: randomly accessible byte streams, and the expected contents of a buffer.
 //!
 //! Word `i` of stream `seed` is splitmix64 of `seed` after `i + 1` steps, in little-endian order. A byte that was
-//! copied from a wrong address, or was not copied, is wrong with a probability of 255/256.
+//! copied from a wrong address, or was not copied, is detected with a probability of 255/256.
 
 use anyhow::{Result, bail};
 
@@ -14,7 +14,7 @@ impl Stream {
         mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// Fills `out` with the bytes of the stream, starting at byte `offset`.
+    /// Fills `out` with the stream's bytes from `offset` on.
     pub fn fill(self, offset: u64, out: &mut [u8]) {
         let shift = (offset % 8) as u32 * 8;
         let mut index = offset / 8;
@@ -44,8 +44,7 @@ pub fn mix(mut value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Random numbers for choosing cases and seeds. The numbers are based on [`mix`], which this program also needs for its
-/// test data.
+/// Random numbers for choosing cases and seeds. Based on [`mix`], which also generates the test data.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
@@ -67,20 +66,20 @@ impl Random {
     }
 }
 
-/// A part of a buffer that contains a part of a stream.
+/// A range of a buffer that contains a range of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
-    /// Offset of the first byte in the buffer.
+    /// Offset in the buffer, in bytes.
     pub at: u64,
     /// Length in bytes.
     pub length: u64,
-    /// The stream that provides the contents.
+    /// Stream that provides the contents.
     pub stream: Stream,
-    /// Offset of the first byte in the stream.
+    /// Offset in the stream, in bytes.
     pub from: u64,
 }
 
-/// Expected contents of a buffer: a background that is covered by pieces. Later pieces cover earlier pieces.
+/// Expected contents of a buffer: a background overlaid with pieces. Later pieces overlay earlier ones.
 #[derive(Debug, Clone)]
 pub struct Expected {
     background: Stream,
@@ -93,14 +92,14 @@ impl Expected {
         Self { background, pieces: Vec::new() }
     }
 
-    /// Puts a piece on top of the earlier contents.
+    /// Overlays the contents with a piece.
     pub fn put(&mut self, piece: Piece) {
         if piece.length > 0 {
             self.pieces.push(piece);
         }
     }
 
-    /// Writes the expected bytes, starting at `offset`, to `out`.
+    /// Fills `out` with the expected bytes from `offset` on.
     pub fn fill(&self, offset: u64, out: &mut [u8]) {
         self.background.fill(offset, out);
         let end = offset + out.len() as u64;
@@ -113,7 +112,7 @@ impl Expected {
         }
     }
 
-    /// Checks `found`, which was read at byte `offset` of `what`.
+    /// Checks `found`, which was read at `offset` of `what`.
     pub fn check(&self, what: &str, offset: u64, found: &[u8]) -> Result<()> {
         let mut wanted = vec![0; found.len()];
         self.fill(offset, &mut wanted);

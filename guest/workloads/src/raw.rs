@@ -1,9 +1,9 @@
 //! A minimal driver of nouveau's ioctls: the baseline for the library `gdev`.
 //!
-//! [`Raw`] makes the ioctls of a program without a library. This client sends the same kernels and copies to the card,
-//! and copies through two staging buffers of the library's size. `Raw` has none of the library's checks and stamps, so
-//! it does not detect lost work: the caller must compare results. From `gdev`, `Raw` takes only the layouts of
-//! arguments, the encoding of methods, and the mapping of files.
+//! [`Raw`] issues the ioctls like a program without a library. It submits the same kernels and copies, and uses two
+//! staging buffers of the same size as the library's. `Raw` has none of the library's checks and stamps, so it does not
+//! detect lost work, and the caller must compare results. `Raw` uses only the argument layouts, the method encoding and
+//! the file mapping of `gdev`.
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;
@@ -21,17 +21,17 @@ use workloads::Gpu;
 const STAGING_BYTES: u64 = TUNING.piece_bytes;
 /// Number of staging buffers: the CPU uses one while the card uses the other.
 const STAGINGS: usize = 2;
-/// The card reads code ahead of the program counter.
+/// The card prefetches code beyond the program counter.
 const FETCH_AHEAD_BYTES: u64 = 0x100;
 
-/// A buffer of the kernel's driver.
+/// A buffer of the kernel driver.
 #[derive(Debug)]
 struct Buffer {
     handle: u32,
     domain: u32,
     address: u64,
     bytes: u64,
-    /// The CPU's view of a buffer in RAM.
+    /// CPU mapping of a buffer in RAM.
     mapping: Option<Mapping>,
 }
 
@@ -57,7 +57,7 @@ impl Buffer {
         self.mapping.as_ref().context("the buffer is not in RAM")
     }
 
-    /// Returns an entry of a submission's list of buffers.
+    /// Returns an entry for a submission's buffer list.
     fn entry(&self, reads: bool, writes: bool) -> uapi::PushbufBuffer {
         uapi::PushbufBuffer {
             handle: self.handle,
@@ -76,7 +76,7 @@ struct Staging {
     busy_until: u64,
 }
 
-/// A program's code on the card.
+/// A program loaded onto the card.
 #[derive(Debug)]
 struct Loaded {
     code: Buffer,
@@ -102,7 +102,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Opens a render node of nouveau, and creates a channel that copies and computes.
+    /// Opens a nouveau render node, and creates a channel for copies and compute work.
     pub fn open(node: &Path) -> Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(node).context("the render node")?;
         let mut units = uapi::GetParam { param: uapi::param::GRAPH_UNITS, value: 0 };
@@ -156,14 +156,14 @@ impl Raw {
     /// Submits a pushbuffer. Returns its number, counted from 1.
     fn submit(&mut self, push: &Push, uses: impl IntoIterator<Item = uapi::PushbufBuffer>) -> Result<u64> {
         let submission = self.submitted + 1;
-        // An earlier submission used the same pushbuffer.
+        // An earlier submission may still use the same pushbuffer.
         self.wait(submission.saturating_sub(RING as u64))?;
         let buffer = &self.pushbuffers[(self.submitted % RING as u64) as usize];
         let bytes: Vec<u8> = push.words().iter().flat_map(|word| word.to_le_bytes()).collect();
         buffer.mapping()?.write(0, &bytes);
         let mut list = vec![buffer.entry(true, false)];
         for used in uses {
-            // The list may contain a buffer only once.
+            // The list must contain each buffer only once.
             match list.iter_mut().find(|entry| entry.handle == used.handle) {
                 Some(entry) => {
                     entry.read_domains |= used.read_domains;
@@ -181,7 +181,7 @@ impl Raw {
             push: pieces.as_mut_ptr().expose_provenance() as u64,
             ..Default::default()
         };
-        // Both lists live until the call returns.
+        // Both lists are valid until the call returns.
         call(&self.file, &mut pushbuf)?;
         self.submitted = submission;
         Ok(submission)
@@ -219,7 +219,7 @@ impl Raw {
         Ok(slot)
     }
 
-    /// Copies from the CPU to a buffer in VRAM, which `entry` describes.
+    /// Copies from the CPU to the VRAM buffer that `entry` describes.
     fn write_vram(&mut self, address: u64, entry: &uapi::PushbufBuffer, bytes: &[u8]) -> Result<()> {
         for (at, piece) in (address..).step_by(STAGING_BYTES as usize).zip(bytes.chunks(STAGING_BYTES as usize)) {
             let slot = self.take_staging()?;
@@ -239,7 +239,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Makes local memory large enough for `bytes` bytes per thread.
+    /// Ensures that local memory has at least `bytes` bytes per thread.
     fn provide_local(&mut self, bytes: u32) -> Result<()> {
         let wanted = methods::local_area(u64::from(self.multiprocessors), bytes);
         if self.local.as_ref().is_some_and(|local| local.bytes >= wanted) {
@@ -256,7 +256,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Frees a buffer. The kernel's driver keeps its memory until the submitted work has ended.
+    /// Frees a buffer. The kernel driver keeps its memory until the submitted work has completed.
     fn close(&self, buffer: Buffer) -> Result<()> {
         let Buffer { handle, mapping, .. } = buffer;
         drop(mapping);
@@ -266,7 +266,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // The kernel's driver waits for the channel's work. The program cannot handle a refusal.
+        // The kernel driver waits for the channel's work. A failure cannot be handled.
         let _ = call(&self.file, &mut uapi::ChannelFree { channel: self.channel });
     }
 }
@@ -311,7 +311,7 @@ impl Gpu for Raw {
             return Ok(());
         }
         let entry = self.buffer(memory)?.entry(true, false);
-        // The piece that the card is copying into a staging buffer.
+        // The chunk that the card is copying into a staging buffer.
         let mut under_way: Option<(usize, &mut [u8])> = None;
         let pieces = (memory.address + at..).step_by(STAGING_BYTES as usize);
         for (at, piece) in pieces.zip(bytes.chunks_mut(STAGING_BYTES as usize)) {

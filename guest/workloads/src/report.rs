@@ -1,11 +1,11 @@
-//! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, then facts, and finally an
-//! error if there is one.
+//! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, followed by further key-value
+//! pairs and, on failure, the error.
 //!
-//! Values other than the error contain no blanks; the error is quoted.
+//! Values other than the error contain no spaces; the error is quoted.
 //!
 //! If requested, the end times of kernels are printed before the result line: `ENDS at_us=... after_us=...,...` in
-//! microseconds of the card's clock. The first time in a line is absolute, and each further time is the difference from
-//! the previous time.
+//! microseconds of the card's clock. The first time in a line is absolute; all others are relative to the previous
+//! time.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::options::Options;
 use crate::rig::{Counts, Rig};
 use crate::tests::Facts;
 
-/// Runs a test and prints its line. Returns true if the test succeeded.
+/// Runs a test and prints its result line. Returns true if the test succeeded.
 pub fn run(rig: &Rig, options: &Options, test: &Test) -> bool {
     let (before, began) = (rig.counts(), Instant::now());
     let outcome = (test.run)(rig, options);
@@ -31,7 +31,7 @@ pub fn run(rig: &Rig, options: &Options, test: &Test) -> bool {
     outcome.is_ok()
 }
 
-/// Prints a line or, with `json`, a JSON object with the same values.
+/// Prints a result line, or with `json` a JSON object with the same values.
 pub fn print_as(json: bool, name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) {
     if json {
         println!("{}", object(name, counts, seconds, outcome));
@@ -58,7 +58,7 @@ fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> 
 /// Number of end times per line.
 const ENDS: usize = 200;
 
-/// Prints the end times of kernels, given in nanoseconds.
+/// Prints the end times of kernels. `ends` is in nanoseconds.
 pub fn print_ends(ends: &[u64]) {
     ends.chunks(ENDS).for_each(|some| println!("{}", line_of_ends(some)));
 }
@@ -69,7 +69,7 @@ fn line_of_ends(ends: &[u64]) -> String {
     format!("ENDS at_us={} after_us={}", ends.first().map_or(0, us), after.join(","))
 }
 
-/// Prints a line.
+/// Prints a result line.
 pub fn print(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) {
     println!("{}", line(name, counts, seconds, outcome));
 }

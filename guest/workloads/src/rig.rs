@@ -1,8 +1,8 @@
-//! Common code of the tests: the device, counters, and filling and checking buffers in any memory.
+//! Common code of the tests: the device, counters, and functions that fill and check buffers in any memory.
 //!
-//! The CPU fills and checks guest RAM. Because each CPU access to BAR1 may be trapped, more than a few KiB of VRAM are
-//! transferred through a bounce buffer with a GPU copy, if possible on an engine other than the one under test. A few
-//! words are still read through BAR1.
+//! The CPU fills and checks guest RAM. CPU accesses to BAR1 may trap, so more than a few KiB of VRAM are transferred
+//! with a GPU copy through a bounce buffer, if possible on an engine other than the one under test. A few words are
+//! still sampled through BAR1.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -16,18 +16,18 @@ use gdev::nouveau::device::{Buffer, Channel, Device, Domain, Use};
 use gdev::nouveau::push::{Engine, Push, Rect, linear, lines};
 use gdev::nouveau::uapi::param;
 
-/// Maximum number of bytes of VRAM that are filled and checked only through BAR1.
+/// Maximum size in bytes of VRAM buffers that are filled and checked only through BAR1.
 const DIRECT: u64 = 2048;
 /// Maximum size in bytes of a buffer that is mapped through BAR1.
 pub const MOST_MAPPED: u64 = 16 << 20;
-/// Number of words of a large buffer to read through BAR1.
+/// Number of words of a large buffer sampled through BAR1.
 const SAMPLED_WORDS: u64 = 24;
 /// Size of the bounce buffer in bytes.
 const BOUNCE: u64 = 2 << 20;
 /// Number of bytes that the CPU generates or compares at a time.
 const CHUNK: u64 = 64 << 10;
 
-/// The device, and counters of how it was used.
+/// The device, with usage counters.
 pub struct Rig {
     device: Arc<Device>,
     random: Cell<u64>,
@@ -41,7 +41,7 @@ pub struct Rig {
 /// Counters of a [`Rig`] at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Number of bytes that were compared with expected bytes.
+    /// Number of bytes compared with expected bytes.
     pub bytes: u64,
     /// Number of copies launched on the GPU.
     pub copies: u64,
@@ -73,12 +73,12 @@ impl Rig {
         self.seed
     }
 
-    /// Returns the seconds since the device was opened.
+    /// Returns the time since the device was opened, in seconds.
     pub fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Returns a new source of random choices, which is independent of earlier sources.
+    /// Returns a new source of random choices, independent of earlier ones.
     pub fn random(&self) -> Random {
         let mut random = Random(self.random.get());
         let next = random.next();
@@ -86,19 +86,19 @@ impl Rig {
         Random(next)
     }
 
-    /// Returns the counts so far.
+    /// Returns the current counts.
     pub fn counts(&self) -> Counts {
         Counts { bytes: self.verified.get(), copies: self.copies.get(), channels: self.channels.get() }
     }
 
-    /// Adds the counts of other processes that worked for this test.
+    /// Adds the counts of other processes of this test.
     pub fn add(&self, counts: Counts) {
         self.verified.set(self.verified.get() + counts.bytes);
         self.copies.set(self.copies.get() + counts.copies);
         self.channels.set(self.channels.get() + counts.channels);
     }
 
-    /// Returns the amount of VRAM in bytes that the kernel has for buffers.
+    /// Returns the VRAM available for buffers, in bytes.
     pub fn vram(&self) -> Result<u64> {
         Ok(self.device.parameter(param::FB_SIZE)?)
     }
@@ -118,7 +118,7 @@ impl Rig {
         Ok(channel)
     }
 
-    /// Creates a channel with M2MF and every copy engine of the card. M2MF is required.
+    /// Creates a channel with M2MF, which is required, and every copy engine of the card.
     pub fn full_channel(&self) -> Result<(Channel, Vec<Engine>)> {
         let channel = self.channel(&[Engine::M2mf])?;
         let mut engines = vec![Engine::M2mf];
@@ -131,7 +131,7 @@ impl Rig {
         Ok((channel, engines))
     }
 
-    /// Submits the copies in as many submissions as necessary, without waiting for their completion.
+    /// Submits the copies in as many submissions as necessary, without waiting.
     pub fn launch(&self, channel: &Channel, engine: Engine, rects: &[Rect], uses: &[Use<'_>]) -> Result<()> {
         let mut push = Push::default();
         for rect in rects {
@@ -145,12 +145,12 @@ impl Rig {
         Ok(())
     }
 
-    /// Counts bytes that a test has compared itself.
+    /// Counts bytes that a test itself has compared.
     pub fn verified(&self, bytes: u64) {
         self.add(Counts { bytes, ..Counts::default() });
     }
 
-    /// Prints a line about the progress of a long test.
+    /// Prints a progress line of a long test.
     pub fn progress(&self, name: &str) {
         let Counts { bytes, copies, channels } = self.counts();
         let seconds = self.seconds();
@@ -215,7 +215,7 @@ impl<'a> Helper<'a> {
         Ok(())
     }
 
-    /// Checks some words through BAR1.
+    /// Checks a sample of words through BAR1.
     fn sample(&self, what: &str, buffer: &Buffer, expected: &Expected) -> Result<()> {
         let mut random = self.rig.random();
         let last = buffer.size() - 8;
@@ -233,13 +233,13 @@ impl<'a> Helper<'a> {
     }
 }
 
-/// Returns a use of the buffer by the GPU that leaves the buffer in its current memory.
+/// Returns a GPU use of the buffer that leaves it in its current memory.
 fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
     let used = if writes { Use::write(buffer) } else { Use::read(buffer) };
     Ok(used.at(buffer.place()?))
 }
 
-/// Writes the expected bytes, starting at `from`, to byte `at` of the buffer with the CPU.
+/// Writes `length` expected bytes from offset `from` to offset `at` of the buffer, with the CPU.
 fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -252,7 +252,7 @@ fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &E
     Ok(())
 }
 
-/// Compares the first `length` bytes of the buffer with the expected bytes, starting at `from`, with the CPU.
+/// Compares the buffer's first `length` bytes with the expected bytes from offset `from`, with the CPU.
 fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -265,7 +265,7 @@ fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected:
     Ok(())
 }
 
-/// Adds to `target` the contents that the copies move there from a source buffer that contains `stream`.
+/// Updates `target` with the effect of the copies from a source buffer that contains `stream`.
 pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, stream: Stream, at: &Buffer) {
     for rect in rects {
         if rect.source_pitch == rect.line_bytes && rect.target_pitch == rect.line_bytes {
@@ -288,7 +288,7 @@ pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, strea
     }
 }
 
-/// Refuses a copy beyond the ends of its buffers, which would be a bug in this program.
+/// Rejects copies beyond the ends of their buffers, which would be a bug in this program.
 pub fn ensure_inside(rects: &[Rect], source: &Buffer, target: &Buffer) -> Result<()> {
     for rect in rects {
         if rect.lines == 0 || rect.line_bytes == 0 {

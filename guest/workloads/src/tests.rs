@@ -1,4 +1,5 @@
-//! The tests, one per file. A test takes the rig and the options of its command, and returns facts for the result line.
+//! The tests, one per file. A test takes the rig and the options of its command, and returns additional key-value pairs
+//! for the result line.
 
 pub mod all;
 pub mod channels;
@@ -23,5 +24,5 @@ pub mod sweep;
 pub mod timed;
 pub mod workload;
 
-/// Additional facts for the result line, as pairs of a name and a value.
+/// Additional key-value pairs for the result line.
 pub type Facts = Vec<(&'static str, String)>;

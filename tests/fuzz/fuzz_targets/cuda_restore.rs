@@ -1,4 +1,4 @@
-//! Makes a worker continue a program from a file that contains arbitrary bytes, as a hostile worker leaves it.
+//! Makes a worker restore a program from a file with arbitrary contents, as a hostile worker could leave it.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Makes a worker execute a guest program's CUDA ring that contains arbitrary bytes.
+//! Makes a worker execute a guest program's CUDA ring with arbitrary contents.
 
 #![no_main]
 

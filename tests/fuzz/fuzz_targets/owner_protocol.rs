@@ -1,4 +1,4 @@
-//! Sends messages of several tenants' processes to the owner of a CUDA card: see `cuda_owner::fuzz::protocol`.
+//! Sends messages from several tenants' processes to the owner of a CUDA card: see `cuda_owner::fuzz::protocol`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| cuda_owner::fuzz::protocol(input));

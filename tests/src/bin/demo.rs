@@ -1,8 +1,8 @@
 //! `cargo xtask demo`: two stock guests share a card, copy concurrently, and verify every byte.
 //!
-//! Boots Debian's 6.1 and 6.12 kernels in parallel, each with a vGPU on the same software card; loads the stock nouveau
-//! in both; runs `gpu-workloads all` in both at the same time; and prints a table. The exit status is 0 only if all
-//! results were verified.
+//! Boots Debian's 6.1 and 6.12 kernels in parallel, each with a vGPU on the same software card, loads the stock nouveau
+//! in both, runs `gpu-workloads all` in both concurrently, and prints a table. The exit status is 0 only if all results
+//! were verified.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use tests::guest::{self, Smoke};
 use tests::{Daemon, Vm, VmConfig};
 
-/// Name of each VM and of its kernel.
+/// Name and kernel of each VM.
 const GUESTS: [(&str, &str); 2] = [("alice", "6.1"), ("bob", "6.12")];
 
 /// A row of the table.

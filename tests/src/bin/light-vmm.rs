@@ -1,10 +1,10 @@
-//! `light-vmm SOCKET MIB [WORKLOAD]`: a VM whose VMM is only a client of the mediator, for hosts on which QEMU would be
-//! too slow.
+//! `light-vmm SOCKET MIB [WORKLOAD]`: a minimal VM and client of the mediator, for hosts on which QEMU would be too
+//! slow.
 //!
-//! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, makes the GPU copy each page, and
-//! verifies every byte of the copies. It then waits until the device disappears, and reports this. If the name of a
-//! workload is given, the program instead uses the library `gdev` to run the workload's kernels repeatedly, and
-//! verifies each result, until it is ended.
+//! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, copies each page with the GPU, and
+//! verifies every byte of the copies. It then waits until the device disappears, and reports this. If a workload is
+//! given, the program instead repeatedly runs the workload's kernels with the library `gdev`, and verifies each result,
+//! until it is terminated.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,9 +18,9 @@ use rig::{Machine, RemoteGuest};
 use workloads::{Options, by_name};
 
 const MIB: u64 = 1 << 20;
-/// Default size of a chunk in bytes.
+/// Default chunk size in bytes.
 const CHUNK: u64 = 2 * MIB;
-/// GPU virtual address at which pages of the chunks are mapped.
+/// GPU virtual address of the chunks' pages.
 const FROM: u64 = 0x100_0000;
 /// GPU virtual address of the copies.
 const TO: u64 = 0x200_0000;
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a workload until the program is ended.
+/// Runs a workload until the program is terminated.
 fn compute(socket: &Path, name: &str) -> Result<()> {
     let mut gpu = gdev::open(&Target::Vgpu(socket.to_owned()))?;
     for seed in 1.. {

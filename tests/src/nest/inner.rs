@@ -1,7 +1,7 @@
-//! VMs inside a machine, under the machine's own KVM, with vGPUs of its daemon.
+//! VMs inside a machine, under its own KVM, with vGPUs of its daemon.
 //!
 //! Each VM has a serial line to this process: its QEMU uses a line of the machine's serial PCI card. A VM's RAM
-//! consists of huge pages of the machine, because each page that is lent to a card is a message to the outer daemon.
+//! consists of huge pages of the machine, because each page mapped for a card is a message to the outer daemon.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -19,13 +19,13 @@ use crate::guest::{self, Smoke};
 use crate::vm;
 use crate::{VmConfig, wait};
 
-/// Device number of the first serial line for VMs in the machine, after the serial lines of a PC.
+/// Device number of the first serial line for VMs in the machine, after a PC's own serial lines.
 const FIRST_LINE: usize = 4;
-/// File in the machine for an argument that contains spaces: the kernel's command line.
+/// File in the machine for an argument with spaces: the kernel command line.
 const WORDS: &str = "etc/vm.cfg";
 /// Size of a huge page in MiB.
 const HUGE_MIB: u32 = 2;
-/// Time limit from the start of QEMU to the start of a guest's init.
+/// Time limit from the start of QEMU to the start of the guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
 /// Description of a VM.
@@ -33,11 +33,11 @@ const BOOT_LIMIT: Duration = Duration::from_secs(600);
 pub struct InnerSpec {
     /// Name of the VM and of its vGPU.
     pub name: &'static str,
-    /// The guest's kernel.
+    /// Kernel version of the guest.
     pub kernel: &'static str,
-    /// True if the VM has the paravirtual driver.
+    /// Set if the VM has the paravirtual driver.
     pub paravirtual: bool,
-    /// Size of RAM in MiB, a multiple of 2.
+    /// RAM size in MiB, a multiple of 2.
     pub memory_mib: u32,
 }
 
@@ -47,7 +47,7 @@ impl InnerSpec {
         Self { name, kernel: "6.1", paravirtual: false, memory_mib: 320 }
     }
 
-    /// Returns the path of the VM's files in the machine, without the suffix of each file.
+    /// Returns the path of the VM's files in the machine, without suffix.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
@@ -59,7 +59,7 @@ impl InnerSpec {
         }
     }
 
-    /// Returns the arguments with which QEMU starts the VM in the machine, without the program's name.
+    /// Returns the QEMU arguments that start the VM in the machine.
     fn words(&self, line: usize) -> Vec<String> {
         let Self { name, memory_mib, .. } = self;
         let (image, line) = (self.image(), FIRST_LINE + line);
@@ -81,7 +81,7 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
     if specs.is_empty() {
         return Ok(());
     }
-    // Disable the kernel's timer check, which mistakes a busy host for a broken machine.
+    // Disable the kernel's timer check, which mistakes a busy host for broken hardware.
     let words = "[machine]\n  append = \"console=ttyS0 no_timer_check panic=0 loglevel=7\"\n";
     files.write(WORDS, 0o644, words.as_bytes());
     let mut there = Vec::new();
@@ -100,13 +100,13 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
 
 /// Configures the machine to run guests. Returns the listening sockets for the VMs' serial lines.
 ///
-/// The machine gets two CPUs if the required QEMU could be built, and otherwise one.
+/// The machine has two CPUs if the required QEMU can be built, and otherwise one.
 pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) -> Result<Vec<UnixListener>> {
     let huge_mib = shape.huge_mib + shape.vms.iter().map(|spec| spec.memory_mib).sum::<u32>();
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
     config.memory_mib += huge_mib;
-    // With one thread per processor, two of five machines failed. With a single thread, the stock driver is too slow.
+    // With one thread per CPU, two of five machines failed. With a single thread, the stock driver is too slow.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
     let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
     match threads {
@@ -131,7 +131,7 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
 }
 
 impl Nest {
-    /// Starts a VM. [`InnerVm::wait_ready`] then waits for its guest.
+    /// Starts a VM without waiting for its guest; see [`InnerVm::wait_ready`].
     pub fn launch(&self, name: &str) -> Result<InnerVm<'_>> {
         let line = self.specs.iter().position(|spec| spec.name == name).context("no VM of that name")?;
         let (spec, agent) = self.specs.get(line).zip(self.agents.get(line)).context("no line")?;
@@ -149,7 +149,7 @@ impl Nest {
         serde_json::from_str(&text).with_context(|| format!("vm show {name} printed no JSON:\n{text}"))
     }
 
-    /// Waits until the daemon in the machine reports a VM in a state.
+    /// Waits until the daemon in the machine reports a VM in the given state.
     pub fn wait_state(&self, name: &str, state: &str) -> Result<Value> {
         wait::until(&format!("VM {name} to be {state}"), COMMAND_LIMIT, || {
             let shown = self.show(name)?;
@@ -158,7 +158,7 @@ impl Nest {
     }
 }
 
-/// A VM that runs in a machine.
+/// A VM running in a machine.
 pub struct InnerVm<'a> {
     machine: &'a Nest,
     /// Name of the VM.
@@ -190,7 +190,7 @@ impl<'a> InnerVm<'a> {
         ran.map_err(|error| self.explain(error)).with_context(|| format!("VM {}: {command}", self.name))
     }
 
-    /// Starts a command in the guest that runs concurrently with others.
+    /// Starts a concurrent command in the guest.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -212,12 +212,12 @@ impl<'a> InnerVm<'a> {
         Ok(())
     }
 
-    /// Runs `gpu-workloads` with `args` until it ends. Fails unless every result was verified.
+    /// Runs `gpu-workloads` with `args` to completion. Fails unless every result was verified.
     pub fn smoke(&self, args: &str) -> Result<Smoke> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
 
-    /// Waits for a workload that was started.
+    /// Waits for a running workload.
     pub fn finish(&self, pending: Pending<'_>, args: &str) -> Result<Smoke> {
         let output = pending.wait_within(COMMAND_LIMIT).map_err(|error| self.explain(error))?;
         let smoke = guest::parse_smoke(&output)?;
@@ -229,14 +229,14 @@ impl<'a> InnerVm<'a> {
         Ok(smoke)
     }
 
-    /// Reboots the guest cleanly. [`InnerVm::wait_ready`] then waits for its next start.
+    /// Reboots the guest cleanly without waiting for it; see [`InnerVm::wait_ready`].
     pub fn reboot(&mut self) -> Result<()> {
         self.boots = self.agent.boots() + 1;
         self.machine.say(&format!("VM {} reboots", self.name));
         self.agent.send("reboot").map(drop)
     }
 
-    /// Kills the VM's QEMU, as a machine without free memory would, and waits until it has ended.
+    /// Kills the VM's QEMU like an out-of-memory kill, and waits until it has exited.
     pub fn kill(self) -> Result<()> {
         self.machine.say(&format!("VM {} is killed", self.name));
         self.process.kill()?;

@@ -1,8 +1,8 @@
-//! Starts a kernel that the device model has written to a domain's memory.
+//! Starts a kernel that the device model has loaded into a domain's memory.
 //!
 //! The firmware of an HVM domain reads the kernel and its initial RAM disk from the device model byte by byte. Each
-//! byte costs two exits and an emulated instruction, which takes minutes on an emulated processor. The device model
-//! therefore writes both to memory itself, and the firmware gets a 1 KiB file that starts them (`boot.s`).
+//! byte costs two exits and an emulated instruction, which adds up to minutes on an emulated CPU. Therefore, the device
+//! model itself loads both into memory, and the firmware loads only a 1 KiB program that starts the kernel (`boot.s`).
 
 use std::process::Command;
 
@@ -12,11 +12,11 @@ use crate::wait::Scratch;
 
 /// Source of the program that starts the kernel.
 const SOURCE: &str = include_str!("boot.s");
-/// Address of the kernel file in a domain's memory. The program is assembled for this address.
+/// Guest-physical address of the kernel file. The program is assembled for this address.
 pub const KERNEL: u32 = 0x800_0000;
-/// Address of the RAM disk in a domain's memory.
+/// Guest-physical address of the RAM disk.
 pub const RAMDISK: u32 = 0xa00_0000;
-/// Offset in the program of the RAM disk's size.
+/// Offset of the RAM disk's size in the program.
 const RAM_DISK_SIZE_AT: usize = 0x260;
 
 /// Creates the program for a RAM disk of `ramdisk_bytes` bytes.

@@ -1,4 +1,4 @@
-//! Tests VMs with stock guests on one card that are killed, switched off or removed at random, and created again.
+//! Tests VMs with stock guests on one card that are randomly killed, powered off or removed, and recreated.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use tests::holdings::{Holdings, Slack, setting};
 use tests::{Daemon, Vm, VmConfig, wait};
 use vmm_glue::client::Client;
 
-/// Number of events in one test.
+/// Number of events per test.
 const EVENTS: usize = 6;
 const CARD_MIB: u64 = 512;
 const VM_MIB: &str = "64";
-/// Permitted growth, without the card's VRAM: touched stacks, and heap memory that the daemon keeps for reuse. The
-/// growth depends on the number of concurrent VMs, not on their total number.
+/// Permitted growth, excluding the card's VRAM: touched stacks, and heap memory that the daemon keeps for reuse. It
+/// depends on the number of concurrent VMs, not on their total number.
 const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["admin-work", "simgpu-sm"] };
-/// Time limit for the daemon to notice that a VM is gone.
+/// Time limit for the daemon to detect that a VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A VM in the configuration, which one guest after another uses.
+/// A VM in the configuration, which successive guests use.
 struct Seat {
     name: String,
     vm: Vm,
-    /// True if nouveau is loaded in this VM.
+    /// Set if nouveau is loaded in this VM.
     drives: bool,
 }
 
@@ -35,7 +35,7 @@ struct Host {
 }
 
 impl Host {
-    /// Boots a VM, with or without its driver, in seat `name`, which must be in the daemon's configuration.
+    /// Boots a VM, with or without its driver, in seat `name` of the daemon's configuration.
     fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
         let mut config = VmConfig::new(&name, tests::images()?, ["6.1", "6.12"][self.random.usize(..2)])?;
         config = config.with_gpu(self.daemon.vm_socket(&name));
@@ -59,7 +59,7 @@ impl Host {
         Ok(())
     }
 
-    /// Ends one VM, in the middle of its work if its driver is loaded. Then another VM takes its seat.
+    /// Ends one VM, in the middle of its work if its driver is loaded. Another VM then takes its seat.
     fn event(&mut self) -> Result<String> {
         let at = self.random.usize(..self.seats.len());
         let Seat { name, vm, drives } = self.seats.remove(at);
@@ -85,7 +85,7 @@ impl Host {
                 }
             }
         }
-        // The other VMs keep working. A VMM that has lost its device may keep running.
+        // The other VMs must still work. A VMM that has lost its device may keep running.
         if let Some(other) = self.seats.iter().find(|seat| seat.drives) {
             guest::smoke(&other.vm, "copy --engine ce0 --from vram --to gart --size 262144")?;
         }
@@ -107,7 +107,7 @@ impl Host {
         Ok(format!("{name} was {what}{}", if drives { ", its heir drives" } else { "" }))
     }
 
-    /// Waits until the daemon has noticed the VMM's end and has freed the VM's resources.
+    /// Waits until the daemon has detected the VMM's exit and freed the VM's resources.
     fn wait_gone(&self, name: &str) -> Result<()> {
         wait::until(&format!("{name}'s channels to come back"), NOTICE_TIMEOUT, || {
             let shown = guest::show(&self.daemon, name)?;
@@ -116,8 +116,8 @@ impl Host {
         })
     }
 
-    /// Reads the daemon's resources from its own accounts and from the kernel. The accounts are read first, because
-    /// this connection itself uses a descriptor.
+    /// Reads the daemon's resources from its own accounting and from the kernel. Reads the former first, because this
+    /// connection itself uses a descriptor.
     fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
         let holdings = Holdings::for_process(self.daemon.pid(), CARD_MIB << 10)?;
         let card = self.daemon.ctl_json(&["card", "show", "card0"])?;
@@ -134,11 +134,11 @@ fn come_and_go(name: &str, count: usize) -> Result<()> {
     let daemon = Daemon::start(name, |paths| card_toml(paths, CARD_MIB as u32))?;
     let seed = setting("GPU_MEDIATOR_CHURN_SEED", 1) << 8 | count as u64;
     let mut host = Host { daemon, random: fastrand::Rng::with_seed(seed), seats: Vec::new() };
-    // Add a VM, because the daemon allocates some resources with the first VM and keeps them.
+    // Add a VM, because the daemon allocates some persistent resources with the first VM.
     host.add("first")?;
     drop(Client::connect(&host.daemon.vm_socket("first"))?);
     host.daemon.ctl(&["vm", "remove", "first"])?.success()?;
-    // Wait until the earlier connections are closed. Otherwise, they could hide a leak.
+    // Wait until earlier connections are closed, or they could hide a leak.
     std::thread::sleep(Duration::from_millis(500));
     let (card, files, before) = host.holdings()?;
 

@@ -1,5 +1,5 @@
-//! Tests stock guests whose memory moves at random while they work. Together, they use several times the card's memory,
-//! and chunks move after every few submissions. VMMs and the daemon are killed meanwhile.
+//! Tests stock guests with randomly moving memory. Together, they use several times the card's memory, and chunks move
+//! after every few submissions. VMMs and the daemon are killed in the meantime.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Output, Vm, VmConfig, wait};
 
-/// Time limit for the daemon to notice the end of a VM, and for chunks to move.
+/// Time limit for the daemon to detect the end of a VM, and for chunks to move.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the configuration of a card of `vram_mib` MiB, of which the mediator reserves `reserve_mib`, with chunks of
-/// `chunk_kib` KiB. A random move follows after every `every` submissions.
+/// `chunk_kib` KiB and a random move after every `every` submissions.
 fn stirred_toml(paths: &tests::Paths, vram_mib: u32, reserve_mib: u32, chunk_kib: u32, every: u32) -> String {
     let card = card_toml(paths, vram_mib) + &format!("reserve_mib = {reserve_mib}\nchunk_kib = {chunk_kib}\n");
     card + "overcommit = true\n" + &format!("memory = {{ host_mib = 256, chaos_every = {every}, chaos_seed = 6 }}\n")
@@ -36,7 +36,7 @@ fn moved(daemon: &Daemon, name: &str) -> Result<u64> {
     guest::counter(daemon, name, "memory_chunks_moved")
 }
 
-/// Waits until `count` further chunks of a VM have moved.
+/// Waits until `count` more chunks of a VM have moved.
 fn wait_moved(daemon: &Daemon, name: &str, count: u64) -> Result<()> {
     let before = moved(daemon, name)?;
     wait::until(&format!("memory of {name} to move"), NOTICE_TIMEOUT, || {
@@ -53,7 +53,7 @@ fn verified(vm: &Vm, output: &Output) -> Result<()> {
 
 #[test]
 fn oversubscribed_guests_verify_and_one_dies_mid_relocation() -> Result<()> {
-    // Start a card with 48 MiB for two VMs of 96 MiB each. One VM is paravirtual, which must not change the results.
+    // Start a card with 48 MiB for two VMs of 96 MiB each. One VM is paravirtual, which must not affect the results.
     let vms = vm_toml("stays", 96) + "paravirtual = { offered = true }\n" + &vm_toml("dies", 96);
     let mut daemon = Daemon::start("stirred", |paths| stirred_toml(paths, 64, 16, 128, 2) + &vms)?;
     let stays = launch(&config(&daemon, "stays", "6.12")?.paravirtual()?)?;
@@ -90,8 +90,8 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
     wait_moved(&daemon, "before", 20)?;
     daemon.kill_and_restart()?;
     drop(work);
-    // The host memory of evicted chunks was lost with the process. Check that VMs start again, including one with the
-    // same name.
+    // The host memory of evicted chunks was lost with the process. Check that VMs can start again, including one with
+    // the same name.
     let after = boot(&daemon, "after", "6.1")?;
     before.ensure_healthy()?;
     before.kill()?;
@@ -107,8 +107,8 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
 
 #[test]
 fn guest_on_the_largest_chunks_is_verified_while_they_move() -> Result<()> {
-    // The card is divided into chunks of 64 MiB. The VM may use one chunk on the card, although it needs two. The
-    // mediator uses one chunk itself and one chunk for the VM's page tables, and keeps two chunks in reserve.
+    // The card is divided into 64 MiB chunks. The VM needs two chunks but may use only one on the card. The mediator
+    // uses one chunk itself and one for the VM's page tables, and keeps two in reserve.
     let daemon = Daemon::start("large", |paths| stirred_toml(paths, 384, 256, 65536, 4) + &vm_toml("large", 128))?;
     let vm = boot(&daemon, "large", "6.12")?;
     guest::smoke(&vm, "workload --name memory --working-set 48m --rounds 1")?;

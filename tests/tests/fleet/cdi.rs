@@ -1,13 +1,13 @@
-//! Tests Podman containers that get a tenant through the Container Device Interface.
+//! Tests Podman containers with a tenant provided through the Container Device Interface.
 
 use anyhow::{Result, ensure};
 use tests::Debian;
 
 use crate::site::{CONTAINERS, Form, WAIT_TIMEOUT, names, run_node, start_node, start_up};
 
-/// The admin socket of the daemon with a CUDA card.
+/// Admin socket of the daemon with a CUDA card.
 const SOCKET: &str = "/run/pods/admin.sock";
-/// Builds an image from the host's own files: a program and its shared libraries.
+/// Command that builds an image from the host's own files: a program and its shared libraries.
 const IMAGE: &str = "mkdir -p /tmp/image/usr/bin /tmp/image/tmp /tmp/image/etc && cp /usr/bin/cuda-program /tmp/image/usr/bin/ && \
     for file in $(/lib64/ld-linux-x86-64.so.2 --list /usr/bin/cuda-program | grep -o '/[^ ]*') /lib64/ld-linux-x86-64.so.2; do \
     mkdir -p /tmp/image/$(dirname $file) && cp -L $file /tmp/image/$file; done && \
@@ -36,14 +36,14 @@ fn podman_containers_get_their_claimed_tenant() -> Result<()> {
         host.ok(&format!("mediatorctl --socket {SOCKET} tenant add {name} --vram-mib {mib}"))?;
         host.ok(&format!("mediatorctl --socket {SOCKET} tenant cdi {name} --driver /opt/fake/libcuda.so.1 --write"))?;
     }
-    // Each container gets its own tenant's quota on the same card.
+    // Each container has its own tenant's quota on the same card.
     for (name, mib) in [("one", 256), ("two", 512)] {
         let filled = run(host, Some(name), "fill")?;
         ensure!(filled.code == 0, "a container with a claim: {}", filled.text());
         let got: u64 = filled.lines.last().map(|line| line.trim().parse()).transpose()?.unwrap_or(0);
         ensure!((mib - 32..=mib).contains(&got), "{name}: {got} MiB, expected nearly {mib}");
     }
-    // A container that runs while the daemon restarts mounts the socket's folder, and therefore finds the next daemon.
+    // A running container mounts the socket's folder, and therefore finds the next daemon after a restart.
     host.start("container", &command(Some("one"), "busy --kernel-us 1000 --ms 600000"))?;
     let served = |programs: u32| {
         format!("test $(mediatorctl --socket {SOCKET} --json tenant show one | grep -c '\"pid\"') = {programs}")

@@ -1,4 +1,4 @@
-//! Tests the Python client that is generated from the API's description, as an operator would use it.
+//! Tests the Python client generated from the API description, as an operator would use it.
 
 use std::env;
 use std::path::Path;
@@ -11,9 +11,9 @@ use tests::daemon::run_to_end;
 use tests::guest::{card_toml, vm_toml};
 use tests::wait::Scratch;
 
-/// A second card, next to `card0`.
+/// Table of a second card.
 const OTHER_CARD: &str = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 256\n";
-/// Time limit for creating the client, whose generator is downloaded the first time.
+/// Time limit for generating the client; the generator is downloaded the first time.
 const CLIENT_LIMIT: Duration = Duration::from_secs(400);
 /// Time limit for the operator's session.
 const DAY_LIMIT: Duration = Duration::from_secs(200);

@@ -1,4 +1,4 @@
-//! Tests the encrypting block device with Debian's NBD clients. Its card is a vGPU of a daemon.
+//! Tests the encrypting block device with Debian's NBD clients, on a vGPU of a daemon.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
@@ -12,11 +12,11 @@ use tests::guest::{card_toml, vm_toml};
 use tests::toolbox::Toolbox;
 use tests::wait::Scratch;
 
-/// Name of the VM whose vGPU the block device uses.
+/// Name of the VM with the block device's vGPU.
 const VM: &str = "crypt";
 /// Size of the disk in bytes.
 const DISK_BYTES: usize = 24 << 20;
-/// Copies a file to the device with one program, and copies it back with another.
+/// Command that copies a file to the device with one program, and back with another.
 const COPY: &str = "set -e
 uri='nbd+unix:///?socket=/mnt/disk.sock'
 nbdinfo --size \"$uri\"
@@ -26,7 +26,7 @@ nbdcopy \"$uri\" /mnt/copy
 cmp /mnt/plain /mnt/copy
 ";
 
-/// The server, which is killed when dropped.
+/// The server, which is killed on drop.
 struct Server(Child);
 
 impl Server {
@@ -77,7 +77,7 @@ fn encrypted_disk_works_for_nbd_clients_after_its_card_is_gone() -> Result<()> {
     clients(COPY)?;
     let by_card = fs::read(path("disk"))?;
     ensure!(by_card != plain, "the file has the plain text");
-    // After the operator has removed the VM, the device continues with the CPU.
+    // After the operator removes the VM, the device continues with the CPU.
     daemon.ctl(&["vm", "remove", VM])?.success()?;
     clients(COPY)?;
     let log = fs::read_to_string(path("log"))?;
@@ -86,7 +86,7 @@ fn encrypted_disk_works_for_nbd_clients_after_its_card_is_gone() -> Result<()> {
     ensure!(!log.contains("0102030405"), "the key is in the log");
     drop(server);
 
-    // Another run, without a card, replaces the socket and reads the same disk.
+    // Another server without a card replaces the socket and reads the same disk.
     let server = Server::start(&scratch, None)?;
     clients(
         "set -e; rm -f /mnt/copy; nbdcopy 'nbd+unix:///?socket=/mnt/disk.sock' /mnt/copy; cmp /mnt/plain /mnt/copy",

@@ -5,23 +5,23 @@ use tests::Debian;
 
 use crate::site::{Form, WAIT_TIMEOUT, blocks, json, names, start_service, start_up};
 
-/// The service's admin socket.
+/// Admin socket of the service.
 const SOCKET: &str = "/run/gpu-mediator/admin.sock";
-/// Configures libvirt for a host without D-Bus, log daemon, security modules, or separate control groups.
+/// Command that configures libvirt for a host without D-Bus, log daemon, security modules, or separate control groups.
 const CONFIG: &str = "printf 'auth_unix_rw = \"none\"\\nauth_unix_ro = \"none\"\\n' >> /etc/libvirt/libvirtd.conf && printf 'user = \
     \"libvirt-qemu\"\\ngroup = \"kvm\"\\nstdio_handler = \"file\"\\nsecurity_driver = \"none\"\\nnamespaces = []\\ncgroup_controllers = \
     []\\nremember_owner = 0\\n' >> /etc/libvirt/qemu.conf && mkdir -p /var/lib/libvirt/qemu /var/cache/libvirt/qemu && chown \
     libvirt-qemu:kvm /var/lib/libvirt/qemu";
-/// The operator's page, whose commands create and start the domain.
+/// The operator's guide, with the commands that create and start the domain.
 const PAGE: &str = include_str!("../../../docs/guides/libvirt.md");
-/// Changes to the domain: no KVM, a kernel, and serial lines for communication with its init.
+/// Changes to the domain: no KVM, a kernel, and serial lines for communication with init.
 const CHANGES: &str = "sed -i -e \"s#type='kvm'#type='qemu'#\" -e \"s#<cpu mode=.*#<cpu mode='maximum'/>#\" -e \"s#</os>#\
     <kernel>/srv/vm/vmlinuz</kernel><initrd>/srv/vm/initrd</initrd><cmdline>console=ttyS0 no_timer_check panic=0</cmdline></os>#\" -e \
     \"s#<serial type='pty'/>#<serial type='file'><source path='/srv/vm/console.log'/></serial><serial type='pipe'>\
     <source path='/srv/vm/agent'/></serial>#\" web.xml && mkfifo agent.in agent.out && touch console.log answers && chown -R libvirt-qemu .";
 
-/// Computes QEMU's permissions under libvirt's AppArmor profile with the package's additions, because the kernel here
-/// does not enforce the profile.
+/// Command that computes QEMU's permissions under libvirt's AppArmor profile with the package's additions. The kernel
+/// here does not enforce the profile.
 const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin/qemu-system-x86_64 {\n #include <abstractions/libvirt-qemu>\n\
     }\n' > /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache \
     --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";
@@ -86,7 +86,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     ensure!(after["counters"]["resets"].as_u64() > before["counters"]["resets"].as_u64(), "{after:#}");
     host.ok("virsh --quiet destroy web")?;
     is_gone(host)?;
-    // QEMU is killed. The hook cleans up even if libvirt was stopped and notices the end later.
+    // Kill QEMU. The hook cleans up even if libvirt is stopped and detects the exit later.
     start(host)?;
     host.ok("kill -9 $(cat /run/libvirt/qemu/web.pid)")?;
     is_gone(host)?;
@@ -96,7 +96,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     host.start("virt", "exec libvirtd")?;
     host.until("libvirt to answer", "virsh --quiet list", WAIT_TIMEOUT)?;
     is_gone(host)?;
-    // A domain that does not fit on the card does not start, and reports the reason.
+    // A domain that does not fit on the card fails to start, and reports the reason.
     host.ok("mediatorctl vm add hog --card card0 --vram-mib 192")?;
     let refused = host.sh("virsh --quiet start web")?;
     ensure!(refused.code != 0 && refused.text().contains("no card has enough free capacity"), "{}", refused.text());

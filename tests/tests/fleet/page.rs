@@ -1,4 +1,4 @@
-//! Tests that the daemon's page in a browser shows the values of the API.
+//! Tests in a browser that the daemon's status page shows the API's values.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,15 +12,15 @@ use tests::{Debian, wait};
 
 use crate::site::{Form, WAIT_TIMEOUT, json, start_node_with, start_up};
 
-/// Environment variable with the folder for screenshots; if it is `docs/images`, the screenshots in the documentation
-/// are updated.
+/// Environment variable with the folder for screenshots. Setting it to `docs/images` updates the screenshots in the
+/// documentation.
 const SCREENSHOTS: &str = "GPU_MEDIATOR_SCREENSHOTS";
 const ADDRESS: &str = "127.0.0.1:9470";
-/// Name of a program.
+/// A program name with markup.
 const HOSTILE: &str = "<b>x";
 const SOCKET: &str = "/run/n1/admin.sock";
-/// The software card's host memory, with a slow bus, so that the page can show a move before it ends; tenants and a VM
-/// with different settings.
+/// The software card's host memory, with a slow bus so that the page can show a move in progress; tenants and a VM with
+/// different settings.
 const USERS: &str = "memory.host_mib = 64
 time = { copy_mib_per_s = 1024, bus_mib_per_s = 4 }
 
@@ -42,10 +42,10 @@ card = \"soft\"
 vram_mib = 32
 ";
 
-/// A tag of a page, with its attributes.
+/// The attributes of a tag.
 type Tag = BTreeMap<String, String>;
 
-/// Returns the tags of a serialized document that have an attribute.
+/// Returns the tags of a serialized document that have the given attribute.
 fn tags(document: &str, attribute: &str) -> Vec<Tag> {
     let mark = format!(" {attribute}=\"");
     let inside = document.split('<').map(|tag| tag.split('>').next().unwrap_or_default());
@@ -66,7 +66,7 @@ fn tags(document: &str, attribute: &str) -> Vec<Tag> {
         .collect()
 }
 
-/// Returns the values of the table rows, by user and column.
+/// Returns the values in table rows, keyed by user and column.
 fn shown(document: &str) -> BTreeMap<(String, String), String> {
     let mut values = BTreeMap::new();
     for row in document.split("<tr ").skip(1) {
@@ -79,7 +79,7 @@ fn shown(document: &str) -> BTreeMap<(String, String), String> {
     values
 }
 
-/// Returns the same values from the API, for all users of all cards.
+/// Returns the same values from the API for all users of all cards.
 fn expected(host: &Debian) -> Result<BTreeMap<(String, String), String>> {
     let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
     let mut values = BTreeMap::new();
@@ -123,7 +123,7 @@ fn value(document: &str, user: &str, label: &str) -> Result<u64> {
     value.with_context(|| format!("no {label} of {user}: {values:#?}"))?.parse().context("a number")
 }
 
-/// Checks that the page shows memory while it moves, and afterwards the moved memory that the API reports.
+/// Checks that the page shows memory while it moves, and afterwards the moved memory reported by the API.
 fn page_shows_moves(host: &Debian) -> Result<()> {
     let evict = format!("mediatorctl --socket {SOCKET} memory evict desktop --mib 8");
     host.start("moves", &format!("while :; do {evict}; sleep 0.5; done"))?;
@@ -145,7 +145,7 @@ fn page_shows_moves(host: &Debian) -> Result<()> {
     })
 }
 
-/// Checks the metrics of a daemon with tenants and a VM, as the page's port serves them, with Prometheus' tool.
+/// Checks the metrics that the page's port serves for a daemon with tenants and a VM, with Prometheus' `promtool`.
 fn metrics_pass_promtool(host: &Debian) -> Result<()> {
     let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/metrics"))?;
     let text = document.split_once("<pre").and_then(|(_, rest)| rest.split_once('>')).context("no text")?.1;
@@ -167,12 +167,12 @@ fn metrics_pass_promtool(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Returns the page's status of the daemon.
+/// Returns the daemon's status on the page.
 fn daemon_on_page(document: &str) -> Result<Tag> {
     tags(document, "data-generation").pop().with_context(|| document.to_owned())
 }
 
-/// Upgrades the daemon under working users, and checks that the page shows the next generation as the API does.
+/// Upgrades the daemon while its users work, and checks that the page shows the same next generation as the API.
 fn page_shows_upgrade(host: &Debian) -> Result<()> {
     let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
     let before = daemon_on_page(&document)?;
@@ -191,7 +191,7 @@ fn page_shows_upgrade(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Ends the current daemon, which, after an upgrade, is not the unit's first process.
+/// Stops the current daemon, which is not the unit's main process after an upgrade.
 fn end_daemon(host: &Debian) -> Result<()> {
     let daemon = json(host, &format!("--socket {SOCKET} daemon show"))?;
     let pid = daemon["pid"].as_u64().context("a process")?;
@@ -199,7 +199,7 @@ fn end_daemon(host: &Debian) -> Result<()> {
     host.until("the daemon to end", &format!("! kill -0 {pid} 2>/dev/null"), WAIT_TIMEOUT).map(drop)
 }
 
-/// Saves a screenshot in the folder that the environment variable names, and checks the file.
+/// Takes a screenshot, checks the file, and saves it in the folder named in the environment variable.
 fn screenshot(host: &Debian, name: &str, options: &str) -> Result<()> {
     host.browse(&format!("--screenshot=/tmp/{name} --hide-scrollbars {options}"), &format!("http://{ADDRESS}/"))?;
     let picture = host.browser_file(&format!("/tmp/{name}"))?;
@@ -232,7 +232,7 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
             Ok((shown["on_card_bytes"].as_u64() >= Some(mib << 20)).then_some(()))
         })
     };
-    // Start a guest whose kernels run all the time.
+    // Start a guest that runs kernels continuously.
     host.start("desktop", "exec light-vmm /run/n1/desktop.sock 32 loop")?;
     let computes = "grep -q '^RESULT ok=true' /var/log/units/desktop.log";
     host.until("the guest to compute", computes, WAIT_TIMEOUT)?;
@@ -240,13 +240,13 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     holds("notebook", 64)?;
     host.ok(&format!("mediatorctl --socket {SOCKET} tenant set notebook --weight 150"))?;
 
-    // Entitlements and states change with the work, so page and API are read until they agree.
+    // Entitlements and states change with the work, so read the page and the API until they agree.
     let mut differing = String::new();
     let document = wait::until("the page to show what the API says", WAIT_TIMEOUT, || {
         let before = expected(host)?;
         let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
-        // Both tenants always have work, and together they have received more than half of the last second. The guest
-        // also computes, on a card of its own.
+        // Both tenants always have work, and together have received more than half of the last second. The guest also
+        // computes, on its own card.
         let all = shown(&document);
         let received_by = |users: &[&str]| -> u32 {
             let received =
@@ -260,7 +260,7 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     })
     .with_context(|| differing.clone())?;
     ensure!(document.contains("data-state=\"current\""), "the page is old: {document}");
-    // The change of the weight is shown as an event, with its author.
+    // The weight change must appear as an event with its author.
     ensure!(document.contains("weight") && document.contains("notebook"), "{document}");
 
     screenshot(host, "page.png", "--window-size=1240,900")?;
@@ -271,7 +271,7 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     page_shows_moves(host)?;
     page_shows_upgrade(host)?;
 
-    // A program chooses its own name, which must not add elements to the page.
+    // A program chooses its own name, which must not inject elements into the page.
     let copy = format!("cp /usr/bin/cuda-program '/usr/bin/{HOSTILE}'");
     host.start(
         "hostile",

@@ -1,13 +1,13 @@
-//! Tests the hook script of Proxmox VE, with a script in place of `qm`.
+//! Tests the Proxmox VE hook script, with a script in place of `qm`.
 
 use anyhow::{Result, bail, ensure};
 use tests::Debian;
 
 use crate::site::{Form, WAIT_TIMEOUT, blocks, json, start_service, start_up};
 
-/// The operator's page, whose commands create and start the VM.
+/// The operator's guide, with the commands that create and start the VM.
 const PAGE: &str = include_str!("../../../docs/guides/proxmox.md");
-/// Stores configurations as Proxmox does, calls the hook in each phase, and starts QEMU with a VM's `args`.
+/// Stores configurations like Proxmox, calls the hook in each phase, and starts QEMU with a VM's `args`.
 const QM: &str = r#"#!/bin/sh
 set -e
 command=$1 vmid=$2
@@ -41,7 +41,7 @@ stop)
 esac
 "#;
 
-/// Waits until the VM 100 has its vGPU.
+/// Waits until VM 100 is connected to its vGPU.
 fn is_connected(host: &Debian) -> Result<()> {
     let shown =
         "mediatorctl --json vm show pve100 | grep -q '\"state\": \"connected\"' || { cat /tmp/qm-100.log; false; }";
@@ -72,7 +72,7 @@ fn hook_of_proxmox_makes_and_removes_vgpus() -> Result<()> {
     is_connected(host)?;
     host.ok("qm stop 100")?;
 
-    // A VM without a profile does not start, nor does a VM whose vGPU was created by an administrator.
+    // A VM without a profile must not start, nor a VM with a vGPU that was created by an administrator.
     let refused = host.sh("qm set 100 --tags web && qm start 100")?;
     ensure!(refused.code == 1 && refused.text().contains("VM 100 has no tag gpu-PROFILE"), "{}", refused.text());
     let refused = host.sh("qm set 100 --tags 'gpu-a;gpu-b' && qm start 100")?;

@@ -1,4 +1,4 @@
-//! Tests releases: packages, scripts, manifests with their chart, and the container image of the Kubernetes driver.
+//! Tests releases: packages, scripts, manifests with their chart, and the Kubernetes driver's container image.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -21,12 +21,13 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// Scripts of the packages and of this repository.
 const SCRIPTS: &str = ".ci/run packaging/postinst packaging/postrm packaging/prerm packaging/libvirt/gpu-mediator \
                        packaging/proxmox/gpu-mediator-hook";
-/// Errors that lintian reports because the packages of tests are not compressed.
+/// Errors that lintian reports because the tests' packages are not compressed.
 const UNCOMPRESSED: [&str; 2] = ["uses-no-compression-for-control-tarball", "uses-no-compression-for-data-tarball"];
-/// Checks all man pages of all packages with mandoc, and prints their number last.
+/// Command that checks all man pages of all packages with mandoc, and then prints their number.
 const LINT_PAGES: &str = "for package in /mnt/*.deb; do dpkg-deb --extract $package /tmp/tree; done; cd /tmp/tree/usr/share/man; \
                           gzip --decompress --recursive .; mandoc -T lint -W warning man*/* 2>&1 || true; ls man*/* | wc --lines";
-/// Creates a substitute for Debian's image: the files of the packages that dpkg needs, and dpkg's database.
+/// Script that creates a substitute for Debian's base image: the files of the packages needed by dpkg, and dpkg's
+/// database.
 const BASE: &str = r#"
 cd /var/lib/dpkg/info
 for name in base-files coreutils dash diffutils dpkg findutils grep libacl1 libattr1 libbz2-1.0 libc-bin libc6 libcap2 libgcc-s1 \
@@ -44,7 +45,7 @@ touch /tmp/base/var/lib/dpkg/available
 tar -C /tmp/base -c . | podman import --change 'ENV PATH=/usr/sbin:/usr/bin' - docker.io/library/debian:trixie-slim
 "#;
 
-/// The root of the workspace.
+/// Returns the root folder of the workspace.
 fn workspace() -> PathBuf {
     images::cache::workspace()
 }
@@ -64,7 +65,7 @@ fn packages(out: &Path) -> Result<()> {
     xtask(&arguments, &[out, Path::new("--binaries"), programs]).map(drop)
 }
 
-/// Returns the words that follow `mark`, from all lines that contain it.
+/// Returns the words that follow `mark` in all lines that contain it.
 fn marked<'a>(report: &'a str, mark: &str) -> BTreeSet<&'a str> {
     report.lines().filter_map(|line| line.split_once(mark)?.1.split_whitespace().next()).collect()
 }
@@ -112,7 +113,7 @@ fn guest_package_installs_libraries_that_programs_find() -> Result<()> {
     let root = scratch.path().join("guest");
     let mut unpack = Command::new("dpkg-deb");
     run_to_end(unpack.arg("--extract").arg(scratch.path().join(&package)).arg(&root), LIMIT)?.success()?;
-    // Run the loader's own tool with a separate list and cache, instead of those of the host.
+    // Run ldconfig with a separate configuration and cache instead of the host's.
     let folder = fs::read_to_string(root.join("etc/ld.so.conf.d/gpu-mediator-guest.conf"))?;
     let folder = root.join(folder.trim().trim_start_matches('/'));
     let (list, cache) = (scratch.path().join("list"), scratch.path().join("cache"));
@@ -151,7 +152,7 @@ fn gdev_package_has_what_programs_need() -> Result<()> {
     compile.arg(&source).arg("-I").arg(root.join("usr/include")).arg("-o").arg(&program);
     compile.args(libraries.split_whitespace()).arg(format!("-Wl,-rpath,{}", folder.display()));
     run_to_end(&mut compile, LIMIT)?.success()?;
-    // The program starts with the library, and reports that the device does not exist.
+    // The program loads the library, and reports that the device does not exist.
     let image = source.with_file_name("add.sm20");
     let ended = run_to_end(Command::new(&program).arg("vgpu:/no/socket").arg(image), LIMIT)?;
     ensure!(ended.code == Some(1) && ended.stderr.contains("/no/socket"), "{}{}", ended.stdout, ended.stderr);
@@ -212,7 +213,7 @@ fn image_of_the_driver_builds_from_its_package() -> Result<()> {
         "podman build --pull=never --network=host --isolation=chroot --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024 --file /root/Containerfile --tag {tag} /root/context"
     ))?;
     let run = "podman run --rm --network=none --cgroups=disabled";
-    // The driver is started as the DaemonSet starts it, and reports that the name of its node is missing.
+    // Started like in the DaemonSet, the driver reports that the name of its node is missing.
     let driver = host.sh(&format!("{run} localhost/{tag} serve"))?;
     ensure!(driver.code != 0 && driver.text().contains("--node <NAME>"), "{}", driver.text());
     let schema = host.ok(&format!("{run} localhost/{tag} schema"))?;

@@ -1,4 +1,4 @@
-//! Prepares the host: installed package, users, and programs for CUDA cards of the fake driver.
+//! Prepares the host: the installed package, users, and programs for the fake driver's CUDA cards.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,13 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of each CUDA card in MiB.
 pub const CARD_MIB: u64 = 1024;
 
-/// Configures podman for a host without a disk for layers, networks, or separate control groups.
+/// Command that configures podman for a host without a disk for layers, networks, or separate control groups.
 pub const CONTAINERS: &str = "mkdir -p /etc/containers && printf '[storage]\\ndriver = \"vfs\"\\nrunroot = \"/run/containers\"\\ngraphroot = \
     \"/var/lib/containers\"\\n' > /etc/containers/storage.conf && printf '[engine]\\nruntime = \"crun\"\\nno_pivot_root = true\\n\
     cgroup_manager = \"cgroupfs\"\\nevents_logger = \"none\"\\n[containers]\\nlog_driver = \"k8s-file\"\\n' > \
     /etc/containers/containers.conf && printf '{\"default\":[{\"type\":\"insecureAcceptAnything\"}]}' > /etc/containers/policy.json";
 
-/// Users that the packages' own scripts would create, and two that run jobs.
+/// Script that creates the users of the packages' own scripts, and two users that run jobs.
 const ACCOUNTS: &str = r#"set -e
 cat >> /etc/passwd <<END
 munge:x:110:110::/nonexistent:/usr/sbin/nologin
@@ -48,17 +48,17 @@ printf 'passwd: files\ngroup: files\nhosts: files\n' > /etc/nsswitch.conf
 ldconfig
 "#;
 
-/// The page with the service's configuration.
+/// The operator's guide with the service's configuration.
 const PAGE: &str = include_str!("../../../docs/guides/libvirt.md");
 
-/// Formats of the package.
+/// Package format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Deb,
     Rpm,
 }
 
-/// Builds the package of the programs under test, in one format.
+/// Builds the package of the programs under test in one format.
 fn package(folder: &Path, form: Form) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
@@ -66,12 +66,12 @@ fn package(folder: &Path, form: Form) -> Result<PathBuf> {
     command.args(["run", "--quiet", "--package", "xtask", "--", "package", "--fast", "--daemon"]);
     command.args((form == Form::Rpm).then_some("--rpm")).arg("--binaries").arg(programs);
     let ended = run_to_end(command.arg("--out").arg(folder), PACKAGE_LIMIT)?.success()?;
-    // The output has a line for each format.
+    // The output contains a line for each format.
     let line = ended.stdout.trim().lines().nth(usize::from(form == Form::Rpm));
     Ok(line.with_context(|| ended.stdout.clone())?.into())
 }
 
-/// Starts a host on which the package is installed; `None` if this machine cannot run such a host.
+/// Starts a host with the package installed. Returns `None` if this machine cannot run such a host.
 pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     if let Some(why) = tests::debian::impossible() {
         println!("skipped: {why}");
@@ -88,7 +88,7 @@ pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     files.write("root/accounts.sh", 0o755, ACCOUNTS.as_bytes());
     let [config] = &blocks(PAGE, "toml")[..] else { bail!("docs/guides/libvirt.md has not one configuration") };
     files.write("etc/gpu-mediator.toml", 0o644, config.as_bytes());
-    // The host's C library is at least as new as the library that the programs were linked against.
+    // The host's C library is at least as new as the one that the programs were linked against.
     for (name, place) in [
         ("cuda-program", "usr/bin/cuda-program"),
         ("libcuda_fake.so", "opt/fake/libcuda.so.1"),
@@ -113,7 +113,7 @@ fn stripped(built: &Path, scratch: &Path) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// Starts the service as its unit does: as its own user, and with its folders.
+/// Starts the service like its unit: as its own user, and with its folders.
 pub fn start_service(host: &Debian) -> Result<()> {
     host.ok("for folder in run var/lib; do install --directory --owner=gpu-mediator --group=gpu-mediator /$folder/gpu-mediator; done")?;
     let user = "setpriv --reuid=gpu-mediator --regid=gpu-mediator --clear-groups";
@@ -121,17 +121,17 @@ pub fn start_service(host: &Debian) -> Result<()> {
     answers(host, "/run/gpu-mediator/admin.sock")
 }
 
-/// Waits until a daemon answers.
+/// Waits until a daemon responds.
 fn answers(host: &Debian, socket: &str) -> Result<()> {
     host.until("the daemon to answer", &format!("mediatorctl --socket {socket} card show"), WAIT_TIMEOUT).map(drop)
 }
 
-/// Starts a separate daemon with a CUDA card of the fake driver and a software card, in `/run/NAME`.
+/// Starts a separate daemon with a fake driver's CUDA card and a software card, in `/run/NAME`.
 pub fn start_node(host: &Debian, name: &str) -> Result<()> {
     start_node_with(host, name, "", "")
 }
 
-/// Same as [`start_node`], with further keys of `[daemon]` and further tables.
+/// Same as [`start_node`], with additional keys in `[daemon]` and additional tables.
 pub fn start_node_with(host: &Debian, name: &str, keys: &str, tables: &str) -> Result<()> {
     let config = format!(
         "[daemon]\n{keys}admin_socket = \"/run/{name}/admin.sock\"\nsocket_dir = \"/run/{name}\"\nstate_dir = \"/var/lib/{name}\"\n\n\
@@ -146,7 +146,7 @@ pub fn start_node_with(host: &Debian, name: &str, keys: &str, tables: &str) -> R
 
 /// Starts the daemon of a configured node.
 pub fn run_node(host: &Debian, name: &str) -> Result<()> {
-    // Programs of all users can access the fake driver's files.
+    // Programs of all users must be able to access the fake driver's files.
     let variables = format!("FAKE_CUDA_FOLDER=/run/{name}/card FAKE_CUDA_MIB={}", CARD_MIB + 64);
     host.start(name, &format!("umask 0; exec env {variables} mediatord --config /etc/{name}.toml"))?;
     answers(host, &format!("/run/{name}/admin.sock"))

@@ -9,9 +9,9 @@ use tests::{Debian, wait};
 
 use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, names, run_node, start_node, start_up};
 
-/// The operator's page.
+/// The operator's guide.
 const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
-/// The nodes.
+/// Names of the nodes.
 const NODES: [&str; 2] = ["n1", "n2"];
 /// Configuration of the controller and its nodes on one host. Each node has eight nominal CPUs, and a card with a
 /// hundred shards.
@@ -46,7 +46,7 @@ const GRES: &str = "Name=gpu File=/dev/null\nName=shard Count=100 File=/dev/null
 /// Arguments of the plugin and of the health check.
 const ARGUMENTS: &str = "socket=/run/%n/admin.sock sockets=/run/%n ledger=/var/log/gpu-mediator/%n.jsonl shards=100 chunk=4 \
     driver=/opt/fake/libcuda.so.1 patience=20";
-/// First line of a job's script, which selects its node's card for the fake driver.
+/// First line of a job script, which selects the node's card for the fake driver.
 const CARD: &str = "export FAKE_CUDA_FOLDER=/run/$SLURMD_NODENAME/card FAKE_CUDA_MIB=1088";
 
 /// Starts the controller, the nodes and their daemons.
@@ -54,7 +54,7 @@ fn start(host: &Debian) -> Result<()> {
     host.write("/etc/slurm/slurm.conf", 0o644, SLURM)?;
     host.write("/etc/slurm/gres.conf", 0o644, GRES)?;
     host.write("/etc/slurm/cgroup.conf", 0o644, "CgroupPlugin=disabled\n")?;
-    // The commands in the page install the plugin. Then each node gets its own arguments.
+    // Install the plugin with the commands in the guide, and then configure each node's arguments.
     let shell = blocks(PAGE, "sh");
     let [install] = &shell[..] else { bail!("docs/guides/slurm.md has not one block of commands") };
     host.ok(&format!("mkdir -p /etc/slurm/plugstack.conf.d && set -e; {install}"))?;
@@ -83,7 +83,7 @@ fn user(name: &str) -> String {
     format!("setpriv --reuid={name} --regid={name} --clear-groups")
 }
 
-/// Returns the unit of a node's Slurm daemon.
+/// Returns the unit name of a node's Slurm daemon.
 fn slurmd(node: &str) -> String {
     format!("slurmd-{node}")
 }
@@ -96,7 +96,7 @@ fn stop(host: &Debian) -> Result<()> {
     ["slurmd-n1", "slurmd-n2", "controller", "authority", "n1", "n2"].iter().try_for_each(|unit| host.stop(unit))
 }
 
-/// Submits a user's job. Returns the job's number.
+/// Submits a user's job. Returns the job ID.
 fn submit(host: &Debian, user: &str, options: &str, program: &str) -> Result<u32> {
     let script = format!("{CARD}; {program}").replace('$', "\\$");
     let text = host.ok(&format!(
@@ -106,22 +106,22 @@ fn submit(host: &Debian, user: &str, options: &str, program: &str) -> Result<u32
     text.trim().lines().last().unwrap_or_default().parse().with_context(|| format!("sbatch says {text:?}"))
 }
 
-/// Returns a job's script that holds card memory until it is ended.
+/// Returns a job script that holds card memory until it is terminated.
 fn hold(mib: u32) -> String {
     format!("mkfifo /jobs/$SLURM_JOB_ID.in; exec cuda-program hold --mib {mib} 0<>/jobs/$SLURM_JOB_ID.in")
 }
 
-/// Returns a command that kills a job's program, if it runs.
+/// Returns a command that kills a job's program if it is running.
 fn kill(job: u32) -> String {
     format!(
         "for p in $(pgrep cuda-program); do grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ && exec kill -9 $p; done; false"
     )
 }
 
-/// Cancels or kills the jobs that hold their memory, each as soon as it runs.
+/// Cancels or kills the jobs that hold memory, each as soon as it runs.
 ///
-/// The controller decides in which order the jobs start. The jobs together request more shards than the nodes have, so
-/// a job may have to wait until any other job has ended.
+/// The controller decides the start order of the jobs. Together, they request more shards than the nodes have, so a job
+/// may have to wait for any other job.
 fn end_holding_jobs(host: &Debian, cancelled: &[u32], killed: &[u32]) -> Result<()> {
     let cancel = |job| format!("test \"$(squeue --noheader --jobs={job} --format=%T)\" = RUNNING && scancel {job}");
     let mut commands: Vec<String> =
@@ -159,7 +159,7 @@ fn output(host: &Debian, job: u32) -> Result<String> {
     host.ok(&format!("cat /jobs/{job}.out"))
 }
 
-/// Returns the ledger's lines, by job.
+/// Returns the ledger's entries, keyed by job.
 fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     let text = host.ok("cat /var/log/gpu-mediator/*.jsonl")?;
     let mut jobs = BTreeMap::new();
@@ -171,7 +171,7 @@ fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     Ok(jobs)
 }
 
-/// Checks that no node has remains of a job.
+/// Checks that no node has leftovers of a job.
 fn nothing_is_left(host: &Debian) -> Result<()> {
     for node in NODES {
         let socket = format!("/run/{node}/admin.sock");
@@ -183,13 +183,13 @@ fn nothing_is_left(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of MiB that a program was able to allocate, from the last line that it prints.
+/// Returns the amount of memory in MiB that a job's program was able to allocate, from its last line of output.
 fn filled(host: &Debian, job: u32) -> Result<u64> {
     let text = output(host, job)?;
     text.lines().last().and_then(|line| line.trim().parse().ok()).with_context(|| format!("job {job}: {text}"))
 }
 
-/// A short run covers each kind of job and each kind of end once.
+/// Tests each type of job and each way of ending once.
 #[test]
 fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     let Some(host) = start_up("slurm", Form::Deb)? else { return Ok(()) };
@@ -207,7 +207,7 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
         "--nodelist=n1 --gres=shard:50 --vgpu",
         "stat -c '%F %U %a' $GPU_MEDIATOR_VFIO_USER_SOCKET",
     )?;
-    // Checks a running job's memory on the card, and that only the job's user may connect.
+    // Check a running job's memory on the card, and that only the job's user may connect.
     let has = |job: u32, mib: u32| {
         format!(
             "mediatorctl --socket /run/n2/admin.sock --json tenant show slurm-{job} | grep -q '\"on_card_bytes\": {}'",
@@ -250,8 +250,8 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     stop(host)
 }
 
-/// Tests that a node's daemon restarts while a job runs: the job's tenant, process and memory are kept, and the process
-/// is served again once the job starts another process.
+/// Restarts a node's daemon while a job runs: the job's tenant, process and memory are kept, and the process is served
+/// again once the job starts another process.
 fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
     let process = format!(
         "for p in $(pgrep cuda-program); do if grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ 2>/dev/null; then echo $p; fi; done"
@@ -263,7 +263,7 @@ fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
     run_node(host, "n2")?;
     let kept = names(host, "/run/n2/admin.sock", "tenant")?;
     ensure!(kept.contains(&format!("slurm-{job}")), "{kept:?}");
-    // When the job starts another process, the plugin gives the new socket to the job's user.
+    // When the job starts another process, the plugin grants the job's user access to the new socket.
     host.ok(&format!("{} srun --jobid={job} --overlap true", user("alice")))?;
     host.until("the program to be served with its memory again", has_memory, WAIT_TIMEOUT)?;
     ensure!(host.ok(&process)? == before, "another process runs");
@@ -272,7 +272,7 @@ fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
     Ok(())
 }
 
-/// Tests that a node loses power while a job runs, and returns.
+/// Simulates a node that loses power while a job runs, and returns.
 fn is_lost(host: &Debian) -> Result<()> {
     let lost = submit(host, "alice", "--nodelist=n2 --gres=shard:40", &hold(100))?;
     let has = format!(
@@ -285,11 +285,11 @@ fn is_lost(host: &Debian) -> Result<()> {
     host.ok(&format!(
         "kill -9 $(pgrep -f 'slurmstepd: .{lost}\\.') $(pgrep --uid alice); rm -rf /run/n2/*.sock /run/n2/slurm-*; true"
     ))?;
-    // The daemon keeps tenants across a power loss; the health check detects that the job has ended.
+    // The daemon retains tenants across a power loss; the health check detects that the job has ended.
     run_node(host, "n2")?;
     let kept = names(host, "/run/n2/admin.sock", "tenant")?;
     ensure!(kept == [format!("slurm-{lost}")], "{kept:?}");
-    // The controller marks the node as down and ends the job; then the node returns.
+    // The controller marks the node as down and ends the job before the node returns.
     until_over(host)?;
     start_slurmd(host, "n2")?;
     nothing_is_left(host)?;
@@ -298,8 +298,8 @@ fn is_lost(host: &Debian) -> Result<()> {
         .map(drop)
 }
 
-/// Checks the ledger against the jobs' requests (shards and weight), the usage reported to the controller while they
-/// ran, and the elapsed time.
+/// Checks the ledger against the jobs' requested shards and weights, the usage reported to the controller at run time,
+/// and the elapsed time.
 fn add_up(
     host: &Debian,
     written: &BTreeMap<u32, Value>,
@@ -316,7 +316,7 @@ fn add_up(
         let node = usage["node"].as_str().context("a node")?;
         ensure!(NODES.contains(&node), "{usage}");
         *nodes.entry(node.to_owned()).or_default() += u128::from(number("used_ns")?);
-        // The last report to the controller precedes the job's end, if there was time for a report.
+        // The last report to the controller, if there was one, precedes the job's end.
         let shown = host.ok(&format!("scontrol show job {job}"))?;
         let noted = shown.split_whitespace().find_map(|word| word.strip_prefix("gpu_seconds="));
         if let Some(noted) = noted {
@@ -344,7 +344,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
     let host = &host;
     start(host)?;
     let began = Instant::now();
-    // Two jobs with equal shards and weights of 3:1 are alone on a node: they share its card 3:1.
+    // Two jobs with equal shards and weights of 3:1 are alone on a node, and share its card 3:1.
     let busy = format!("cuda-program busy --kernel-us 1000 --ms {}", BUSY.as_millis());
     let heavy = submit(host, "alice", "--nodelist=n1 --gres=shard:10 --gpu-weight=300", &busy)?;
     let light = submit(host, "bob", "--nodelist=n1 --gres=shard:10 --gpu-weight=100", &busy)?;
@@ -359,7 +359,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
         of_light > 0 && of_heavy * 2 > of_light * 3 && of_heavy < of_light * 5,
         "{of_heavy} and {of_light} ns, expected 3:1"
     );
-    // The jobs together used the card for at most the elapsed time.
+    // The total usage of the card must not exceed the elapsed time.
     let most = began.elapsed().as_nanos();
     ensure!(u128::from(of_heavy + of_light) <= most, "{of_heavy} and {of_light} ns of {most}");
     ensure!(u128::from(of_heavy + of_light) * 2 > BUSY.as_nanos(), "{of_heavy} and {of_light} ns of {BUSY:?}");
@@ -399,7 +399,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
         ensure!(state(host, *job)? != "COMPLETED", "job {job} was ended");
     }
     let written = ledger(host)?;
-    // A job that is cancelled while its shards are requested from the controller has used no time.
+    // A job that is cancelled while its shards are being allocated has used no card time.
     all.retain(|job| written.contains_key(job) || !cancelled.contains(job));
     asked.retain(|job, _| all.contains(job));
     ensure!(written.keys().eq(&all), "jobs {:?} are written down, expected {all:?}", written.keys());

@@ -1,4 +1,4 @@
-//! Tests work that faults or hangs: the guest's driver receives the same report as from a real card, and kills only the
+//! Tests work that faults or hangs: the guest driver receives the same report as from a real card, and kills only the
 //! affected channel.
 
 use anyhow::Result;
@@ -7,7 +7,7 @@ use tests::{Daemon, Pending, Vm, VmConfig, klog};
 
 use super::paravirt::offered;
 
-/// Returns kernel log lines with which nouveau reports a fault, a killed channel, or recovery.
+/// Returns kernel log lines in which nouveau reports a fault, a killed channel, or recovery.
 fn troubles(log: &[klog::Line]) -> Vec<&str> {
     let words =
         ["fault", "killed", "TIMEOUT", "timeout", "recover", "rc:", "ILLEGAL", "DATA_ERROR", "errored", "TRAP", "trap"];
@@ -17,7 +17,7 @@ fn troubles(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
-/// Returns these lines from the guest's kernel log, without the first `before` lines.
+/// Returns these lines of the guest's kernel log, except the first `before` ones.
 fn news(vm: &Vm, before: usize) -> Result<Vec<String>> {
     Ok(troubles(&vm.kernel_log()?).into_iter().skip(before).map(str::to_owned).collect())
 }
@@ -32,12 +32,12 @@ struct Scene {
 }
 
 impl Scene {
-    /// Boots both guests. `card` is appended to the card's part of the configuration.
+    /// Boots both guests. `card` is appended to the card's configuration.
     fn new(name: &str, kernel: &str, card: &str) -> Result<Self> {
         Self::with(name, kernel, card, false)
     }
 
-    /// Same as [`Self::new`]. If `knows` is true, the faulty guest has the paravirtual driver.
+    /// Same as [`Self::new`], but with the paravirtual driver in the faulty guest if `knows` is set.
     fn with(name: &str, kernel: &str, card: &str, knows: bool) -> Result<Self> {
         let faulty = if knows { offered("faulty", 192, "") } else { vm_toml("faulty", 192) };
         let vms = faulty + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
@@ -56,7 +56,7 @@ impl Scene {
         Ok(Self { daemon, vm, neighbour, quiet })
     }
 
-    /// Causes one fault. For each list of words, the guest's kernel must log a line that contains all of them.
+    /// Causes one fault. For each list of words, the guest kernel must log a line that contains all of them.
     fn faulty(&self, what: &str, lines: &[&[&str]]) -> Result<()> {
         let before = troubles(&self.vm.kernel_log()?).len();
         let smoke = guest::smoke(&self.vm, &format!("faulty --what {what}"))?;
@@ -82,11 +82,11 @@ impl Scene {
     }
 }
 
-/// Causes three kinds of faults in sequence in one guest. The neighbour copies during the whole test.
+/// Causes three types of faults in sequence in one guest. The neighbour copies during the whole test.
 fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
-    // The first two kinds of faults take only a few launches, so the hang, which occurs after 200 launches, does not
-    // occur during them. The residue must be kept: otherwise the mediator's own kernel, which clears PGRAPH between
-    // VMs, would launch on this engine as well, and could trigger the hang.
+    // The first two types of faults take only a few launches, so the hang after 200 launches does not occur during
+    // them. Keep the residue: otherwise, the mediator's own kernel, which clears PGRAPH between VMs, would also be
+    // launched on this engine, and could trigger the hang.
     let hang = "residue = \"keep\"\n\n[[card.fault]]\nengine = \"graph\"\nkind = \"hang\"\nafter = 200\n";
     let scene = Scene::new("faults", kernel, hang)?;
     // The neighbour uses only the copy engines, which have no injected fault.
@@ -130,7 +130,7 @@ mod full {
         only_the_culprit_is_told("6.1")
     }
 
-    /// Runs the same test with the paravirtual driver, which must not change the other results.
+    /// Runs the same test with the paravirtual driver, which must not affect the other results.
     #[test]
     fn linux_6_12_pv_is_notified_of_gpu_kernel_errors_and_recovers() -> Result<()> {
         only_the_culprit_is_told_of_its_kernels("6.12", true)

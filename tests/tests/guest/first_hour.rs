@@ -16,13 +16,13 @@ use tests::wait::Scratch;
 
 use crate::service::package;
 
-/// The guide for operators.
+/// The operator's guide.
 const PAGE: &str = include_str!("../../../docs/guides/operating.md");
-/// The host's curl, which the guide's commands use.
+/// Path of the host's curl, which the guide's commands use.
 const CURL: &str = "/usr/bin/curl";
 /// Address of the status page.
 const ADDRESS: &str = "http://127.0.0.1:9470";
-/// Settings of the driver that needs no GPU.
+/// Settings of the fake driver, which needs no GPU.
 const CARD: &str = "FAKE_CUDA_FOLDER=/run/gpu-mediator/card FAKE_CUDA_MIB=1088";
 /// Time limit of commands and waits, which only detects hangs.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -47,7 +47,7 @@ fn json(host: &Host, command: &str) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
 }
 
-/// Returns the status page's answer for a path of the API.
+/// Returns the status page's response for an API path.
 fn shown(host: &Host, path: &str) -> Result<Value> {
     json(host, &format!("curl --silent --show-error --fail {ADDRESS}/{path}"))
 }
@@ -66,7 +66,7 @@ fn page_shows_both_vms(host: &Host) -> Result<()> {
     let vms = shown(host, "v1/vms")?;
     let names: Vec<_> = vms["vms"].as_array().context("a list")?.iter().map(|vm| &vm["name"]).collect();
     ensure!(names == ["alice", "bob"], "{vms:#}");
-    // The status page requests these two paths, and the cards above.
+    // The status page requests these two paths, and those of the cards above.
     let memory = shown(host, "v1/memory")?.to_string();
     let time = shown(host, "v1/schedulers")?.to_string();
     for name in ["alice", "bob"] {
@@ -78,7 +78,7 @@ fn page_shows_both_vms(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Installs a driver that needs no GPU in place of NVIDIA's, and the folder that is its card.
+/// Installs the fake driver in place of NVIDIA's, and the folder that represents its card.
 fn install_driver(host: &Host) -> Result<()> {
     let libraries = "/usr/lib/x86_64-linux-gnu";
     for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
@@ -90,7 +90,7 @@ fn install_driver(host: &Host) -> Result<()> {
     host.ok(&format!("ldconfig; {card} && mkdir -p {folder} && printf '{lines}' > {folder}/fake.conf")).map(drop)
 }
 
-/// Checks that the page shows both tenants with the tool's values, and the memory of a program of one of them.
+/// Checks that the page shows both tenants with the tool's values, and the memory of one tenant's program.
 fn page_shows_both_tenants(host: &Host) -> Result<()> {
     let user = "setpriv --reuid=gpu-mediator --regid=gpu-mediator --clear-groups";
     let run = "mediatorctl run --tenant training -- cuda-program hold --mib 64";

@@ -1,4 +1,4 @@
-//! Tests C programs that use Gdev's interface, in a guest. `cuda/rig` runs the same sources on the fake CUDA driver.
+//! Tests C programs that use Gdev's interface in a guest. `cuda/rig` runs the same sources on the fake CUDA driver.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,10 +14,10 @@ use super::stories::complaints;
 
 /// Name of the VM.
 const VM: &str = "gdev";
-/// Name of the VM whose vGPU a process on the host uses.
+/// Name of the VM with the vGPU that a host process uses.
 const HOST: &str = "host";
 
-/// Returns the library that cargo has built next to the tests.
+/// Returns the path of a library that cargo has built next to the tests.
 fn library(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let path = own.parent().and_then(Path::parent).context("the test is in no folder")?.join(name);
@@ -25,7 +25,7 @@ fn library(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Compiles an example program of a crate, which is written in C and needs the library at `library`.
+/// Compiles a crate's example program in C, which needs the library at `library`.
 fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev").join(part);
     let program = folder.join(name);
@@ -39,8 +39,8 @@ fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<Pat
     Ok(program)
 }
 
-/// Returns the library of the driver API, under the name with which programs are linked. Its folder is next to the
-/// folder of the built libraries, because guests mount their own file system at `/tmp`.
+/// Returns the path of the driver API library under its soname. Its folder is next to the folder of the built
+/// libraries, because guests mount their own file system at `/tmp`.
 fn driver_library() -> Result<PathBuf> {
     let built = library("libgdev_cuda.so")?;
     let folder = built.with_file_name("gdev-driver-api");

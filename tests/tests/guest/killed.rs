@@ -1,5 +1,5 @@
-//! Kills the daemon while guests run, and restarts it as a service manager would: the VMMs stay connected, and the
-//! guests reload their driver.
+//! Kills the daemon while guests run, and restarts it like a service manager: the VMMs remain connected, and the guests
+//! reload their driver.
 
 use std::time::{Duration, Instant};
 
@@ -10,25 +10,25 @@ use tests::{Daemon, Vm, VmConfig, scale};
 
 use super::paravirt;
 
-/// Number of kills by default and at full scale. Working and idle guests alternate. `GPU_MEDIATOR_KILLS` sets another
+/// Number of kills, by default and at full scale. Working and idle guests alternate. `GPU_MEDIATOR_KILLS` overrides the
 /// number. Each kill takes a minute.
 const KILLS: u64 = 1;
 const FULL_KILLS: u64 = 2;
 const KILLS_ARE: &str = "GPU_MEDIATOR_KILLS";
-/// Maximum time for which a guest's program may keep running on a device that has lost its work.
-// TIMEOUT: nouveau waits 15 s for each channel of a program that ends, and longer for its own channels.
+/// Maximum time that a guest program may keep running on a device that has lost its work.
+// TIMEOUT: nouveau waits 15 s for each channel of an exiting program, and longer for its own channels.
 const NOTICE_LIMIT: Duration = Duration::from_secs(240);
-/// Signs of a fault in the kernel itself, as opposed to a message of a driver about its device.
+/// Signs of a bug in the kernel itself, as opposed to a driver's message about its device.
 const FAULTS: [&str; 6] = ["Oops", "BUG:", "Kernel panic", "general protection", "unable to handle", "KASAN"];
 
 fn faults(log: &[Line]) -> Vec<&str> {
     log.iter().map(|line| line.text.as_str()).filter(|text| FAULTS.iter().any(|fault| text.contains(fault))).collect()
 }
 
-/// Unbinds the guest's driver from the device, and binds it again.
+/// Unbinds and rebinds the guest's driver.
 fn reload(vm: &Vm) -> Result<()> {
     let began = Instant::now();
-    // A program that has ended keeps the device open until the driver has abandoned the program's work.
+    // An exited program keeps the device open until the driver has abandoned its work.
     tests::wait::until("nouveau to be unloaded", guest::LOAD_LIMIT, || {
         let unloaded = vm.run_within("unload", guest::LOAD_LIMIT)?;
         Ok((unloaded.code == 0).then_some(()))
@@ -48,7 +48,7 @@ fn works(vm: &Vm, qemu: u32) -> Result<()> {
     Ok(())
 }
 
-/// Tests a guest whose VMM maps memory under the apertures. The next device must reuse this memory.
+/// Tests a guest with a VMM that maps memory behind the apertures. The next device must reuse this memory.
 fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
     let mut daemon = Daemon::start_as_service(name, |paths| card_toml(paths, 128) + &vm_toml(name, 64))?;
     let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
@@ -81,7 +81,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
             println!("REPORT VM {name}: the program ended with code {}", ended.code);
         }
         assert_eq!(guest::show(&daemon, name)?["state"], "connected", "kill {kill}: {}", daemon.log_tail());
-        // The daemon checks the memory that the VMM has mapped before the VMM resumes.
+        // Before the VMM resumes, the daemon checks the memory that the VMM has mapped.
         tests::wait::until("the VMM to go on", NOTICE_LIMIT, || {
             Ok((guest::show(&daemon, name)?["transport"]["daemon_deaths_survived"] == kill).then_some(()))
         })?;
@@ -95,7 +95,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         ensure!(smoke.ok && smoke.bytes > 0, "{}", smoke.line);
     }
     works(&vm, qemu)?;
-    // A guest that is reset loads its driver again, and needs no other action.
+    // A reset guest only needs to load its driver again.
     daemon.kill_and_restart()?;
     vm.reset()?;
     vm.wait_ready()?;

@@ -1,4 +1,4 @@
-//! Tests Debian's Prometheus behind the proxy described in docs/guides/operating.md, which monitors a daemon with
+//! Tests Debian's Prometheus behind the proxy described in docs/guides/operating.md, while it monitors a daemon with
 //! working VMs.
 
 use std::fs;
@@ -20,22 +20,22 @@ const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/guides/operating.md"
 /// Placeholders in the guide for the proxy's port and the daemon's folder.
 const PORT: &str = "127.0.0.1:9401";
 const FOLDER: &str = "/run/gpu-mediator";
-/// Folder of the alert rules in the package, as the guide gives it.
+/// Folder of the package's alert rules, as stated in the guide.
 const RULES_FOLDER: &str = "/usr/share/gpu-mediator/prometheus";
-/// Metrics in dashboard panels that have no result if a daemon serves only VMs.
+/// Metrics of dashboard panels that are empty if a daemon serves only VMs.
 const OTHER_METRICS: [&str; 4] =
     ["_tenant_", "_owner_restarts_", "_moves_total", "gpu_mediator_vm_wait_seconds_bucket"];
-/// Further settings of the card: host memory for evicted chunks.
+/// Additional settings of the card: host memory for evicted chunks.
 const MEMORY: &str = "overcommit = true\nmemory = { host_mib = 128 }\n";
 const VMS: [&str; 2] = ["web", "build"];
 const VM_MIB: u32 = 32;
-/// Maximum time for a server to answer, and for Prometheus to read all metrics.
+/// Maximum time for a server to respond, and for Prometheus to read all metrics.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
-/// A server that runs until dropped.
+/// A server, which is killed on drop.
 struct Server(Child);
 
 impl Server {
@@ -117,7 +117,7 @@ fn guests(daemon: &Daemon) -> Result<Vec<(Driver<RemoteGuest>, Channel)>> {
     VMS.iter().map(guest).collect()
 }
 
-/// Returns the values in the output of `mediatorctl`, as queries with expected results.
+/// Returns the values in the output of `mediatorctl`, as queries and their expected results.
 fn expected(daemon: &Daemon) -> Result<Vec<(String, f64)>> {
     let memory = daemon.ctl_json(&["memory", "show", "card0"])?;
     let number = |value: &Value| value.as_f64().with_context(|| format!("no number in {memory}"));
@@ -159,7 +159,7 @@ fn expected(daemon: &Daemon) -> Result<Vec<(String, f64)>> {
     Ok(expected)
 }
 
-/// Returns the queries of the dashboards in the package, with the dashboards' variable replaced.
+/// Returns the queries of the package's dashboards, with the dashboards' variable substituted.
 fn dashboard_queries(packaging: &Path) -> Result<Vec<String>> {
     let mut queries = Vec::new();
     for entry in fs::read_dir(packaging.join("grafana"))? {
@@ -179,7 +179,7 @@ fn dashboard_queries(packaging: &Path) -> Result<Vec<String>> {
     Ok(queries)
 }
 
-/// Returns the alerts of Prometheus that are pending or firing, by name.
+/// Returns the names of Prometheus' pending and firing alerts.
 fn alerts(port: u16) -> Result<Vec<String>> {
     let answer: Value = serde_json::from_str(&http::get(connect(port)?, "/api/v1/alerts")?)?;
     let alerts = answer["data"]["alerts"].as_array().with_context(|| answer.to_string())?;
@@ -192,7 +192,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let vms: String = VMS.iter().map(|name| vm_toml(name, VM_MIB)).collect();
     let mut daemon = Daemon::start("monitoring", |paths| card_toml(paths, 128) + MEMORY + &vms)?;
     let guests = guests(&daemon)?;
-    // Evict memory to the host, where it stays.
+    // Evict memory to the host permanently.
     daemon.ctl(&["memory", "set-quota", "web", "2"])?.success()?;
     wait::until("memory of VM web in the host", ANSWER_TIMEOUT, || {
         let memory = daemon.ctl_json(&["memory", "show", "card0"])?;
@@ -214,10 +214,10 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let rules = packaging.join("prometheus");
     let config = adapted(block("yaml")?);
     ensure!(config.contains(RULES_FOLDER), "no rules in {config}");
-    // Evaluate alerts more often than by default. Otherwise the test would have to wait for a minute.
+    // Evaluate alerts more often than by default; otherwise, the test would have to wait for a minute.
     let config = "global: { evaluation_interval: 1s }\n".to_owned() + &config;
     fs::write(path("prometheus.yml"), config.replace(RULES_FOLDER, &rules.display().to_string()))?;
-    // Add to the guide's lines: move paths that are elsewhere on a Debian system to this folder.
+    // Extend the guide's configuration: move Debian's default paths to this folder.
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {};\n", path(kind).display()))
         .concat();
@@ -277,7 +277,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
         Ok(differing.is_empty().then_some(()))
     });
     agree.with_context(|| differing.join("\n"))?;
-    // Run the guide's queries except rates, which need more time.
+    // Run the guide's queries, except rates, which need more time.
     let in_host = query(port, "gpu_mediator_vm_memory_bytes{place=\"host\"} > 0")?;
     assert!(in_host.len() == 1 && in_host[0]["metric"]["vm"] == "web", "{in_host:?}");
     let over = "gpu_mediator_vm_memory_bytes{place=\"card\"} > on(vm, card) gpu_mediator_vm_memory_entitled_bytes";
@@ -285,7 +285,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let quantile = "histogram_quantile(0.99, gpu_mediator_vm_suspended_seconds_bucket{vm=\"web\"})";
     let suspended = value(port, quantile)?.context("no quantile")?;
     assert!(suspended > 0.0 && suspended <= 30.0, "{suspended} s");
-    // All queries of the dashboards must be valid. Queries about VMs have results as soon as rates have two samples.
+    // All dashboard queries must be valid. Queries about VMs have results once rates have two samples.
     let queries = dashboard_queries(&packaging)?;
     ensure!(queries.len() > 50, "{queries:?}");
     let mut without = Vec::new();

@@ -1,4 +1,4 @@
-//! Moves guests between cards while they compute, drains a card while other VMs arrive, and makes a card fail.
+//! Moves guests between cards while they compute, drains a card while VMs are added, and makes a card fail.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -18,10 +18,10 @@ const FULL_MOVES: usize = 100;
 /// Time limit for taking a lost card out of service.
 // TIMEOUT: the daemon polls the card ten times a second.
 const DEAD_LIMIT: Duration = Duration::from_secs(30);
-/// Cards of the daemon.
+/// Names of the daemon's cards.
 const CARDS: [&str; 4] = ["card0", "card1", "card2", "card3"];
 
-/// Returns four cards. The third card has memory for only one working guest. All cards have host memory.
+/// Returns the tables of four cards with host memory. The third card has memory for only one working guest.
 fn cards_toml(paths: &Paths) -> String {
     let memory = "memory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";
     let more = |name: &str, vram_mib: u32| {
@@ -51,7 +51,7 @@ fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
 
 #[test]
 fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
-    // Two of the VMMs map memory under their apertures, and keep it mapped when the VM moves.
+    // Two of the VMMs map memory behind their apertures, and keep it mapped when the VM moves.
     let vms = vm_toml("old", 96) + TRAPPED + &vm_toml("new", 96) + &paravirt::offered("knows", 96, "");
     let daemon = Daemon::start("moving", |paths| cards_toml(paths) + &vms)?;
     let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, paravirt::boot(&daemon, "knows", "6.1")?];
@@ -112,8 +112,7 @@ fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
     copies.iter_mut().try_for_each(Copies::copy)?;
     let (report, late) = std::thread::scope(|scope| -> Result<_> {
         let drains = scope.spawn(|| daemon.ctl_json(&["card", "drain", "card0"]));
-        // Add a VM during the drain. The VM is placed on another card, or on this card, which it then leaves with the
-        // other VMs.
+        // Add a VM during the drain. It is placed on another card, or on this card and then moved with the other VMs.
         let late = daemon.ctl(&["vm", "add", "d", "--vram-mib", "32"])?;
         let report = drains.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))??;
         Ok((report, late))
@@ -124,7 +123,7 @@ fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
         ensure!(guest::show(&daemon, name)?["card"] == "card1", "VM {name}: {report}");
     }
     copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
-    // The upgraded daemon still treats the card as drained, and resumes the VMs.
+    // The upgraded daemon must still treat the card as drained, and resume the VMs.
     daemon.upgrade()?;
     copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
     let refused = daemon.ctl(&["vm", "add", "e", "--vram-mib", "32", "--card", "card0"])?;
@@ -156,7 +155,7 @@ fn vms_of_dead_card_move_to_another_card() -> Result<()> {
         Ok((!daemon.ctl_json(&["card", "show", "card0"])?["error"].is_null()).then_some(()))
     })
     .with_context(|| format!("{}\n{:?}", daemon.log_tail(), daemon.ctl_json(&["card", "show", "card0"])))?;
-    // VMs on other cards are not affected.
+    // VMs on other cards must not be affected.
     elsewhere.copy().with_context(|| daemon.log_tail())?;
     let shown = daemon.ctl_json(&["card", "show", "card0"])?;
     println!("REPORT a card that has died: {}", shown["error"]);

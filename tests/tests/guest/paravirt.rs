@@ -1,5 +1,5 @@
-//! Tests guests with the paravirtual driver, which uses calls to manage page tables, channels and memory. A guest with
-//! the stock driver runs on the same card. Also tests device memory that channels share.
+//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls, next to a
+//! guest with the stock driver on the same card. Also tests device memory shared between channels.
 
 use anyhow::{Context, Result};
 use gdev::{SegmentRequest, Target};
@@ -10,10 +10,10 @@ use workloads::Random;
 
 use super::stories::complaints;
 
-/// Name of the VM whose vGPU is used by a process on the host.
+/// Name of the VM with the vGPU that a host process uses.
 const HOST: &str = "host";
 
-/// All workloads, with a size that an emulated guest completes in seconds.
+/// Command for all workloads, at a size that an emulated guest completes in seconds.
 const ALL: &str = "run /bin/gpu-workloads workload --name all --scale 1";
 
 /// Returns the table of a VM with the paravirtual interface.
@@ -21,7 +21,7 @@ pub(super) fn offered(name: &str, vram_mib: u32, more: &str) -> String {
     vm_toml(name, vram_mib) + &format!("paravirtual = {{ offered = true{more} }}\n")
 }
 
-/// Boots a guest with the modified driver, and checks that the driver makes calls.
+/// Boots a guest with the paravirtual driver, and checks that the driver makes calls.
 pub(super) fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     let config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)).paravirtual()?;
     let vm = Vm::launch(&config)?;
@@ -41,7 +41,7 @@ fn verified(vm: &Vm, output: &Output) -> Result<()> {
 
 #[test]
 fn paravirtual_guests_of_both_kernels_run_with_a_stock_guest() -> Result<()> {
-    // Trap the apertures of two VMs, so that the daemon counts accesses to them.
+    // Trap the apertures of two VMs, so that the daemon counts their accesses.
     let vms = offered("old", 160, "") + TRAPPED + &offered("new", 160, "") + &vm_toml("stock", 160) + TRAPPED;
     let daemon = Daemon::start("knowing", |paths| card_toml(paths, 640) + &vms)?;
     let stock = Vm::launch(&VmConfig::new("stock", tests::images()?, "6.1")?.with_gpu(daemon.vm_socket("stock")))?;
@@ -65,7 +65,7 @@ fn paravirtual_guests_of_both_kernels_run_with_a_stock_guest() -> Result<()> {
     for vm in &vms[..2] {
         let smoke = guest::smoke(vm, "all --quick")?;
         assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
-        // Unbind the driver and bind it again. No tables may remain.
+        // Unbind and rebind the driver. No tables may remain.
         vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
         assert_eq!(count(vm.name(), "pv_tables")?, 0, "tables of {} stay", vm.name());
         vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
@@ -98,7 +98,7 @@ fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
             assert!(makespan(&copied.line)? > 0 && makespan(&shared.line)? > 0);
         }
     }
-    // Exchange data between VMs: one VM shares memory, and the other opens it and replies.
+    // Exchange data between VMs: one shares memory, and the other opens it and replies.
     let put = one.start("run /bin/gpu-workloads share --what put --key 77 --seed 5 --duration 120")?;
     let got = (0..40).find_map(|_| guest::smoke(&two, "share --what get --key 77 --seed 5").ok());
     assert!(got.is_some_and(|got| got.ok), "the other machine found nothing");
@@ -112,16 +112,16 @@ fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
     Ok(())
 }
 
-/// Size in bytes of a segment of the guests' command `share`.
+/// Size in bytes of a segment in the guest command `share`.
 const SEGMENT_BYTES: u64 = 256 << 10;
 
-/// Returns the data that the guests' command `share` writes.
+/// Returns the data written by the guest command `share`.
 fn segment_data(seed: u64) -> Vec<u8> {
     Random::new(seed).words(SEGMENT_BYTES as usize / 4).iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Exchanges data between a VM and a process of the host that uses the vGPU [`HOST`]: each shares memory once, and the
-/// other opens it and replies.
+/// Exchanges data between a VM and a host process that uses the vGPU [`HOST`]: each shares memory once, and the other
+/// opens it and replies.
 fn exchange_with_host(daemon: &Daemon, vm: &Vm) -> Result<()> {
     let mut context = gdev::open(&Target::Vgpu(daemon.vm_socket(HOST)))?;
     let find = |key| SegmentRequest { group: true, group_writes: true, ..SegmentRequest::find(key, SEGMENT_BYTES) };

@@ -1,4 +1,4 @@
-//! Tests the paravirtual driver on cards that do not offer the interface. nouveau's hooks are then inactive.
+//! Tests the paravirtual driver on cards that do not offer the interface, where nouveau's hooks are inactive.
 
 use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
@@ -6,7 +6,7 @@ use tests::{Daemon, Vm, VmConfig};
 
 use super::stories::complaints;
 
-/// Returns the configuration of a second card, and of a VM that has this card in passthrough mode.
+/// Returns the configuration of a second card, and of a VM with this card in passthrough mode.
 fn passed_through(name: &str) -> String {
     let card = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 256\n";
     format!("{card}\n[[vm]]\nname = {name:?}\ncard = \"card1\"\npassthrough = true\n")
@@ -20,8 +20,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Runs the driver with hooks on a virtual GPU and on a passed-through card at the same time. Neither offers the
-/// interface.
+/// Runs the driver with hooks on a vGPU and on a passed-through card concurrently. Neither offers the interface.
 fn is_as_the_stock_one(kernel: &str) -> Result<()> {
     let names = [format!("mediated{kernel}"), format!("passed{kernel}")];
     let daemon = Daemon::start(&format!("hooked{kernel}"), |paths| {
@@ -29,7 +28,7 @@ fn is_as_the_stock_one(kernel: &str) -> Result<()> {
     })?;
     let vms = [boot(&daemon, &names[0], kernel)?, boot(&daemon, &names[1], kernel)?];
     for vm in &vms {
-        // The driver with hooks is loaded, and has not found the interface.
+        // The driver with hooks is loaded, but has not found the interface.
         let modules = vm.run_ok("modules")?.text();
         assert!(
             modules.lines().any(|line| line.starts_with("gpu_mediator_pv") && line.contains("nouveau")),

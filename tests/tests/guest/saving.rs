@@ -1,4 +1,4 @@
-//! Pauses a computing guest, saves it to a file and restores it from there, repeatedly. Another guest keeps running.
+//! Repeatedly pauses a computing guest, saves it to a file, and restores it. Another guest keeps running.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tests::{Daemon, Vm, VmConfig, scale};
 use super::stories::complaints;
 use super::upgrade::compute_until;
 
-/// Returns the number of saves and restores of the VM.
+/// Returns the number of save and restore cycles.
 fn rounds() -> usize {
     scale::pick(5, 20)
 }
@@ -41,7 +41,7 @@ fn round(daemon: &Daemon, vm: &Vm) -> Result<(Value, Value)> {
 #[test]
 fn saving_a_guest_that_computes_and_restoring_it_loses_no_byte() -> Result<()> {
     let vms = vm_toml("saved", 64) + &vm_toml("stays", 64);
-    // The card's host memory suffices for two temporary copies of the VM.
+    // The card's host memory has space for two temporary copies of the VM.
     let daemon = Daemon::start("saving", |paths| card_toml(paths, 256) + "memory = { host_mib = 320 }\n" + &vms)?;
     let (saved, stays) = (stock(&daemon, "saved", "6.12")?, stock(&daemon, "stays", "6.1")?);
     let stop = AtomicBool::new(false);

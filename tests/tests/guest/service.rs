@@ -49,11 +49,10 @@ fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> 
 const OPERATOR: &str = "setpriv --reuid=alice --regid=alice --init-groups";
 /// Command prefix that runs a command as an unprivileged user.
 const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
-/// Maximum exposure score of the unit, from 0 to 100 (`systemd-analyze security`). The score results from AF_UNIX,
-/// other users, `/`, `chown` and `setpriority`. `docs/guides/operating.md` contains the same score, and a test of
-/// `xtask` compares both.
+/// Maximum exposure score of the unit, from 0 to 100 (`systemd-analyze security`), caused by AF_UNIX, other users, `/`,
+/// `chown` and `setpriority`. `docs/guides/operating.md` contains the same score, and a test of `xtask` compares both.
 const EXPOSURE: u32 = 6;
-/// Number of VMs, each of which requests more than half of the card.
+/// Number of VMs; each requests more than half of the card.
 const VMS: u32 = 8;
 const VRAM_MIB: u32 = 40;
 /// Time limit of waits, which detects hangs only.
@@ -72,7 +71,7 @@ overcommit = true
 memory = { host_mib = 360 }
 "#;
 
-/// Boots a host with the packages and an administrator's tools.
+/// Boots a host with the packages and administration tools.
 fn host() -> Result<Host> {
     let scratch = Scratch::new("package")?;
     let new = package(scratch.path(), &[])?;
@@ -116,7 +115,7 @@ fn state(host: &Host) -> Result<Value> {
     Ok(state)
 }
 
-/// Starts a program in the background as a given user, with its output in `/tmp/UNIT.log`.
+/// Starts a background program as a given user, with its output in `/tmp/UNIT.log`.
 fn start(host: &Host, unit: &str, user: &str, command: &str) -> Result<()> {
     let output = format!("--property=StandardOutput=file:/tmp/{unit}.log --property=StandardError=inherit");
     host.ok(&format!("systemd-run --quiet --unit={unit} --uid={user} {output} {command}")).map(drop)
@@ -127,12 +126,12 @@ fn start_vmm(host: &Host, vm: u32) -> Result<()> {
     start(host, &format!("vm{vm}"), "bob", &format!("light-vmm /run/gpu-mediator/vm{vm}.sock {VRAM_MIB}"))
 }
 
-/// Waits until a VMM has printed a line that starts with `word`.
+/// Waits until a VMM prints a line that starts with `word`.
 fn vmm_says(host: &Host, vm: u32, word: &str) -> Result<String> {
     host.until(&format!("vm{vm}: {word}"), &format!("grep '^{word}' /tmp/vm{vm}.log"), WAIT_TIMEOUT)
 }
 
-/// Waits until systemd has restarted the service by itself this number of times.
+/// Waits until systemd has automatically restarted the service this number of times.
 fn restarted(host: &Host, restarts: u32) -> Result<()> {
     let command = format!(
         "systemctl is-active --quiet gpu-mediator && test $(systemctl show --value --property=NRestarts gpu-mediator) = {restarts}"
@@ -193,7 +192,7 @@ fn is_configured(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks that two VMs can together use more memory than the card has.
+/// Checks that two VMs together can use more memory than the card has.
 fn works(host: &Host) -> Result<()> {
     for vm in [1, 2] {
         start_vmm(host, vm)?;
@@ -226,7 +225,7 @@ fn is_reloaded(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks a slow restart by the administrator. Clients that connect during the restart wait.
+/// Checks a slow restart by the administrator, during which connecting clients wait.
 fn is_restarted(host: &Host) -> Result<()> {
     let before = state(host)?;
     drop_in(host, "slow", "ExecStartPre=/bin/sh -c \"until test -e /run/go; do sleep 0.1; done\"")?;
@@ -242,11 +241,11 @@ fn is_restarted(host: &Host) -> Result<()> {
         host.until("the operator to be answered", "test -s /tmp/list.log && cat /tmp/list.log", WAIT_TIMEOUT)?;
     assert_eq!(listed.matches("\"name\"").count(), VMS as usize, "{listed}");
     restarted(host, 0)?;
-    // The daemon's state of the vGPUs is lost, and the VMMs notice this.
+    // The vGPUs' state is lost with the daemon, and the VMMs detect this.
     for vm in [1, 2] {
         vmm_says(host, vm, "the device has gone")?;
     }
-    // Their connections are lost, too. For VM 3, systemd stores a copy of the connection, the journal, the VMM's RAM
+    // Their connections are lost as well. For VM 3, systemd stores a copy of the connection, the journal, the VMM's RAM
     // and interrupt, and the mapped memory of BAR1, BAR3 and PRAMIN.
     assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 8).to_string());
     assert_eq!(state(host)?, before);
@@ -268,8 +267,8 @@ fn is_killed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks a stop and a later start by the administrator: a folder that a container has mounted stays the same folder,
-/// and has the new daemon's socket.
+/// Checks a stop and a later start by the administrator: a folder mounted by a container is retained, and contains the
+/// new daemon's socket.
 fn is_stopped_and_started(host: &Host) -> Result<()> {
     let socket = "--socket-path /run/gpu-mediator/pod/gpu.sock";
     host.ok(&format!("mediatorctl vm add pod --card card0 --vram-mib {VRAM_MIB} {socket}"))?;
@@ -285,7 +284,7 @@ fn is_stopped_and_started(host: &Host) -> Result<()> {
     host.ok("systemctl start gpu-mediator")?;
     assert_eq!(host.ok(folder)?, folders);
     assert_eq!(state(host)?, before);
-    // The container sees the new socket, and a VMM works with it.
+    // The container sees the new socket, and a VMM can use it.
     let same = "test $(stat --format=%i /tmp/mounted/gpu.sock) = $(stat --format=%i /run/gpu-mediator/pod/gpu.sock)";
     host.ok(same)?;
     start(host, "pod", "root", &format!("light-vmm /tmp/mounted/gpu.sock {VRAM_MIB}"))?;
@@ -295,7 +294,7 @@ fn is_stopped_and_started(host: &Host) -> Result<()> {
         .map(drop)
 }
 
-/// Checks that a daemon that does not respond can be stopped.
+/// Checks that systemd restarts an unresponsive daemon.
 fn hangs(host: &Host) -> Result<()> {
     let before = state(host)?;
     drop_in(host, "watchdog", "WatchdogSec=10")?;
@@ -310,7 +309,7 @@ fn is_misconfigured(host: &Host) -> Result<()> {
     let before = state(host)?;
     host.ok("sed -i 's/^kind = .*/kind = \"gtx480\"/' /etc/gpu-mediator.toml")?;
     assert_ne!(host.sh("systemctl restart gpu-mediator")?.code, 0);
-    // The service stays failed: systemd does not retry, and no client waits for it.
+    // The service remains in the failed state: systemd does not retry, and no client waits for it.
     for (name, value) in
         [("ActiveState", "failed"), ("ExecMainStatus", "2"), ("NRestarts", "0"), ("NFileDescriptorStore", "0")]
     {
@@ -332,13 +331,13 @@ fn is_upgraded(host: &Host) -> Result<()> {
     assert_ne!(property(host, "MainPID")?, process);
     assert_eq!(property(host, "ActiveState")?, "active");
     assert_eq!(state(host)?, before);
-    // The sockets are still the same, and have not been replaced.
+    // The sockets must not have been replaced.
     assert_eq!(host.ok(sockets)?, old);
     host.ok("cmp /root/site.toml /etc/gpu-mediator.toml")?;
     Ok(())
 }
 
-/// Lists all files except those that change by themselves, dpkg's database, and the administrator's drop-ins.
+/// Lists all files, except those that change by themselves, dpkg's database, and the administrator's drop-ins.
 fn files_of(host: &Host) -> Result<BTreeSet<String>> {
     let without = ["/root", "/tmp", "/var/cache", "/var/lib/dpkg", "/var/log"].map(|path| format!("-path {path}"));
     let command = format!("find / -xdev \\( {} \\) -prune -o -print", without.join(" -o "));
@@ -363,7 +362,7 @@ fn is_removed(host: &Host, before: &BTreeSet<String>) -> Result<()> {
     assert_eq!(property(host, "LoadState")?, "not-found");
     let left: Vec<_> = files_of(host)?.difference(before).cloned().collect();
     assert_eq!(left, Vec::<String>::new());
-    // The user stays, so that its ID is not reused.
+    // The user is kept, so that its ID is not reused.
     host.ok("id gpu-mediator")?;
     Ok(())
 }

@@ -6,8 +6,8 @@ use anyhow::Result;
 use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::{Daemon, Vm, VmConfig, klog};
 
-/// Lines that Linux 6.12 also prints on a healthy card of this kind. Linux requests a privileged copy engine channel,
-/// which Fermi does not have, and a display format, which a card without outputs does not have.
+/// Messages that Linux 6.12 also prints on a healthy card of this type. Linux requests a privileged copy engine
+/// channel, which Fermi lacks, and a display format, which a card without outputs lacks.
 const HARMLESS: [&str; 2] = ["failed to create ce channel, -22", "No compatible format found"];
 
 /// Starts one daemon and one VM with the given kernel, and loads nouveau.
@@ -20,7 +20,7 @@ fn one(name: &str, kernel: &str, hotplug: bool, more: &str) -> Result<(Daemon, V
     Ok((daemon, vm))
 }
 
-/// Returns complaints of the guest's kernel that a healthy card would not cause.
+/// Returns kernel complaints that a healthy card would not cause.
 pub(crate) fn complaints(log: &[klog::Line]) -> Vec<&str> {
     log.iter()
         .filter(|line| line.complains() && (line.text.contains("nouveau") || line.text.contains("drm")))
@@ -43,7 +43,7 @@ fn comes_up(name: &str, kernel: &str) -> Result<()> {
     Ok(())
 }
 
-/// Same as [`comes_up`], but with apertures that the VMM maps: the CPU's accesses to them cause no messages.
+/// Same as [`comes_up`], but with mapped apertures, where CPU accesses cause no messages.
 fn comes_up_remapped(name: &str, kernel: &str) -> Result<()> {
     let (daemon, vm) = one(name, kernel, false, "")?;
     assert_eq!(guest::load_driver(&vm)?, "nouveau renderD128 MSI");
@@ -78,7 +78,7 @@ fn linux_6_12_comes_up_and_copies_without_complaint() -> Result<()> {
 fn unbound_and_bound_again(kernel: &str) -> Result<()> {
     let (_daemon, vm) = one("rebind", kernel, false, "")?;
     guest::load_driver(&vm)?;
-    // Unbind the driver, first without earlier work, then after work.
+    // Unbind the driver, first without earlier work, and then after work.
     vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
     assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
     vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
@@ -142,7 +142,7 @@ fn two_guests_share_one_card() -> Result<()> {
         vm.wait_ready()?;
         guest::load_driver(vm)?;
     }
-    // Run both guests concurrently. Neither guest may wait for the other one.
+    // Run both guests concurrently. Neither may wait for the other.
     let command = "run /bin/gpu-workloads all --quick";
     let runs = [vms[0].start(command)?, vms[1].start(command)?];
     for run in runs {

@@ -1,4 +1,4 @@
-//! Replaces the daemon with another daemon while the guests of its VMs compute. Some successors fail to start.
+//! Upgrades the daemon while guests compute. Some successors fail to start.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,19 +15,19 @@ use tests::{Daemon, Vm, VmConfig, scale};
 use super::paravirt;
 use super::stories::complaints;
 
-/// Returns the number of rollbacks while guests compute. Each rollback is followed by an upgrade.
+/// Returns the number of rollbacks while guests compute. An upgrade follows each rollback.
 fn rounds() -> u64 {
     scale::pick(4, 20)
 }
 
-/// Environment variable with the path of the daemon's program from an earlier state of the project, which alternates
-/// with the current program (see CONTRIBUTING.md). Without the variable, the current program is its own successor.
+/// Environment variable with the path of an earlier version of the daemon, which alternates with the current version
+/// (see CONTRIBUTING.md). Without it, the current version is its own successor.
 const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
-/// A guest without a VMM, with a channel on which it copies on request.
+/// A guest without a VMM, with a channel for copies on request.
 pub(super) struct Copies {
     driver: Driver<RemoteGuest>,
     channel: Channel,
@@ -41,7 +41,7 @@ impl Copies {
         Ok(Self { driver, channel, pages: 0 })
     }
 
-    /// Copies memory that was just written.
+    /// Writes memory and copies it.
     pub(super) fn copy(&mut self) -> Result<()> {
         let Self { driver, channel, pages } = self;
         *pages += 1;
@@ -64,7 +64,7 @@ impl Copies {
     }
 }
 
-/// Replaces a program that may be running: a running process keeps its file.
+/// Replaces a program that may be running. A running process keeps its old file.
 fn put(path: &Path, text: &[u8]) -> Result<()> {
     let new = path.with_extension("new");
     fs::write(&new, text)?;
@@ -133,7 +133,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         assert_eq!(info["upgrades"], upgrades, "{info}");
         copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
     }
-    // VMs can be added and removed, and the last daemon ends in the same way as the first daemon would have ended.
+    // VMs can be added and removed, and the last daemon exits like the first one would have.
     daemon.ctl(&["vm", "remove", "b"])?.success()?;
     assert!(!daemon.vm_socket("b").exists() && daemon.vm_socket("a").exists());
     let [a, _, mut c] = copies;
@@ -157,24 +157,24 @@ fn next_daemon_that_dies_at_takeover_loses_vm_devices() -> Result<()> {
     let good = fs::read(&program)?;
     put(&program, &fs::read(faulty_receiver()?)?)?;
     fs::write(program.with_extension("step"), "ends when it is ready")?;
-    // The admin socket no longer answers, because the previous daemon has released all resources.
+    // The admin socket no longer responds, because the previous daemon has released all resources.
     let ended = daemon.ctl(&["daemon", "upgrade"])?;
     assert_ne!(ended.code, Some(0), "{}", ended.stdout);
     tests::wait::until("the daemon before to end", guest::SMOKE_LIMIT, || Ok((!daemon.alive()).then_some(())))?;
-    // The files that the daemon has left behind do not prevent a new daemon from starting.
+    // The files left behind by the daemon must not prevent a new daemon from starting.
     put(&program, &good)?;
     daemon.kill_and_restart()?;
     Copies::begin(&daemon, "a")?.copy()
 }
 
-/// Returns the program of the crate `rig` that fails at a given step.
+/// Returns the path of the crate `rig`'s receiver, which fails at a given step.
 fn faulty_receiver() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folder = own.ancestors().nth(2).context("no folder of programs")?;
     Ok(folder.join("examples").join("faulty_receiver"))
 }
 
-/// Computes and verifies results until `stop`. Returns the number of verified bytes.
+/// Computes and verifies results until `stop` is set. Returns the number of verified bytes.
 pub(super) fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {
@@ -192,8 +192,7 @@ fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
 }
 
 /// Upgrades the daemon `turns` times while all of `vms` compute and verify. `exchange` prepares each upgrade, which
-/// happens in the middle of the first VM's work. Returns the pauses in ms, and the number of bytes that each VM has
-/// verified.
+/// occurs in the middle of the first VM's work. Returns the pauses in ms, and the number of bytes verified by each VM.
 fn upgrade_under(
     daemon: &mut Daemon,
     vms: &[Vm],
@@ -210,7 +209,7 @@ fn upgrade_under(
             let rung = guest::counter(daemon, first, "doorbells");
             upgraded = exchange(daemon, turn).and_then(|()| daemon.upgrade()).and_then(|info| {
                 pauses.push(info["upgrade_pause_ms"].as_u64().context("no pause")?);
-                // Wait until the guests have continued, so that the next upgrade happens in the middle of their work.
+                // Wait until the guests have resumed, so that the next upgrade occurs in the middle of their work.
                 let rung = rung?;
                 tests::wait::until(&format!("VM {first} to go on"), guest::SMOKE_LIMIT, || {
                     Ok((guest::counter(daemon, first, "doorbells")? > rung + 4).then_some(()))

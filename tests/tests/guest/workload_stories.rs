@@ -1,4 +1,4 @@
-//! Runs the papers' workloads on the stock driver, with a passed-through card, and concurrently in two mediated VMs.
+//! Runs the papers' workloads with the stock driver, on a passed-through card, and concurrently in two mediated VMs.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use tests::{Daemon, Output, Vm, VmConfig};
 
 use super::stories::complaints;
 
-/// All workloads, with a size that an emulated guest completes in seconds.
+/// Command for all workloads, at a size that an emulated guest completes in seconds.
 const ALL: &str = "workload --name all --scale 1";
 
 fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
@@ -21,7 +21,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
 fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     println!("VM {}:\n{}", vm.name(), output.text());
     let lines = |ok: &str| output.lines.iter().filter(|line| line.starts_with("RESULT ") && line.contains(ok)).count();
-    // The output has one line per workload, and one line for all.
+    // The output contains one line per workload, and a summary line.
     assert_eq!((lines(" ok=true "), lines(" ok=false ")), (workloads::NAMES.len() + 1, 0));
     for name in workloads::NAMES {
         let line = output.lines.iter().find(|line| line.starts_with(&format!("RESULT name={name} ")));
@@ -32,7 +32,7 @@ fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// Tests a working set of 1.5 times the guest's VRAM. The guest's kernel moves buffers between VRAM and RAM between the
+/// Tests a working set of 1.5 times the guest's VRAM. The guest kernel moves buffers between VRAM and RAM between
 /// launches.
 #[test]
 fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
@@ -45,7 +45,7 @@ fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     Ok(())
 }
 
-/// Tests the baseline of the library's benchmark: its results are checked in the same way as the library's.
+/// Tests the baseline of the library's benchmark. Its results are checked like the library's.
 #[test]
 fn raw_ioctls_and_library_compute_the_same() -> Result<()> {
     let daemon = Daemon::start("raw", |paths| card_toml(paths, 320) + &vm_toml("raw", 192))?;
@@ -56,7 +56,7 @@ fn raw_ioctls_and_library_compute_the_same() -> Result<()> {
     Ok(())
 }
 
-/// Tests the timer's alarm. No other program runs, so that no guest access can cause the interrupt.
+/// Tests the timer alarm. No other program runs, so that no guest access can cause the interrupt.
 #[test]
 fn alarm_of_the_timer_interrupts_the_guest() -> Result<()> {
     let daemon = Daemon::start("alarm", |paths| card_toml(paths, 128) + &vm_toml("alarm", 64))?;
@@ -92,7 +92,7 @@ mod full {
         let vm = boot(&daemon, "computes", "6.12")?;
         let output = vm.run_within(&format!("run /bin/gpu-workloads {ALL}"), guest::SMOKE_LIMIT)?;
         all_verified(&vm, &output)?;
-        // Launch the kernel repeatedly, and print the report in the format that benchmarks read.
+        // Launch the kernel repeatedly, and print the report in the format read by benchmarks.
         let looped = "run /bin/gpu-workloads workload --name loop --rounds 20000 --duration 2 --json";
         let output = vm.run_within(looped, guest::SMOKE_LIMIT)?;
         let object = output.lines.iter().find(|line| line.starts_with('{')).context("an object of JSON")?;

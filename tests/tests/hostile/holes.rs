@@ -1,5 +1,5 @@
-//! Tests the holes of the reference code: a guest with exclusive access to the BARs tries them, while a neighbour
-//! copies and verifies.
+//! Tests the holes of the reference code: a guest with exclusive access to the BARs tries them while a neighbour copies
+//! and verifies.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,26 +12,26 @@ use tests::{Daemon, Vm, klog, wait};
 
 use super::{PATTERN, boot};
 
-/// Numbers of the holes that the program tries: the nineteen holes of the reference code, and unknown registers.
+/// Numbers of the holes to try: the reference code's nineteen holes, and unknown registers.
 const HOLES: RangeInclusive<u32> = 1..=29;
-/// Number of the attempt that lists registers in context images, and accesses the mediator's images.
+/// Number of the hole that lists registers in context images, and accesses the mediator's images.
 const IMAGES: u32 = 30;
-/// Numbers of the attempts through the paravirtual interface.
+/// Numbers of the holes in the paravirtual interface.
 const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
-/// Numbers of the holes for which the attempts only read memory or write virtual registers. The mediator therefore
-/// denies no access: residue, scheduler masks, the timer, interrupts, configuration space.
+/// Numbers of the holes with attempts that only read memory or write virtual registers, so the mediator denies no
+/// access: residue, scheduler masks, the timer, interrupts, configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
 /// Maximum time for the attempts of one hole.
 const HOLE_LIMIT: Duration = Duration::from_secs(240);
 
-/// Returns the sum of all the daemon's counters of violations by a VM.
+/// Returns the sum of the daemon's violation counters for a VM.
 fn counted(shown: &Value) -> u64 {
     let counters =
         ["faults", "channel_binds_refused", "doorbells_refused", "pv_refused"].map(|name| &shown["counters"][name]);
     counters.into_iter().chain([&shown["denied_total"]]).filter_map(Value::as_u64).sum()
 }
 
-/// Copies and verifies until `stop`. Returns the number of verified bytes.
+/// Copies and verifies until `stop` is set. Returns the number of verified bytes.
 fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {
@@ -48,7 +48,7 @@ fn submits_more(daemon: &Daemon) -> Result<()> {
     })
 }
 
-/// Tries one hole. Returns the program's report, and true if the defence held.
+/// Tries one hole. Returns the program's report, and true if the mediator contained the attempts.
 fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     let command = format!("run /bin/gpu-workloads bar hole {hole} --pattern {PATTERN} {more}");
     let output = attacker.run_within(&command, HOLE_LIMIT)?;
@@ -62,13 +62,13 @@ fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
 /// Tries holes while a neighbour copies and verifies.
 fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let offered = "paravirtual = { offered = true, group = \"a\" }\n";
-    // Trap each access of the attacker, and deny accesses to other VMs' memory.
+    // Trap every access of the attacker.
     let vms = vm_toml("victim", 96) + &vm_toml("attacker", 96) + TRAPPED + offered;
     let mut daemon = Daemon::start(name, |paths| card_toml(paths, 256) + &vms)?;
     let victim = boot(&daemon, "victim", "6.12")?;
     let attacker = boot(&daemon, "attacker", "6.1")?;
     guest::load_driver(&victim)?;
-    // Free memory in a process of the neighbour. This memory still belongs to the neighbour's VM, so an attacker that
+    // Fill and free memory in a process of the neighbour. It still belongs to the neighbour's VM, so an attacker that
     // can read it is detected.
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let log_before = victim.kernel_log()?.len();
@@ -104,7 +104,7 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let complaints: Vec<_> = log[log_before..].iter().filter(|line| klog::Line::complains(line)).collect();
     assert!(complaints.is_empty(), "the neighbour's kernel: {complaints:?}");
     assert!(daemon.alive());
-    // Check that the program detects a real hole: it treats the end of the attacker's own share as the neighbour's
+    // Check that the program detects a real hole: let it treat the end of the attacker's own share as the neighbour's
     // memory.
     for hole in [1, 10, 11] {
         let (line, held) = attempt(&attacker, hole, "--share 88m")?;

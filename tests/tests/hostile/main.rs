@@ -11,7 +11,7 @@ use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Vm, VmConfig, wait};
 use vmm_glue::client::Client;
 
-/// Contents of the neighbour's VRAM: 16 bytes that no other test uses.
+/// Pattern in the neighbour's VRAM: 16 bytes that no other test uses.
 const PATTERN: &str = "5ec2e75ec2e75ec2deadbeefcafef00d";
 
 fn pair(name: &str) -> Result<Daemon> {
@@ -31,13 +31,13 @@ fn freed_memory_of_one_guest_is_not_seen_by_another() -> Result<()> {
     guest::load_driver(&victim)?;
     let filled = guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     assert!(filled.line.contains("hits="), "{}", filled.line);
-    // Free memory in the victim's process. This memory still belongs to the victim's VM, and another VM sees only its
-    // own memory.
+    // Fill and free memory in a process of the victim. It still belongs to the victim's VM, and another VM sees only
+    // its own memory.
     daemon.ctl(&["vm", "add", "beside", "--card", "card0", "--vram-mib", "48"])?.success()?;
     let beside = boot(&daemon, "beside", "6.12")?;
     guest::load_driver(&beside)?;
     guest::smoke(&beside, &format!("scan --pattern {PATTERN}"))?;
-    // After the victim's end, the daemon scrubs the memory and gives it to a new VM.
+    // After the victim exits, the daemon scrubs the memory and assigns it to a new VM.
     drop(victim);
     daemon.ctl(&["vm", "remove", "victim"])?.success()?;
     daemon.ctl(&["vm", "add", "heir", "--card", "card0", "--vram-mib", "160"])?.success()?;
@@ -130,8 +130,7 @@ fn client_that_does_not_read_is_dropped() -> Result<()> {
     beside_a_client("deaf", |daemon| {
         let mut client = Client::connect(&daemon.vm_socket("attacker"))?;
         client.stream().set_write_timeout(Some(Duration::from_secs(5)))?;
-        // Send requests without reading the replies. The number of requests is bounded, in case the server accepts them
-        // all.
+        // Send requests without reading the replies. Limit their number, in case the server accepts them all.
         let body = vmm_glue::client::write_body(0, 0, &[0; 4]);
         for _ in 0..200_000 {
             if client.send(vmm_glue::protocol::Command::REGION_WRITE, 0, &body, &[]).is_err() {

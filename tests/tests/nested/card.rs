@@ -1,18 +1,18 @@
-//! Tests a card that is a PCI function: the tool lists and binds the card, and the daemon drives and releases it.
+//! Tests a card that is a PCI function: the tool lists and binds it, and the daemon drives and releases it.
 
 use anyhow::Result;
 use tests::files::Files;
 use tests::guest::{self, TRAPPED, vm_toml};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 
-/// Size of the card in MiB. The next constant is the size that is configured for the inner daemon.
+/// Size of the card in MiB. The next constant is the size configured for the inner daemon.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 128;
 const SHAPE: Shape<'static> = Shape { card_mib: CARD_MIB, card_keys: "", memory_mib: 1024, vms: &[], huge_mib: 0 };
-/// Size of a VM in MiB. The next constant is the number of rounds of copies by the test's own client.
+/// Size of a VM in MiB. The next constant is the number of copy rounds by the test's own client.
 const VM_MIB: u32 = 32;
 const ROUNDS: u64 = 1;
-/// Number of bytes verified in a round: 64 pages in VRAM and 64 pages in RAM.
+/// Number of bytes verified per round: 64 pages in VRAM and 64 pages in RAM.
 const ROUND_BYTES: u64 = 2 * 64 * 4096;
 
 /// Lists the host's cards, as an operator would, and returns the only card.

@@ -11,31 +11,30 @@ use tests::nest::inner::{InnerSpec, InnerVm};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 use tests::scale;
 
-/// Size of the card in MiB. The next constant is the size that is configured for the inner daemon.
+/// Size of the card in MiB. The next constant is the size configured for the inner daemon.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 96;
-/// Size of a VM's VRAM, and of its quota on the card, in MiB. The size is small, because each word that the daemon
-/// zeroes is a message to the outer daemon.
+/// Size of a VM's VRAM, and of its quota on the card, in MiB. It is small, because each word zeroed by the daemon is a
+/// message to the outer daemon.
 const VM_MIB: u32 = 32;
 const QUOTA_MIB: u32 = 8;
-/// Size of host memory for evicted chunks in MiB: all VRAM that VMs see, because none of it is guaranteed to be on the
-/// card.
+/// Host memory for evicted chunks in MiB: all VRAM visible to VMs, because none of it is guaranteed to be on the card.
 const HOST_MIB: u32 = 2 * VM_MIB;
-/// The VM that reboots and turns hostile. The next constant is the paravirtual VM, which is killed.
+/// Name of the VM that reboots and turns hostile. The next constant is the paravirtual VM, which is killed.
 const FIRST: &str = "a";
 const PARAVIRTUAL: &str = "pv";
 /// Configuration line of a paravirtual VM.
 const OFFERED: &str = "paravirtual = { offered = true }\n";
-/// The pattern that a hostile guest searches for.
+/// Pattern that a hostile guest searches for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. The default attack is short, because each access is an exit of a guest in an
-/// emulated machine, and the mediator reads the tables of each channel.
+/// Returns the options of an attack. The default attack is short, because each access is a guest exit in an emulated
+/// machine, and the mediator reads each channel's tables.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
 
-/// Workloads that copy between RAM and VRAM, and that run kernels. The workloads are small, because each word that a
-/// guest's CPU transfers through an aperture is an exit.
+/// Workloads that copy between RAM and VRAM, and that run kernels. They are small, because each word transferred by a
+/// guest CPU through an aperture is an exit.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
 const KERNELS: &str = "workload --name mmul";
 
@@ -43,8 +42,8 @@ const KERNELS: &str = "workload --name mmul";
 fn config(vms: &[InnerSpec]) -> String {
     let offered = |vm: &InnerSpec| if vm.paravirtual { OFFERED } else { "" };
     let memory = format!("memory = {{ quota_mib = {QUOTA_MIB} }}\n");
-    // Trap these VMs' apertures. The machine's own card has no mapped BARs, so copying a page to or from memory under a
-    // mapped aperture would cause an exit for each word.
+    // Trap these VMs' apertures. The machine's own card has no mapped BARs, so copying a page to or from memory behind
+    // a mapped aperture would cause an exit per word.
     let own = |vm: &InnerSpec| guest::vm_toml(vm.name, VM_MIB) + guest::TRAPPED + &memory + offered(vm);
     let vms: String = vms.iter().map(own).collect();
     nest::config(VRAM_MIB, &format!("overcommit = true\nmemory = {{ host_mib = {HOST_MIB} }}\n{vms}"))
@@ -73,15 +72,14 @@ fn vms_that_know_the_mediator_share_the_machines_card() -> Result<()> {
     share(InnerSpec { paravirtual: true, ..InnerSpec::new(FIRST) })
 }
 
-/// Runs the same test with a stock driver. Loading this driver alone causes half a million exits of a VM in an emulated
-/// machine.
+/// Runs the same test with a stock driver. Loading it alone causes half a million VM exits in an emulated machine.
 #[test]
 #[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/guides/real-cards.md has the times"]
 fn vms_of_the_machine_share_its_card() -> Result<()> {
     share(InnerSpec::new(FIRST))
 }
 
-/// Runs a VM and a paravirtual VM that share the card.
+/// Runs a VM and a paravirtual VM on the same card.
 fn share(first: InnerSpec) -> Result<()> {
     let driver =
         if first.paravirtual { "the paravirtual driver in both" } else { "stock nouveau, and the paravirtual driver" };
@@ -128,7 +126,7 @@ fn share(first: InnerSpec) -> Result<()> {
     let moved = moved.into_iter().collect::<Result<Vec<_>>>()?;
     assert!(moved.iter().all(|moved| *moved > 0), "chunks that have moved: {moved:?}");
 
-    // Reboot the first VM, which then attacks the mediator without a driver while the other VM copies.
+    // Reboot the first VM. It then attacks the mediator without a driver while the other VM copies.
     first.reboot()?;
     first.wait_ready()?;
     let started = pv.start(&format!("run /bin/gpu-workloads {COPIES}"))?;

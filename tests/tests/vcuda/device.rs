@@ -25,7 +25,7 @@ impl Drop for Server {
     }
 }
 
-/// Returns an example of the crate `vcuda`, which is built next to the tests.
+/// Returns the path of an example of the crate `vcuda`, built next to the tests.
 fn example(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let profile = own.parent().and_then(Path::parent).context("the test is in no folder")?;
@@ -45,8 +45,8 @@ fn load(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// Runs three programs on a kernel: one that checks everything, one that is killed, and one that loses its worker. Then
-/// resets the guest while a program works.
+/// Runs three programs on a kernel: one that performs all checks, one that is killed, and one that loses its worker.
+/// Then resets the guest while a program runs.
 fn programs_work_on(kernel: &str) -> Result<()> {
     let name = format!("cuda-{kernel}");
     let scratch = Scratch::new(&name)?;

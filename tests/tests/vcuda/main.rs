@@ -1,4 +1,4 @@
-//! Tests guests whose programs use CUDA through the stock driver of virtio-gpu.
+//! Tests guests with programs that use CUDA through the stock virtio-gpu driver.
 
 mod device;
 mod programs;

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Name of the VM.
 const VM: &str = "guest";
 
-/// Returns a file that cargo has built next to the tests.
+/// Returns the path of a file that cargo has built next to the tests.
 fn built(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let path = own.parent().and_then(Path::parent).context("the test is in no folder")?.join(name);
@@ -23,11 +23,11 @@ fn built(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Writes a program that starts the worker with the fake card in its environment.
+/// Writes a script that starts the worker with the fake card in its environment.
 fn worker(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("worker");
     let (card, program) = (folder.join("card"), built("cuda-worker")?);
-    // The fake card is a folder that workers change; its driver is next to the worker.
+    // The fake card is a folder that workers write to; its driver is next to the worker.
     let libraries = program.parent().context("the worker is in no folder")?;
     let text = format!(
         "#!/bin/sh\nexport FAKE_CUDA_FOLDER={card} FAKE_CUDA_MIB=256\nexec {} --writable {card} --readable {} \"$@\"\n",
@@ -58,7 +58,7 @@ impl Site {
         std::fs::create_dir(&plain_folder)?;
         symlink(&fake, plain_folder.join("libcuda.so.1"))?;
         let (worker, card) = (worker(folder)?, folder.join("card"));
-        // The owner of the card inherits these variables. Workers start with an empty environment.
+        // The card's owner inherits these variables. Workers start with an empty environment.
         let variables = [("FAKE_CUDA_FOLDER", card.as_os_str()), ("FAKE_CUDA_MIB", "256".as_ref())];
         let daemon = Daemon::start_as_service_with(&format!("{name}-daemon"), &variables, |paths| {
             format!(
@@ -108,24 +108,24 @@ fn driver_api_program_computes_in_a_guest() -> Result<()> {
     let site = Site::start("cuda-programs")?;
     let look = site.vm.run_within("run /cuda/cuda-program look", LIMIT)?.success()?;
     ensure!(look.text().trim() == "free=64 total=64 device=64", "the tenant's memory: {}", look.text());
-    // The program checks each word, and prints a checksum that depends on its arguments alone.
+    // The program checks each word, and prints a checksum that depends only on its arguments.
     let arguments = ["train", "--mib", "8", "--rounds", "2"];
     let trained = site.vm.run_within(&format!("run /cuda/cuda-program {}", arguments.join(" ")), LIMIT)?.success()?;
     ensure!(trained.text().trim() == site.plain(&arguments)?, "{}", trained.text());
     let status = site.daemon.ctl_json(&["vm", "show", VM])?;
     ensure!(status["mode"] == "cuda" && status["counters"]["workers_started"] == 2, "{status}");
-    // The end of a program is no violation of a rule.
+    // The exit of a program must not be reported as a violation.
     wait::until("the end of both workers", LIMIT, || Ok((site.shown("/counters/workers_lost")? == 2).then_some(())))?;
     ensure!(!site.daemon.log().contains("worker of a CUDA program ends"), "{}", site.daemon.log_tail());
     Ok(())
 }
 
-/// Tests that the program computes while the daemon is upgraded, killed twice and upgraded again, and while the
+/// Tests that a program keeps computing while the daemon is upgraded, killed twice and upgraded again, and while the
 /// program's share changes.
 #[test]
 fn program_computes_through_upgrades_and_kills_of_the_daemon() -> Result<()> {
     let mut site = Site::start("cuda-state")?;
-    // The rounds take 30 s of the card's time, and do not change the result.
+    // The rounds take 30 s of card time, and do not change the result.
     let trained = site.vm.start("run /cuda/cuda-program train --mib 8 --rounds 100 --spin-us 300000")?;
     let has_program =
         |site: &Site| -> Result<bool> { Ok(site.daemon.ctl_json(&["vm", "show", VM])?["programs"][0].is_object()) };
@@ -145,7 +145,7 @@ fn program_computes_through_upgrades_and_kills_of_the_daemon() -> Result<()> {
     ensure!(output.text().trim() == site.plain(&["train", "--mib", "8", "--rounds", "100"])?, "{}", output.text());
     let tenant = site.daemon.ctl_json(&["tenant", "show", VM])?;
     ensure!(tenant["time"]["weight"] == 300 && tenant["memory"]["quota_mib"] == 32, "{tenant}");
-    // No worker was restarted, so the first worker did the whole computation.
+    // No worker was restarted, so the first worker performed the whole computation.
     ensure!(site.shown("/counters/workers_started")? == 0, "{}", site.daemon.log_tail());
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! Tests domains with stock and paravirtual drivers that share a card, copy and compute. One domain is destroyed, and
-//! attacks when it is created again. At full scale, three domains also swap, and one domain reboots.
+//! attacks once it is recreated. At full scale, three domains also swap, and one reboots.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use tests::guest::{self, Smoke};
 use tests::xen::{Domain, DomainSpec, XenMachine};
 use tests::{scale, wait};
 
-/// Size of the card in MiB. This size is less than the VMs' total VRAM, so that chunks must move.
+/// Size of the card in MiB. It is less than the VMs' total VRAM, so that chunks must move.
 const CARD_MIB: u32 = 96;
 /// Size of a VM's VRAM in MiB.
 const VM_MIB: u32 = 48;
-/// Size of domain 0 in MiB, including its files and the software card.
+/// Memory of domain 0 in MiB, including its files and the software card.
 const DOM0_MIB: u32 = 1400;
-/// The pattern that a hostile guest searches for.
+/// Pattern that a hostile guest searches for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. The default attack is short, because each access is an exit of a guest in an
-/// emulated machine, and the mediator reads the tables of each channel.
+/// Returns the options of an attack. The default attack is short, because each access is a guest exit in an emulated
+/// machine, and the mediator reads each channel's tables.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
@@ -26,7 +26,7 @@ fn attack_size() -> String {
 /// Time limit for showing a VM.
 const SHOW_LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns the daemon's configuration, in which VMs have the names of their domains.
+/// Returns the daemon's configuration. The VMs are named after their domains.
 fn config(names: &[&str], paravirtual: &str) -> String {
     let vms = names.iter().map(|name| {
         let offered = if *name == paravirtual { "paravirtual = { offered = true }\n" } else { "" };
@@ -55,8 +55,8 @@ fn at_once(domains: &[&Domain<'_>], args: &str) -> Result<Vec<Smoke>> {
     domains.iter().zip(started).map(|(domain, pending)| domain.finish(pending, args)).collect()
 }
 
-/// Boots a domain 0 with a stock guest and a paravirtual guest. The stock guest shares the card, is destroyed in the
-/// middle of its copies, is created again, and attacks without a driver.
+/// Boots domain 0 with a stock and a paravirtual guest that share a card. The stock guest is destroyed in the middle of
+/// its copies, recreated, and attacks without a driver.
 #[test]
 fn domains_share_a_card_and_one_returns_hostile() -> Result<()> {
     let pv = DomainSpec { paravirtual: true, ..DomainSpec::new("pv", "6.1") };
@@ -122,7 +122,7 @@ mod full {
         let machine = XenMachine::boot("xen", &specs, &config(&["a", "b", "pv"], "pv"), DOM0_MIB)?;
         let daemon = machine.start_daemon()?;
 
-        // Check that the domain's file contains the lines that the daemon recommends.
+        // Check that the domain's file contains the lines recommended by the daemon.
         let told = machine.ctl("vm launch-args a --memory 384M")?;
         for line in told.lines().filter(|line| !line.starts_with('#')) {
             assert!(specs[0].config(0).contains(line), "{line} is not in the file of domain a");
@@ -141,7 +141,7 @@ mod full {
         let loaded = machine.show("a")?;
         assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
-        // The domain has state that cannot be saved, so saving it fails, which does not affect the domain.
+        // The domain has state that cannot be saved, so saving it fails without affecting it.
         let saved = machine.run("xl save a /run/a.saved 2>&1")?;
         assert!(saved.code != 0 && saved.text().contains("Suspend event channel"), "{}", saved.text());
 

@@ -1,8 +1,8 @@
-//! Draws the picture of the architecture: boxes with their crates, and arrows.
+//! Draws the architecture diagram: boxes with their crates, and arrows.
 
 use std::fmt::Write;
 
-/// Width and height of the picture, in pixels.
+/// Width and height of the picture in pixels.
 const SIZE: (i32, i32) = (900, 580);
 
 /// A box: its upper left corner, width and height, fill colour, title, and either crates or a note.
@@ -127,8 +127,8 @@ const ARROWS: [Arrow; 9] = [
     Arrow { from: (520, 404), to: (520, 490), text: "" },
 ];
 
-/// Arrow from the daemon to the CUDA owner, which it controls. The next constants are the names of the protocols at the
-/// boundaries of the daemon.
+/// Arrow from the daemon to the CUDA owner that it controls. The next constant contains the protocol names at the
+/// daemon's boundaries.
 const CONTROL: Arrow = Arrow { from: (310, 376), to: (290, 376), text: "" };
 const NOTES: [((i32, i32), &str); 4] =
     [((452, 98), "vfio-user"), ((677, 98), "ioctl"), ((812, 98), "HTTP"), ((527, 458), "PCI function (crate card)")];
@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the names of the packages of the workspace.
+    /// Returns the names of the workspace's packages.
     fn packages() -> BTreeSet<String> {
         let read = |path: &str| -> toml::Table {
             std::fs::read_to_string(crate::root(path)).unwrap().parse::<toml::Table>().unwrap()
@@ -226,7 +226,7 @@ mod tests {
         };
         for (number, part) in PARTS.iter().enumerate() {
             let (left, top, right, bottom) = edges(part);
-            // Average widths of a character in the three fonts, in half pixels.
+            // Average character widths of the three fonts in half pixels.
             let widest = [part.title.len() * 16, part.crates.join(", ").len() * 15, part.note.len() * 14];
             let width = usize::try_from(part.size.0).unwrap();
             assert!(widest.iter().all(|halves| halves / 2 < width), "{}: its text is too long", part.title);

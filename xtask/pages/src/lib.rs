@@ -1,8 +1,8 @@
-//! Parts of the documentation that are generated from code: whole files, and parts of pages between two marks.
+//! Parts of the documentation that are generated from code: whole files, and parts of pages between markers.
 //!
-//! A crate that generates text has a test whose name begins with `generated_`. The test generates the text and passes
-//! it to [`file()`] or [`part`]. The test fails if the committed text differs. With the variable [`WRITE`], which
-//! `cargo xtask docs` sets, the test writes the text instead. [`architecture`] draws the picture of README.md.
+//! A crate that generates text has a test with a name that begins with `generated_`. The test generates the text and
+//! passes it to [`file()`] or [`part`]. It fails if the committed text differs. If `cargo xtask docs` sets the variable
+//! [`WRITE`], the test writes the text instead. [`architecture`] draws the picture in README.md.
 //!
 //! The crate does not interpret the contents of the parts.
 
@@ -11,15 +11,15 @@ use std::path::{Path, PathBuf};
 
 pub mod architecture;
 
-/// Environment variable that makes the tests write their texts.
+/// Environment variable that makes the tests write the generated texts.
 pub const WRITE: &str = "GPU_MEDIATOR_WRITE_PAGES";
 
-/// Returns a path in the project's root folder.
+/// Returns a path relative to the project's root folder.
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// Compares the file at `path` (from the project's root folder) with `text`, or writes it.
+/// Compares the file at `path`, relative to the project's root folder, with `text`, or writes it.
 ///
 /// # Panics
 /// Panics if the file differs, or cannot be written.
@@ -48,7 +48,7 @@ pub fn part(path: &str, name: &str, text: &str) {
     file(path, &page);
 }
 
-/// Returns a page with one of its parts replaced; `None` if the page has no such part.
+/// Returns a page with one of its parts replaced, or `None` if the page has no such part.
 fn replaced(page: &str, name: &str, text: &str) -> Option<String> {
     let mark = format!("<!-- generated: {name} -->\n");
     let (before, rest) = page.split_once(&mark)?;

@@ -15,7 +15,7 @@ const LIST: &str = "mutations.toml";
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
-    /// The entries. Each mistake is parsed separately, so that an error can name it.
+    /// The entries. Each is parsed separately, so that an error can name it.
     mutation: Vec<toml::Table>,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn mutations(metadata: &Metadata) -> Result<Vec<Mutation>> {
     Ok(all)
 }
 
-/// Parses the list of the crate in `folder`. Its package is `package`.
+/// Parses the list of the crate `package` in `folder`.
 fn parse(text: &str, folder: &Path, package: &str) -> Result<Vec<Mutation>> {
     let path = folder.join(LIST);
     let list: List = toml::from_str(text).with_context(|| format!("{} is not valid", path.display()))?;

@@ -1,5 +1,5 @@
-//! Finds the body of the function around a mistake. The lexer is minimal: it recognises comments, literals, brackets,
-//! and `fn`.
+//! Finds the body of the function that contains a mistake, with a minimal lexer for comments, literals, brackets, and
+//! `fn`.
 
 use std::ops::Range;
 
@@ -11,11 +11,10 @@ struct Function {
     body: Range<usize>,
 }
 
-/// Returns the body of the innermost function around a location, without its braces.
+/// Returns the body of the innermost function that contains a location, without its braces.
 ///
-/// Returns `None` outside functions, and if the two bodies cannot be the branches of an `if`. This is the case for a
-/// constant function, and for a function whose return type has no name, because the branches would have different
-/// types.
+/// Returns `None` outside functions, and if the two bodies cannot be branches of an `if`: in const functions, and in
+/// functions with an unnamed return type, where the branches would have different types.
 pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
     let around = |function: &Function| function.body.start <= place.start && place.end <= function.body.end;
     let function = functions(text).into_iter().filter(around).max_by_key(|function| function.body.start)?;
@@ -27,7 +26,7 @@ pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
 
 fn functions(text: &str) -> Vec<Function> {
     let bytes = text.as_bytes();
-    // Offsets of the open brackets, each with the start of the function head if the bracket opens a body.
+    // Offsets of the open brackets, each with the start of the function head if the bracket opens a function body.
     let mut open: Vec<(usize, Option<usize>)> = Vec::new();
     let mut head: Option<(usize, usize)> = None;
     let mut found = Vec::new();
@@ -53,7 +52,7 @@ fn functions(text: &str) -> Vec<Function> {
                     found.push(Function { head: line..start, body: start + 1..at });
                 }
             }
-            // The function has no body.
+            // This function has no body.
             b';' => head = head.filter(|(_, depth)| *depth != open.len()),
             _ => {}
         }
@@ -69,8 +68,8 @@ fn word_at(bytes: &[u8], at: usize) -> &[u8] {
     rest.get(..length).unwrap_or_default()
 }
 
-/// Returns the end of the comment or literal that begins at an offset. The prefix of a literal, as in `b"x"`, is not
-/// part of the literal, except for a raw literal.
+/// Returns the end of the comment or literal that begins at an offset. A literal's prefix, as in `b"x"`, is not part of
+/// it, except for raw literals.
 fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let rest = bytes.get(at..)?;
@@ -105,7 +104,7 @@ fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     }
 }
 
-/// Returns the offset just after the next occurrence of `what`.
+/// Returns the offset after the next occurrence of `what`.
 fn find(bytes: &[u8], from: usize, what: &[u8]) -> Option<usize> {
     let at = bytes.get(from..)?.windows(what.len()).position(|window| window == what)?;
     Some(from + at + what.len())

@@ -1,5 +1,5 @@
-//! Many mistakes in one build: a function with a mistake has both bodies, and an environment variable selects one of
-//! them.
+//! Multiple mistakes in one build: a function with a mistake has both bodies, and an environment variable selects one
+//! of them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,17 +9,17 @@ use anyhow::{Result, ensure};
 use super::Mutation;
 use super::place::body_around;
 
-/// Environment variable with the name of the mistake that a program must make.
+/// Environment variable with the name of the mistake to enable.
 pub const VARIABLE: &str = "GPU_MEDIATOR_MUTATION";
 
 /// A source text with switches.
 pub struct Switched<'m> {
     pub text: String,
-    /// Ranges of lines, counted from 1, and the mistakes whose switches are within each range.
+    /// Line ranges, counted from 1, with the mistakes whose switches each contains.
     pub switches: Vec<(Range<usize>, Vec<&'m str>)>,
 }
 
-/// Returns the only occurrence of a mistake's text in a source.
+/// Returns the location of a mistake's text, which must occur exactly once in the source.
 pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
     let Mutation { file, from, .. } = mutation;
     let count = text.matches(from.as_str()).count();
@@ -28,9 +28,9 @@ pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
     Ok(start..start + from.len())
 }
 
-/// Inserts mistakes into a source, each with a switch. A mistake gets no switch if this is impossible.
+/// Inserts mistakes into a source, each with a switch. Omits mistakes for which this is impossible.
 pub fn switched<'m>(text: &str, mutations: &[&'m Mutation]) -> Result<Switched<'m>> {
-    // Group the mistakes by the start of the body around them.
+    // Group the mistakes by the start of the enclosing body.
     let mut bodies: BTreeMap<usize, (Range<usize>, Vec<&'m Mutation>)> = BTreeMap::new();
     for mutation in mutations {
         let Some(body) = body_around(text, &place(text, mutation)?).filter(|_| mutation.file.ends_with(".rs")) else {
@@ -65,8 +65,8 @@ fn line(text: &str) -> usize {
     text.matches('\n').count() + 1
 }
 
-/// Returns an expression that is true in a program that must make the mistake. The expression is evaluated often, so it
-/// reads the environment only once.
+/// Returns an expression that is true if the mistake is enabled. It is evaluated often, so it reads the environment
+/// only once.
 fn condition(name: &str) -> String {
     format!(
         "{{ static MAKES: ::std::sync::OnceLock<bool> = ::std::sync::OnceLock::new(); \

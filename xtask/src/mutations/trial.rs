@@ -20,19 +20,19 @@ use crate::runner::written;
 use crate::tally::{Reader, Tally};
 use crate::watch;
 
-/// Time limit of a program, after which it counts as having detected the mistake. TIMEOUT: the limit of a test in the
-/// suite `unit`; the tests for one mistake take a few seconds.
+/// Time limit of a program, after which the mistake counts as detected. TIMEOUT: the limit of a test in the suite
+/// `unit`; the tests for one mistake take a few seconds.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Packages of libraries and programs that the programs of `cuda-rig` load, although no dependency names them.
+/// Packages of libraries and programs that `cuda-rig`'s programs load without a declared dependency.
 const BESIDE_RIG: [&str; 5] = ["cuda-shim", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
 
 /// A build of the copy.
 pub struct Build {
     copy: PathBuf,
-    /// The packages, as options for cargo.
+    /// Package selection, as cargo options.
     selection: Vec<String>,
-    /// Folder of each package, in the copy.
+    /// Folder of each package in the copy.
     folders: BTreeMap<String, PathBuf>,
 }
 
@@ -40,7 +40,7 @@ pub struct Build {
 pub enum Built {
     /// The test programs.
     Programs(Vec<Program>),
-    /// The copy does not compile; the fields are the files and lines of the errors, and the compiler's messages.
+    /// The copy does not compile. Contains the files and lines of the errors, and the compiler's messages.
     Refused(BTreeSet<(String, usize)>, String),
 }
 
@@ -50,7 +50,7 @@ pub struct Verdict {
     pub tally: Tally,
     /// Names of the failed tests.
     failed: Vec<String>,
-    /// True if a test hung.
+    /// Set if a test hung.
     stood: bool,
 }
 
@@ -73,8 +73,8 @@ impl fmt::Display for Verdict {
 }
 
 impl Build {
-    /// Prepares to build `packages` of the copy (all packages if `None`) with the features of `cargo xtask test`, so
-    /// that its compiled dependencies can be reused.
+    /// Prepares a build of `packages` of the copy (all packages if `None`), with the features of `cargo xtask test`, so
+    /// that compiled dependencies can be reused.
     pub fn new(copy: PathBuf, packages: Option<&BTreeSet<&str>>) -> Result<Self> {
         let mut selection: Vec<String> = match packages {
             None => ["--workspace", "--features", FEATURES].map(str::to_owned).into(),
@@ -102,7 +102,7 @@ impl Build {
         self.build(&["build", "--keep-going", "--lib", "--bins", "--tests", "--examples"])
     }
 
-    /// Builds only the test programs that the options select, and the programs that integration tests start.
+    /// Builds only the test programs selected by `options`, and the programs that integration tests start.
     pub fn some(&self, options: &[String]) -> Result<Built> {
         if options.iter().any(|option| option.starts_with("--test")) {
             let started = self.build(&["build", "--bins"])?;
@@ -114,7 +114,7 @@ impl Build {
         self.build(&[&["test", "--no-run"], &options[..]].concat())
     }
 
-    /// Returns the options with which cargo builds these test programs.
+    /// Returns the cargo options that build these test programs.
     pub fn options(programs: &[&Program]) -> Vec<String> {
         let options: BTreeSet<_> = programs.iter().map(|program| program.option.clone()).collect();
         options.into_iter().collect()
@@ -124,7 +124,8 @@ impl Build {
         let mut command = cargo(args);
         command.args(&self.selection).args(["--quiet", "--message-format=json"]);
         command.current_dir(&self.copy).env("CARGO_TARGET_DIR", folder());
-        // The compiler warns about code that a mistake makes unused, and reports errors as messages.
+        // Discard standard error: the compiler warns about code that a mistake makes unused, and reports errors as
+        // messages.
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().context("cannot start cargo")?;
         let output = child.stdout.take().context("cargo has no output")?;
         let (mut programs, mut errors, mut said) = (Vec::new(), BTreeSet::new(), String::new());
@@ -147,11 +148,11 @@ impl Build {
         Ok(if good { Built::Programs(programs) } else { Built::Refused(errors, said) })
     }
 
-    /// Returns the `programs` of a package that contain tests whose names match one of `filters`.
+    /// Returns those `programs` of a package that contain tests with names that match one of `filters`.
     ///
     /// # Errors
     ///
-    /// If one of the filters matches no test.
+    /// Returns an error if one of the filters matches no test.
     pub fn concerned<'a>(&self, programs: &'a [Program], package: &str, filters: &[&str]) -> Result<Vec<&'a Program>> {
         let folder = self.folders.get(package).with_context(|| format!("there is no package {package}"))?;
         let mut concerned = Vec::new();
@@ -171,7 +172,7 @@ impl Build {
     }
 }
 
-/// Runs the tests in `programs` whose names contain one of `filters`, with a mistake if one is given.
+/// Runs tests in `programs` with names that contain one of `filters`, with the mistake enabled if one is given.
 pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) -> Result<Verdict> {
     let mut verdict = Verdict::default();
     for program in programs {
@@ -186,7 +187,7 @@ pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) 
 
 fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
     let output = tempfile::tempfile().context("a file for tests' output")?;
-    // Use a file, because a pipe would stay open until all processes that a test has left behind have ended.
+    // Use a file, because a pipe would stay open while a process left behind by a test is running.
     command.stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn().context("cannot start tests")?;
     if !watch::ends_within(&child, watch::scaled(PROGRAM_TIMEOUT))? {

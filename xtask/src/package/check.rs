@@ -1,4 +1,4 @@
-//! Checks of a package.
+//! Checks a package.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::output;
 use super::spec::Spec;
 
-/// Returns all problems of a package. `again` is the result of a second build.
+/// Returns all problems with a package. `again` is the package from a second build.
 pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let mut problems = problems_of_contents(spec, package, again)?;
     problems.extend(lintian_problems(package)?);
@@ -20,7 +20,7 @@ pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<
     Ok(problems)
 }
 
-/// Returns the problems of the configuration and the unit in a package.
+/// Returns problems with the configuration and the unit in a package.
 fn service_problems(package: &Path) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     let folder = tempfile::tempdir().context("a folder for the package's files")?;
@@ -38,7 +38,7 @@ fn service_problems(package: &Path) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// Finds problems in the package's list of files, and differences between the two builds.
+/// Returns problems with the package's file list, and differences between the two builds.
 pub(super) fn problems_of_contents(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let listed = output(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     let listed = String::from_utf8_lossy(&listed).into_owned();
@@ -68,17 +68,17 @@ pub(super) fn problems_of_contents(spec: &Spec, package: &Path, again: &Path) ->
 /// Returns systemd's complaints about the unit.
 fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     let unit = fs::read_to_string(tree.join("usr/lib/systemd/system/gpu-mediator.service"))?;
-    // Make systemd look for the program in the unpacked tree.
+    // Make systemd find the program in the unpacked tree.
     let unit = unit.replace("ExecStart=/usr/bin/", &format!("ExecStart={}/usr/bin/", tree.display()));
     let path = tree.join("gpu-mediator.service");
     fs::write(&path, unit)?;
-    // Include the drop-in for CUDA cards, in the form in which an administrator would install it.
+    // Include the drop-in for CUDA cards, as an administrator would install it.
     let drop_ins = tree.join("gpu-mediator.service.d");
     fs::create_dir_all(&drop_ins)?;
     let drop_in = fs::read_to_string(tree.join("usr/share/doc/gpu-mediator/examples/cuda.conf"))?;
     fs::write(drop_ins.join("cuda.conf"), &drop_in)?;
     fs::copy(tree.join("usr/share/doc/gpu-mediator/examples/page.conf"), drop_ins.join("page.conf"))?;
-    // Without this capability, the daemon cannot kill programs of other users.
+    // Without this capability, the daemon cannot kill other users' programs.
     let rights = ["CapabilityBoundingSet=CAP_KILL", "AmbientCapabilities=CAP_KILL"];
     let missing = rights.iter().filter(|right| !drop_in.lines().any(|line| line == **right));
     let missing: Vec<String> = missing.map(|right| format!("cuda.conf does not say {right}")).collect();

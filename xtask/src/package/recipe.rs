@@ -1,4 +1,4 @@
-//! The recipe of a package: its tree of files, and its metadata for dpkg.
+//! The recipe of a package: its file tree, and its metadata for dpkg.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,22 +18,22 @@ use crate::run::{root, shown};
 
 /// The only supported architecture.
 const ARCHITECTURE: &str = "amd64";
-/// Pages with results of benchmarks, and pages about the language of the project. Operators need neither.
+/// Pages with benchmark results, and pages about the project's language, which operators do not need.
 const NOT_PACKAGED: [&str; 4] = ["evaluation.md", "language-sample.md", "language.md", "overhead.md"];
 
 /// Sources of packages.
 pub(super) struct Recipe {
-    /// The folder with the programs.
+    /// Folder with the programs.
     pub binaries: PathBuf,
     pub version: String,
     /// Timestamp of all files, in seconds since 1970.
     pub epoch: u64,
-    /// True if packages are not compressed.
+    /// Set to build uncompressed packages.
     pub fast: bool,
 }
 
 impl Recipe {
-    /// Builds a package in `out`. Returns the path of the package.
+    /// Builds a package in `out`. Returns its path.
     pub fn make(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         let tree = Self::tree(spec.name, out);
         let symbols = Self::tree(&symbols::name(spec), out);
@@ -53,14 +53,13 @@ impl Recipe {
         self.build(spec.name, &tree, out)
     }
 
-    /// Builds the package of debug symbols for a package whose tree [`Self::make`] has created. Returns the path of the
-    /// package.
+    /// Builds the debug symbol package for a package after [`Self::make`] has created its tree. Returns its path.
     pub fn make_symbols(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         let name = symbols::name(spec);
         self.build(&name, &Self::tree(&name, out), out)
     }
 
-    /// Builds an RPM in `out` from the package's existing tree. Returns the path of the package.
+    /// Builds an RPM in `out` from the package's existing tree. Returns its path.
     pub fn make_rpm(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         rpm::make(self, spec, &Self::tree(spec.name, out), self.libc(spec)?, out)
     }
@@ -84,14 +83,14 @@ impl Recipe {
         Ok(package)
     }
 
-    /// Returns the newest version of glibc that a program of the package requires.
+    /// Returns the newest glibc version required by a program in the package.
     fn libc(&self, spec: &Spec) -> Result<Option<(u32, u32)>> {
         let programs = spec.built.iter().filter(|one| one.is_required);
         let libc = programs.map(|one| libc_version(&self.binaries.join(one.name))).collect::<Result<Vec<_>>>()?;
         Ok(libc.into_iter().flatten().max())
     }
 
-    /// Adds the built files, stripped, and adds their debug symbols to the other tree.
+    /// Adds the stripped build outputs to `tree`, and their debug symbols to `symbols`.
     fn built(&self, spec: &Spec, tree: &Tree, symbols: &Tree) -> Result<Symbols> {
         let mut found = Symbols::default();
         for one in spec.built {
@@ -106,7 +105,7 @@ impl Recipe {
         Ok(found)
     }
 
-    /// Adds the header, the examples and the pages of Gdev's interface.
+    /// Adds the header, examples and pages for Gdev's interface.
     fn gdev_files(&self, tree: &Tree) -> Result<()> {
         let (source, documents) = (root().join("gdev"), format!("usr/share/doc/{}", GDEV.name));
         tree.copy(&source.join("c/include/gdev.h"), "usr/include/gdev.h", 0o644)?;
@@ -129,7 +128,7 @@ impl Recipe {
         let folder = format!("usr/share/doc/{name}");
         let mut releases = release::releases()?;
         if let Some(newest) = releases.first_mut() {
-            // For a package of another version, the newest entry names that version.
+            // For a package with another version, put that version into the newest entry.
             newest.version.clone_from(&self.version);
         }
         tree.compressed(release::debian(name, &releases).as_bytes(), &format!("{folder}/changelog.gz"))?;
@@ -170,7 +169,7 @@ impl Recipe {
     }
 }
 
-/// Adds the files of the daemon's package that are not built.
+/// Adds the daemon package's files that are not build outputs.
 fn daemon_files(tree: &Tree) -> Result<()> {
     for (path, target) in LINKS {
         if tree.path(path).with_file_name(target).exists() {
@@ -207,7 +206,7 @@ fn daemon_files(tree: &Tree) -> Result<()> {
     Ok(())
 }
 
-/// Adds the links of the guest's library, and the file that makes the loader find them.
+/// Adds the guest library's symbolic links, and the file that makes the loader find them.
 fn guest_files(tree: &Tree) -> Result<()> {
     for (path, target) in GUEST_LINKS {
         tree.link(path, target)?;
@@ -219,7 +218,7 @@ fn guest_files(tree: &Tree) -> Result<()> {
     tree.compressed(&page, "usr/share/man/man1/gpu-mediator-guest-doctor.1.gz")
 }
 
-/// Adds completion and man pages, which `mediatorctl` prints.
+/// Adds shell completions and man pages, which `mediatorctl` prints.
 fn tool_files(tree: &Tree) -> Result<()> {
     let ctl = tree.path("usr/bin/mediatorctl");
     for (shell, path) in [
@@ -240,7 +239,7 @@ fn tool_files(tree: &Tree) -> Result<()> {
     Ok(())
 }
 
-/// Adds the manifests, the chart and the image's recipe.
+/// Adds the manifests, the chart and the Containerfile.
 fn kubernetes_files(tree: &Tree) -> Result<()> {
     let fleet = root().join("fleet");
     let share = format!("usr/share/{}", DAEMON.name);
@@ -261,7 +260,7 @@ fn copyright(licence: &str) -> String {
     )
 }
 
-/// Returns the newest version of glibc that a program requires, from the version names in the program.
+/// Returns the newest glibc version required by a program, according to its symbol versions.
 fn libc_version(program: &Path) -> Result<Option<(u32, u32)>> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let prefix = b"GLIBC_";

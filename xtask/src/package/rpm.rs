@@ -1,4 +1,4 @@
-//! Packages the same files as an RPM with the crate `rpm`, so that no tool of another distribution is needed.
+//! Builds an RPM with the same files, using the crate `rpm` instead of another distribution's tools.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use super::tree::Tree;
 use crate::release::{self, MAINTAINER};
 use crate::run::root;
 
-/// Name of the architecture in RPM.
+/// RPM's name of the architecture.
 const ARCHITECTURE: &str = "x86_64";
-/// Files whose location in other distributions differs from Debian.
+/// Files with a different location than in Debian.
 const ELSEWHERE: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_mediatorctl", "usr/share/zsh/site-functions/_mediatorctl")];
-/// Files that only Debian has: RPM keeps the changelog in the package's header.
+/// Debian-only file: RPM keeps the changelog in the package header.
 const DEBIAN_ONLY: &str = "changelog.gz";
-/// Folder of files for Debian's checker of packages.
+/// Folder of files for lintian, Debian's package checker.
 const LINTIAN: &str = "usr/share/lintian/";
 
 /// Returns true if an upgrade must keep the administrator's changes to a file. RPM does not support executable
@@ -28,13 +28,13 @@ fn is_config(spec: &Spec, path: &str) -> bool {
     spec.conffiles.contains(&path) && path != LIBVIRT_HOOK
 }
 
-/// Returns true for a file that only Debian has.
+/// Returns true for a Debian-only file.
 fn is_debian_only(path: &str) -> bool {
     path.ends_with(DEBIAN_ONLY) || path.starts_with(LINTIAN)
 }
 
-/// Creates the package from a tree's files in `out`. Returns the path of the package. `libc` is the newest version of
-/// glibc that a program requires.
+/// Creates an RPM in `out` from a tree's files. Returns its path. `libc` is the newest glibc version required by a
+/// program.
 pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32, u32)>, out: &Path) -> Result<PathBuf> {
     let epoch = u32::try_from(recipe.epoch).context("the time is not one of RPM")?;
     let mut summary = spec.summary.to_owned();
@@ -72,7 +72,7 @@ pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32,
     }
     builder.requires(Dependency::any("libgcc_s.so.1()(64bit)"));
     if tree.path(LOADER_FILE).exists() {
-        // Other distributions have no trigger that runs this program.
+        // Other distributions do not run ldconfig from a trigger.
         builder.post_install_script("/sbin/ldconfig\n").post_uninstall_script("/sbin/ldconfig\n");
     }
     if spec.has_service {

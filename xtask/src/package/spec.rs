@@ -1,21 +1,21 @@
-//! The packages: names, descriptions, programs and configuration files.
+//! Package specifications: names, descriptions, programs and configuration files.
 
-/// A built file, with its path in the package.
+/// A build output, with its path in the package.
 pub(super) struct Built {
-    /// Name in the folder of built programs.
+    /// Name in the build output folder.
     pub name: &'static str,
     pub path: &'static str,
     pub mode: u32,
-    /// True if the package cannot be built without this file.
+    /// Set if the package cannot be built without this file.
     pub is_required: bool,
 }
 
-/// Returns a program in `/usr/bin` or elsewhere.
+/// Returns an executable program.
 const fn program(name: &'static str, path: &'static str, is_required: bool) -> Built {
     Built { name, path, mode: 0o755, is_required }
 }
 
-/// Returns a shared library. Libraries are read, and not executed.
+/// Returns a shared library, which is not executable.
 const fn library(name: &'static str, path: &'static str, is_required: bool) -> Built {
     Built { name, path, mode: 0o644, is_required }
 }
@@ -29,16 +29,16 @@ pub(super) struct Spec {
     pub built: &'static [Built],
     /// Configuration files. An upgrade keeps the administrator's changes to these files.
     pub conffiles: &'static [&'static str],
-    /// True if the package's scripts set up a user and a service.
+    /// Set if the package's scripts set up a user and a service.
     pub has_service: bool,
-    /// Dependencies in addition to libraries, by their names in Debian.
+    /// Dependencies other than libraries, with their Debian names.
     pub depends: &'static str,
     /// Files that the package must contain, with their permissions.
     pub expected: &'static [(&'static str, &'static str)],
 }
 
-/// Additional names of the CUDA library, each a link to a file in the same folder. Programs open the library by any of
-/// these names, in any order, but a process must load it only once.
+/// Additional names of the CUDA library, each a symbolic link within the same folder. Programs open the library under
+/// any of these names, in any order, but a process must load it only once.
 pub(super) const LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator/cuda/libcuda.so", "libcuda.so.1"),
     ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1", "libcuda.so.1"),
@@ -51,16 +51,16 @@ pub(super) const GUEST_LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator-guest/libnvidia-ml.so.1", "libcuda.so.1"),
     ("usr/lib/gpu-mediator-guest/libnvidia-ml.so", "libcuda.so.1"),
 ];
-/// File that makes the loader find these libraries.
+/// File that adds these libraries to the loader's search path.
 pub(super) const LOADER_FILE: &str = "etc/ld.so.conf.d/gpu-mediator-guest.conf";
-/// Folder of these libraries, which is also the content of that file.
+/// Folder of these libraries, which is also the contents of that file.
 pub(super) const GUEST_FOLDER: &str = "/usr/lib/gpu-mediator-guest";
 
-/// Path of the hook of libvirt.
+/// Path of the libvirt hook.
 pub(super) const LIBVIRT_HOOK: &str = "etc/libvirt/hooks/qemu.d/gpu-mediator";
-/// Path of the file for libvirt's AppArmor profile.
+/// Path of the addition to libvirt's AppArmor profile.
 pub(super) const LIBVIRT_APPARMOR: &str = "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator";
-/// Path of the hook script of Proxmox.
+/// Path of the Proxmox hook script.
 pub(super) const PROXMOX_HOOK: &str = "usr/share/gpu-mediator/proxmox/gpu-mediator-hook";
 
 /// The daemon and its tool.
@@ -108,7 +108,7 @@ pub(super) const DAEMON: Spec = Spec {
     ],
 };
 
-/// The driver for Kubernetes.
+/// The Kubernetes driver.
 pub(super) const KUBERNETES: Spec = Spec {
     name: "gpu-mediator-kubernetes",
     summary: "gives pods shares of the cards of gpu-mediator",
@@ -137,7 +137,7 @@ pub(super) const KUBERNETES: Spec = Spec {
     ],
 };
 
-/// The libraries of virtual machines whose programs use CUDA.
+/// The libraries for virtual machines with CUDA programs.
 pub(super) const GUEST: Spec = Spec {
     name: "gpu-mediator-guest",
     summary: "lets programs of a virtual machine use CUDA on the host's card",
@@ -163,7 +163,7 @@ pub(super) const GUEST: Spec = Spec {
     ],
 };
 
-/// Gdev's interface, for programs of guests and of the host.
+/// Gdev's interface, for programs in guests and on the host.
 pub(super) const GDEV: Spec = Spec {
     name: "gpu-mediator-gdev",
     summary: "library for programs that compute on a card of gpu-mediator",

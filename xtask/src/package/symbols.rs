@@ -1,6 +1,6 @@
 //! Debug symbols of a package's programs, in a separate package.
 //!
-//! A debugger finds them by the program's build ID, under the path that Debian and Fedora share.
+//! A debugger finds them by the program's build ID, under the path common to Debian and Fedora.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,18 +14,17 @@ use super::recipe::Recipe;
 use super::spec::Spec;
 use super::tree::Tree;
 
-/// Returns the name of the package with a package's debug symbols.
+/// Returns the name of a package's debug symbol package.
 pub(super) fn name(spec: &Spec) -> String {
     format!("{}-dbgsym", spec.name)
 }
 
-/// Programs whose symbols were extracted, by build ID.
+/// Build IDs of programs with extracted symbols.
 #[derive(Default)]
 pub(super) struct Symbols(BTreeSet<String>);
 
 impl Symbols {
-    /// Copies a program's symbols to the tree of symbols, and removes them from the program. The symbols are nine
-    /// tenths of a program's size. Scripts have no symbols.
+    /// Moves a program's symbols, which are nine tenths of its size, to the symbol tree. Skips scripts.
     pub fn take(&mut self, program: &Path, symbols: &Tree) -> Result<()> {
         let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
         if !bytes.starts_with(b"\x7fELF") {
@@ -35,7 +34,7 @@ impl Symbols {
             && let Some((folder, file)) = id.split_at_checked(2)
         {
             let path = format!("usr/lib/debug/.build-id/{folder}/{file}.debug");
-            // Adding the empty file creates the folders.
+            // Add an empty file to create the folders.
             symbols.write(&path, b"", 0o644)?;
             let mut keep = Command::new("objcopy");
             keep.args(["--only-keep-debug", "--compress-debug-sections"]).arg(program).arg(symbols.path(&path));
@@ -49,9 +48,9 @@ impl Symbols {
             .map(drop)
     }
 
-    /// Completes the tree of symbols.
+    /// Completes the symbol tree.
     pub fn finish(self, recipe: &Recipe, spec: &Spec, symbols: &Tree) -> Result<()> {
-        // In Debian, a package of symbols links to the documentation folder of its program.
+        // In Debian, a debug symbol package links to the documentation folder of its program's package.
         symbols.link(&format!("usr/share/doc/{}", name(spec)), spec.name)?;
         let ids: Vec<String> = self.0.into_iter().collect();
         let fields = format!(
@@ -65,7 +64,7 @@ impl Symbols {
     }
 }
 
-/// Returns the ID that the linker gave a program.
+/// Returns the build ID of a program.
 fn build_id(program: &Path) -> Result<Option<String>> {
     let notes =
         output(Command::new("readelf").args(["--notes"]).arg(program)).context("the package binutils has readelf")?;

@@ -1,10 +1,10 @@
-//! Tests of packages.
+//! Tests the packages.
 
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-/// A folder with programs that pass the recipe's checks.
+/// Creates a folder with programs that pass the recipe's checks.
 fn programs() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let script = "#!/bin/sh\n# GLIBC_2.9 GLIBC_2.34 GLIBC_2.4\ncase $1 in\n\
@@ -47,7 +47,7 @@ fn exposure_of_unit_is_as_page_says() {
     let (said, _) = rest.split_once(" of 10").unwrap();
     let command = ["security", "--no-pager", "--offline=true", "packaging/gpu-mediator.service"];
     let Ok(rated) = Command::new("systemd-analyze").args(command).current_dir(root()).output() else {
-        // This host has no systemd. The package's test in a guest makes the comparison.
+        // Without systemd on this host, leave the comparison to the package's guest test.
         assert!(unit().contains("PrivateMounts=yes"));
         return;
     };
@@ -55,8 +55,8 @@ fn exposure_of_unit_is_as_page_says() {
     assert!(text.contains(&format!("gpu-mediator.service: {said} ")), "{said}\n{text}");
 }
 
-/// Tests that the runtime folder survives a stop of the service: containers have mounted the folder, and would not see
-/// the contents of a new folder at its path.
+/// Checks that the runtime folder survives a stop of the service: containers have mounted it, and would not see the
+/// contents of a new folder at its path.
 #[test]
 fn runtime_folder_outlives_stop_of_service() {
     let unit = unit();
@@ -194,7 +194,7 @@ fn notes(program: &Path) -> String {
 fn debug_symbols_are_found_by_the_build_id() {
     let folder = tempfile::tempdir().unwrap();
     let binaries = programs();
-    // Package this test's own program, which has symbols.
+    // Package this test program, which has symbols.
     let this = std::env::current_exe().unwrap();
     fs::copy(&this, binaries.path().join("gpu-mediator-dra")).unwrap();
     let version = "1.2.3".to_owned();

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use super::output;
 
-/// The folder of the package's own metadata.
+/// Folder of the package metadata.
 const CONTROL: &str = "DEBIAN";
 
 /// Returns true for a regular file.
@@ -18,7 +18,7 @@ fn is_file(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_file())
 }
 
-/// A tree under a folder.
+/// A file tree below a folder.
 pub(super) struct Tree(PathBuf);
 
 impl Tree {
@@ -26,12 +26,12 @@ impl Tree {
         Self(folder)
     }
 
-    /// Returns the path of a file of the tree.
+    /// Returns the full path of a file in the tree.
     pub fn path(&self, path: &str) -> PathBuf {
         self.0.join(path)
     }
 
-    /// Adds a file with these permissions.
+    /// Adds a file with the permissions `mode`.
     pub fn write(&self, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
         let at = self.path(path);
         let made = || -> std::io::Result<()> {
@@ -42,7 +42,7 @@ impl Tree {
         made().with_context(|| format!("cannot write {}", at.display()))
     }
 
-    /// Creates the folders above a file, with permissions that do not depend on the caller's umask.
+    /// Creates a file's parent folders, with permissions independent of the caller's umask.
     fn folders(&self, path: &str) -> std::io::Result<()> {
         for folder in Path::new(path).ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
             let folder = self.0.join(folder);
@@ -64,7 +64,7 @@ impl Tree {
         }
     }
 
-    /// Adds copies of all files of a folder and its subfolders.
+    /// Adds copies of all files in a folder and its subfolders.
     pub fn copy_folder(&self, from: &Path, path: &str) -> Result<()> {
         for name in super::names(from)? {
             let (source, path) = (from.join(&name), format!("{path}/{name}"));
@@ -89,14 +89,14 @@ impl Tree {
         self.write(path, &bytes, mode)
     }
 
-    /// Adds a link to a file of the same folder.
+    /// Adds a symbolic link to a file in the same folder.
     pub fn link(&self, path: &str, target: &str) -> Result<()> {
         let at = self.path(path);
         self.folders(path).with_context(|| format!("cannot make the folder of {}", at.display()))?;
         symlink(target, &at).with_context(|| format!("cannot make the link {}", at.display()))
     }
 
-    /// Returns all links of the package by path, with their targets.
+    /// Returns the paths and targets of all symbolic links in the package.
     pub fn links(&self) -> Result<Vec<(String, String)>> {
         let mut links = Vec::new();
         for path in self.all()? {
@@ -108,14 +108,14 @@ impl Tree {
         Ok(links)
     }
 
-    /// Adds a file with these contents, compressed by gzip without name and timestamp.
+    /// Adds a file with these contents, compressed with gzip without name and timestamp.
     pub fn compressed(&self, bytes: &[u8], path: &str) -> Result<()> {
         let plain = path.strip_suffix(".gz").context("a compressed file ends in .gz")?;
         self.write(plain, bytes, 0o644)?;
         output(Command::new("gzip").args(["-9", "--no-name", "--force"]).arg(self.path(plain))).map(drop)
     }
 
-    /// Returns all files of the package, sorted by path, with their permissions.
+    /// Returns all files of the package with their permissions, sorted by path.
     pub fn listed(&self) -> Result<Vec<(String, u32)>> {
         let listed = |path: PathBuf| {
             let mode = fs::metadata(self.0.join(&path))?.permissions().mode();
@@ -132,7 +132,7 @@ impl Tree {
         Ok(files)
     }
 
-    /// Returns all entries of the tree; each folder follows its contents.
+    /// Returns all entries of the tree. Each folder follows its contents.
     fn all(&self) -> Result<Vec<PathBuf>> {
         fn collect(root: &Path, folder: &Path, all: &mut Vec<PathBuf>) -> Result<()> {
             for name in super::names(folder)? {
@@ -158,20 +158,20 @@ impl Tree {
         Ok(bytes.div_ceil(1024))
     }
 
-    /// Returns the checksums with which dpkg finds changed files.
+    /// Returns the checksums that dpkg uses to detect changed files.
     pub fn md5sums(&self) -> Result<Vec<u8>> {
         let mut command = Command::new("md5sum");
         command.current_dir(&self.0).args(self.files()?);
         output(&mut command)
     }
 
-    /// Sets the same time on all entries.
+    /// Sets the timestamp of all entries.
     pub fn set_times(&self, epoch: u64) -> Result<()> {
         let time = UNIX_EPOCH + Duration::from_secs(epoch);
         for path in self.all()?.into_iter().chain([PathBuf::new()]) {
             let path = self.0.join(path);
             if path.is_symlink() {
-                // The tools that build packages set these times.
+                // Skip symbolic links: the packaging tools set their timestamps.
                 continue;
             }
             let set = fs::File::open(&path).and_then(|file| file.set_modified(time));

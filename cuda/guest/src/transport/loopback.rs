@@ -1,8 +1,8 @@
 //! A worker on the same machine, without a VM. The transport is a UNIX socket, with a memfd as the window.
 //!
-//! The socket of `cuda-loopback` first sends the window's descriptor, and is the worker's link afterwards.
+//! The `cuda-loopback` socket first sends the window's descriptor, and then serves as the link to the worker.
 //!
-//! UNSAFETY: maps parts of the window, waits for a futex in it, and closes descriptors in children.
+//! UNSAFETY: maps parts of the window, waits on a futex in it, and closes descriptors in children.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::BTreeMap;
@@ -19,12 +19,12 @@ use rustix::net::{
 };
 use worker_link::{Link, LinkError, ToWorker};
 
-/// The parts of the window: the next offset, and free parts by offset.
+/// Allocations in the window: the next offset, and the free ranges, keyed by offset.
 #[derive(Debug, Default)]
 struct Parts {
     next: u64,
     free: BTreeMap<u64, u64>,
-    /// Offset of each blob.
+    /// Offsets of the blobs.
     blobs: BTreeMap<u32, u64>,
     last_id: u32,
 }
@@ -36,7 +36,7 @@ pub struct Loopback {
     window: OwnedFd,
     bytes: u64,
     parts: Mutex<Parts>,
-    /// Address of the control blob; 0 until it exists.
+    /// Address of the control blob, or 0 before it exists.
     control: Arc<AtomicU64>,
 }
 
@@ -48,11 +48,11 @@ fn wake_all(control: &Shared) {
 
 fn shared(address: &AtomicU64) -> Option<Shared> {
     let address = address.load(Ordering::Acquire);
-    // SAFETY: the control blob stays mapped until the process ends.
+    // SAFETY: the control blob remains mapped until the process exits.
     (address != 0).then(|| unsafe { Shared::new(address, control::BYTES) })
 }
 
-/// Reads the link, so that the worker never blocks, and reports the worker's end.
+/// Reads from the link so that the worker never blocks, and reports the worker's exit.
 fn watch(link: &Link, control: &AtomicU64) {
     let mut descriptors = [rustix::event::PollFd::new(link, rustix::event::PollFlags::IN)];
     loop {
@@ -102,7 +102,7 @@ impl Loopback {
         loop {
             match self.link.send_to_worker(message) {
                 Ok(()) => return Ok(()),
-                // The worker soon reads the message, because a separate thread serves its link.
+                // The worker soon reads from the link, because a separate thread serves it.
                 Err(LinkError::WouldBlock) => std::thread::yield_now(),
                 Err(error) => return Err(io::Error::other(error)),
             }
@@ -133,8 +133,8 @@ impl Transport for Loopback {
             (id, offset)
         };
         let fixed = if address.is_some() { libc::MAP_FIXED } else { 0 };
-        // SAFETY: without an address the mapping is new; with an address, it replaces pages of the range that this
-        // library has reserved.
+        // SAFETY: without an address, the mapping is new; with an address, it replaces pages of a range reserved by
+        // this library.
         let found = unsafe {
             libc::mmap(
                 address.unwrap_or(0) as *mut libc::c_void,
@@ -148,7 +148,7 @@ impl Transport for Loopback {
         if found == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the mapping is the one created above. Children must not share it.
+        // SAFETY: the mapping was created above. Children must not share it.
         unsafe { libc::madvise(found, bytes as usize, libc::MADV_DONTFORK) };
         if kind == BlobKind::Control {
             self.control.store(found as u64, Ordering::Release);
@@ -159,7 +159,7 @@ impl Transport for Loopback {
 
     fn remove(&self, blob: Blob, keep_range: bool) -> io::Result<()> {
         let at = blob.address as *mut libc::c_void;
-        // SAFETY: `create` made the mapping, and the caller no longer uses it.
+        // SAFETY: `create` created the mapping, and the caller no longer uses it.
         unsafe {
             if keep_range {
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
@@ -196,7 +196,7 @@ impl Transport for Loopback {
     }
 
     fn close_in_child(&self) {
-        // SAFETY: the child's copies have no other user, because its library returns an error from each call.
+        // SAFETY: the child does not use its copies otherwise, because every call there returns an error.
         unsafe {
             libc::close(std::os::fd::AsFd::as_fd(&*self.link).as_raw_fd());
             libc::close(self.window.as_raw_fd());

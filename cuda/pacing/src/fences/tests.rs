@@ -1,4 +1,4 @@
-//! Tests of fences in streams while a capture is open.
+//! Tests fences during captures.
 //!
 //! UNSAFETY: replaces driver functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

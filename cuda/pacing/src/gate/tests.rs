@@ -1,4 +1,4 @@
-//! Tests of the gate with several threads.
+//! Tests the gate with several threads.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn slice_end_during_relocation_wakes_waiter_to_notify_owner() {
         assert!(gate.close(NO_SLICE, None));
         gate.open(ORDER);
         let since = Instant::now();
-        // TIMEOUT: only a failing test waits this long.
+        // TIMEOUT: reached only if the test fails.
         while !gate.is_told() && since.elapsed() < Duration::from_secs(20) {
             std::thread::yield_now();
         }
@@ -114,7 +114,7 @@ fn step_lets_one_waiting_submission_pass_a_closed_gate() {
             assert!(gate.close(NO_SLICE, None), "the submission is over");
             assert_eq!(passed.load(Ordering::SeqCst), steps);
         }
-        // A step does not overrule a move of chunks.
+        // A step does not override a relocation of chunks.
         assert!(gate.close(ORDER, None));
         gate.step(Duration::from_millis(10));
         assert_eq!(passed.load(Ordering::SeqCst), 2);

@@ -1,4 +1,4 @@
-//! Tests of groups of work, their lengths, and the polling for their ends.
+//! Tests groups of work, their lengths, and polling for their completion.
 //!
 //! UNSAFETY: replaces driver functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,7 +23,7 @@ extern "C" fn set_current(context: u64) -> i32 {
     SUCCESS
 }
 
-/// Fails without a context, as in the driver. Otherwise, reports that the event's work has not ended.
+/// Fails without a context, like the driver. Otherwise, reports that the event's work has not completed.
 extern "C" fn not_ended(_: u64) -> i32 {
     if CURRENT.get() == 0 { driver::INVALID_CONTEXT } else { driver::NOT_READY }
 }
@@ -76,7 +76,7 @@ fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
     pace
 }
 
-/// Measures a group of one kernel that takes `ms` milliseconds instead of its known length. Returns the new length.
+/// Evaluates a group of one kernel that takes `ms` milliseconds instead of its known length. Returns the new length.
 fn taken(pace: &mut Pace, ms: f64) -> Length {
     let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
     let group = flying(&[(expected / 1e6, false)], Instant::now()).groups.remove(0).expect("one");
@@ -91,10 +91,10 @@ fn elapsed_part_of_long_kernel_is_not_counted_as_left() {
     assert!(pace.left_ns(at) > 20e6, "nothing of it has run");
     let late = at + Duration::from_millis(18);
     assert!((pace.left_ns(late) - 3e6).abs() < 1e3);
-    // Work that takes longer than expected is about to end, and the work after it has not begun.
+    // Work that takes longer than expected is considered about to end, and the work after it has not begun.
     pace.groups.extend(flying(&[(21.0, true)], at).groups);
     assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
-    // The end of the first group was noticed late, so the estimate assumes that the second group has run only since
+    // The end of the first group was detected late, so the estimate assumes that the second group has run only since
     // then.
     pace.groups.pop_front();
     pace.seen = Some(at + Duration::from_millis(50));
@@ -186,7 +186,7 @@ fn a_kind_that_is_often_in_a_group_is_corrected_once() {
     let mut pace = Pace::default();
     let mut one = flying(&[(2.4, false)], Instant::now()).groups.remove(0).expect("one");
     one.keys = vec![1; 8];
-    // Run groups of eight and of other numbers of kernels, which take 0.25 ms each instead of the expected 0.3 ms.
+    // Run groups of various sizes. Each kernel takes 0.25 ms instead of the expected 0.3 ms.
     pace.lengths.insert(1, Length { ns: 300_000.0, steady: 0 });
     pace.learn(&one, 2e6);
     for count in [8, 7, 8, 3, 8] {

@@ -1,11 +1,11 @@
-//! Marks in the work of a program that is alone.
+//! Tests marks in the work of a program that is alone.
 
 use super::*;
 
 const ONE: Stream = Stream::made(5);
 const OTHER: Stream = Stream::made(6);
 
-/// Adds `count` marks of a stream, made at `at`.
+/// Adds `count` marks to a stream, recorded at `at`.
 fn flying(marks: &mut Marks, stream: Stream, count: usize, at: Instant) {
     marks.marks.extend((0..count).map(|_| Mark { context: 1, stream, event: Event::of_test(0), made: at }));
 }
@@ -38,7 +38,7 @@ fn mark_interval_grows_for_short_work_and_shrinks_for_long() {
     };
     assert_eq!([1, 1, 1, 1, 1].map(|took| every(&mut marks, took, true)), [8, 16, 32, 32, 32]);
     assert_eq!([50, 50].map(|took| every(&mut marks, took, true)), [32, 32], "it is as long as it may be");
-    // No thread waited: the mark may have passed long ago.
+    // No thread waited, so the mark may have completed long ago.
     assert_eq!(every(&mut marks, 5000, false), 32);
     assert_eq!([200; 7].map(|took| every(&mut marks, took, true)), [16, 8, 4, 2, 1, 1, 1]);
 }

@@ -1,5 +1,5 @@
-//! Checks a guest for CUDA, and prints the first obstacle with its remedy. The program exits with status 1 if something
-//! is missing.
+//! Checks whether a guest can use CUDA, and prints the first obstacle with its remedy. Exits with status 1 if there is
+//! an obstacle.
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! The driver's functions that begin and end captures, or destroy streams.
+//! Driver functions that begin or end captures, or destroy streams.
 //!
 //! UNSAFETY: forwards calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,14 +10,15 @@ use crate::driver::{self, Object, SUCCESS};
 use crate::streams::Stream;
 use crate::symbols::at;
 
-/// Begins a capture in `stream`. Waits while a drain synchronises contexts, because that would end the capture.
+/// Begins a capture in `stream`. First waits for drains that synchronise contexts, because this would invalidate the
+/// capture.
 fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
     let card = shim.of_stream(stream);
     let stripe = card.pass();
-    // This step comes first, so that each later submission is followed by a fence.
+    // Do this first, so that every later submission is followed by a fence.
     shim.captures.begins();
-    // A drain of any card looks for fences while a capture is open.
+    // While a capture is open, drains of all cards rely on fences.
     shim.cards().for_each(|card| card.pacing.capture_begins(&shim.captures));
     let result = call();
     shim.captures.begun(driver::current_context() as u64, stream, result == SUCCESS);
@@ -27,7 +28,7 @@ fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
 
 fn end(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let result = call();
-    // The capture is over even if the call returns an error.
+    // The capture ends even if the call returns an error.
     let captures = &shim().captures;
     if captures.any() && !stream.is_capturing() {
         captures.stream_ended(stream);
@@ -81,7 +82,7 @@ unsafe extern "C" fn end_to_cig_per_thread(stream: Object) -> c_int {
     end(Stream::named(stream as u64, true), || unsafe { driver::stream_end_capture_to_cig_per_thread(stream) })
 }
 
-/// Destroys a stream. The stream's work continues, but a capture that began in it ends.
+/// Destroys a stream. Its work continues, but a capture that began in the stream ends.
 fn destroy(stream: Object, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
     let named = Stream::named(stream as u64, false);

@@ -1,4 +1,4 @@
-//! The driver's functions that create and destroy contexts. Drains need the list of contexts.
+//! Driver functions that create or destroy contexts. Drains need the list of contexts.
 //!
 //! UNSAFETY: forwards calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,7 +10,7 @@ use crate::driver::{self, Object, SUCCESS};
 use crate::shim::Card;
 use crate::symbols::at;
 
-/// Remembers a context of a device.
+/// Records a new context of a device.
 fn made(context: u64, device: c_int) {
     let shim = shim();
     let card = shim.of_device(device).unwrap_or(shim.first());
@@ -20,7 +20,7 @@ fn made(context: u64, device: c_int) {
 macro_rules! made {
     ($name:ident($($arg:ident: $ty:ty),*)) => {
         unsafe extern "C" fn $name(context: *mut Object, $($arg: $ty,)* device: c_int) -> c_int {
-            // SAFETY: guaranteed by the caller; the driver has written the context if it succeeds.
+            // SAFETY: guaranteed by the caller; the driver has written the context if it returned success.
             unsafe {
                 let result = driver::$name(context, $($arg,)* device);
                 if result == SUCCESS {
@@ -33,7 +33,7 @@ macro_rules! made {
 }
 
 unsafe extern "C" fn primary_ctx_retain(context: *mut Object, device: c_int) -> c_int {
-    // SAFETY: guaranteed by the caller; the driver has written the context if it succeeds.
+    // SAFETY: guaranteed by the caller; the driver has written the context if it returned success.
     unsafe {
         let result = driver::primary_ctx_retain(context, device);
         if result == SUCCESS {
@@ -48,11 +48,11 @@ made!(ctx_create(flags: u32));
 made!(ctx_create_v3(affinity: *const c_void, count: c_int, flags: u32));
 made!(ctx_create_v4(parameters: *const c_void, flags: u32));
 
-/// Removes the records about a context that is about to end.
+/// Removes all records of a context that is about to be destroyed.
 fn ends(context: Object) {
     let (shim, context) = (shim(), context as u64);
     let card = shim.of_context(context).unwrap_or(shim.current());
-    // The context's streams end as well.
+    // This also destroys the context's streams.
     shim.stream_ends(None);
     peers::ends(|pair| pair.from.0 == context || pair.to.0 == context);
     card.contexts.forget(context);
@@ -74,8 +74,8 @@ unsafe extern "C" fn ctx_destroy_first(context: Object) -> c_int {
     unsafe { driver::ctx_destroy_first(context) }
 }
 
-/// Prepares for the possible end of a card's context: streams can no longer reuse the memory that they freed, and the
-/// context's events are forgotten.
+/// Prepares for the possible destruction of a card's context: streams can no longer reuse memory that they freed, and
+/// the context's events are discarded.
 fn may_end(card: &Card) {
     let shim = shim();
     shim.stream_ends(None);
@@ -84,7 +84,7 @@ fn may_end(card: &Card) {
     card.pacing.fences.contexts_may_end();
 }
 
-/// Records that the primary context of a card's device has ended.
+/// Records that the primary context of a card's device was destroyed.
 fn ended(card: &Card, device: c_int) {
     let shim = shim();
     card.pacing.fences.contexts_ended();
@@ -115,7 +115,7 @@ macro_rules! primary_ends {
             let (mut flags, mut active) = (0, 0);
             // SAFETY: the pointers point to locals.
             let told = unsafe { driver::primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
-            // Other threads may still have a reference; in this case, their work continues.
+            // Other threads may still hold a reference; their work then continues.
             if told == SUCCESS && active == 0 {
                 ended(card, device);
             }

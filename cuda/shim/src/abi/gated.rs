@@ -1,6 +1,6 @@
-//! Passes submissions through the gate.
+//! Submissions, which pass through the gate.
 //!
-//! UNSAFETY: reads the arguments of calls by position.
+//! UNSAFETY: reads call arguments by position.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_int;
@@ -12,19 +12,18 @@ use crate::symbols::{Arguments, COPIES, at};
 
 mod several;
 
-/// Token that [`enter`] returns and [`leave`] receives for a submission that the gate does not count.
+/// Token passed from [`enter`] to [`leave`] for a submission that the gate does not count.
 const UNGATED_TOKEN: u64 = u64::MAX;
 
-/// Combines a function and the size of its grid into a key.
+/// Combines a function and its grid dimensions into a key.
 fn shaped(function: u64, grid: [u32; 3]) -> u64 {
     let mix = |key: u64, size: u32| (key.rotate_left(23) ^ u64::from(size)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     grid.into_iter().fold(function, mix)
 }
 
-/// Returns a key that is the same for repeated submissions of the same work. The key identifies the work for estimates
-/// of its length.
+/// Returns a key that identifies repeated submissions of the same work, for estimates of its duration.
 fn key(index: usize, arguments: Arguments) -> u64 {
-    // SAFETY: the positions are those in the headers' declarations.
+    // SAFETY: the positions match the declarations in the headers.
     let get = |n| unsafe { arguments.get(n) };
     match index {
         at::cuLaunchKernel
@@ -42,7 +41,7 @@ fn key(index: usize, arguments: Arguments) -> u64 {
     }
 }
 
-/// Prepares a submission. Waits while the gate of its card is closed or too much of this program's work is in flight.
+/// Prepares a submission. Waits while its card's gate is closed, or while too much of the program's work is in flight.
 #[inline(always)]
 pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
     if shim.is_single() {
@@ -63,7 +62,7 @@ fn enter_on(shim: &Shim, card: &Card, index: usize, arguments: Arguments) -> u64
     let measured = pacing.wait(captures, &card.gate, || stream(index, arguments));
     let held = !measured || card.gate.is_closed();
     let stripe = card.pass();
-    // A slice that begins while this thread is blocked may use the other mode.
+    // A slice that begins while this thread is blocked may use another mode.
     if pacing.run_ahead.is_active() {
         pacing.run_ahead.begin(captures, stream(index, arguments), held);
     }

@@ -18,7 +18,7 @@ use crate::{driver, fork};
 
 /// File name that programs load.
 const NAME: &str = "libcuda.so.1";
-/// Default folders of the driver's library.
+/// Default folders of the driver library.
 const FOLDERS: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -28,11 +28,11 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib",
 ];
 
-/// Returns the function that this process runs for a symbol. The first call loads the driver and fills all slots.
+/// Returns the function that implements a symbol in this process. The first call loads the driver and fills all slots.
 pub fn resolve(index: usize) -> *mut () {
     let loaded = super::prepare().is_some_and(|shim| shim.libraries.driver.run(|| load(&shim.settings)));
     let function = stubs::get(index);
-    // In a child, calls go to the driver's own functions, because some of them work without initialisation.
+    // In a child, use the driver's own functions, some of which work without initialisation.
     let is_drivers = || real(index).is_null() || function == real(index);
     if loaded && (fork::is_own() || is_drivers() || lookup::ours(index).is_some()) {
         return function;
@@ -45,7 +45,7 @@ fn load(settings: &Settings) {
     lookup::prepare();
     let mediated = !settings.sockets.is_empty();
     if mediated && !library && !log::wanted() {
-        // Without this message the program only reports CUDA's error 100.
+        // Without this message, the program reports only CUDA error 100.
         log::write(&format!("gpu-mediator: libcuda: {}\n", no_driver(NAME)));
     }
     for index in 0..COUNT {
@@ -57,8 +57,8 @@ fn load(settings: &Settings) {
     }
 }
 
-/// Loads the library called `name`, or the file `named`, and records its functions for `symbols`. Returns true if the
-/// library exists.
+/// Loads the file `named`, or else the library `name`, and records its functions for `symbols`. Returns true if the
+/// library was found.
 pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> bool {
     let library = candidates(name, named).find_map(|path| open(&path));
     if library.is_none() {
@@ -71,20 +71,20 @@ pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> boo
     library.is_some()
 }
 
-/// Returns a message that explains why programs find no card.
+/// Returns the error message for a missing driver.
 fn no_driver(name: &str) -> String {
     let variable = cuda_protocol::DRIVER_VARIABLE;
     format!("no {name} of NVIDIA's driver was found; install the driver, or name its library in {variable}")
 }
 
 fn find(library: *mut c_void, name: &CStr) -> *mut () {
-    // SAFETY: the handle is the loader's and is never closed; the name ends with a zero byte.
+    // SAFETY: the handle comes from the loader and is never closed; the name is NUL-terminated.
     unsafe { libc::dlsym(library, name.as_ptr()).cast() }
 }
 
 fn open(path: &Path) -> Option<*mut c_void> {
     let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: loads the driver's library, as the program itself would do without this library.
+    // SAFETY: loads the driver library, as the program itself would without this library.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {
         report!("{} cannot be loaded", path.display());
@@ -94,7 +94,7 @@ fn open(path: &Path) -> Option<*mut c_void> {
     Some(library)
 }
 
-/// Returns the paths where the real library called `name` may be, in the loader's search order. Omits this library.
+/// Returns the candidate paths of the real library `name` in the loader's search order, except this library.
 fn candidates(name: &str, named: Option<PathBuf>) -> impl Iterator<Item = PathBuf> {
     let own = own_file();
     let searched = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -105,7 +105,7 @@ fn candidates(name: &str, named: Option<PathBuf>) -> impl Iterator<Item = PathBu
     })
 }
 
-/// Returns the library's paths in the loader's cache: the strings in the cache file that end with the library's name.
+/// Returns the library's paths in the loader's cache: the strings in the cache file that end in the library name.
 fn cached(name: &str) -> Vec<PathBuf> {
     let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
     let suffix = format!("/{name}");
@@ -113,14 +113,14 @@ fn cached(name: &str) -> Vec<PathBuf> {
     strings.filter(|text| text.starts_with(b"/")).map(|text| PathBuf::from(OsStr::from_bytes(text))).collect()
 }
 
-/// Returns the device and inode of the file from which this library was loaded.
+/// Returns the device and inode numbers of this library's file.
 fn own_file() -> Option<(u64, u64)> {
     // SAFETY: an all-zero `Dl_info` is valid, and the address lies in this library.
     let info = unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
         (libc::dladdr(resolve as *const c_void, &raw mut info) != 0).then_some(info)
     }?;
-    // SAFETY: the loader's string lives as long as the library.
+    // SAFETY: the loader's string is valid as long as the library is loaded.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     let file = std::fs::metadata(OsStr::from_bytes(name.to_bytes())).ok()?;
     Some((file.dev(), file.ino()))

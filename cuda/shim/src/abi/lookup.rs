@@ -1,5 +1,5 @@
-//! `cuGetProcAddress`: the driver looks up a function, and this library replaces the result if it has a function of its
-//! own.
+//! `cuGetProcAddress`: the driver looks up a function, and this library replaces the result if it has its own version
+//! of the function.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -15,14 +15,14 @@ use crate::symbols::{COUNT, FAMILIES, at, real};
 /// Flag of the call that requests functions for the per-thread default stream.
 const PER_THREAD: u64 = 1 << 1;
 
-/// Sorts the real functions by their addresses. Called once, before any other function of this module.
+/// Sorts the real functions by address. Called once, before any other function of this module.
 pub fn prepare() {
     let mut addresses: Vec<_> = (0..COUNT).map(|index| (real(index) as usize, index)).filter(|a| a.0 != 0).collect();
     addresses.sort_unstable();
     let _ = shim().libraries.by_address.set(addresses);
 }
 
-/// Returns the symbol for a call with this name, version and flags, if the table has such a symbol.
+/// Returns the table's symbol for this name, version and mode, if any.
 fn symbol(name: &[u8], version: u32, per_thread: bool) -> Option<usize> {
     let at = FAMILIES.binary_search_by(|family| compare(family.0, name)).ok()?;
     let forms = FAMILIES.get(at)?.1;
@@ -34,7 +34,7 @@ fn compare(a: &[u8], b: &[u8]) -> Ordering {
     a.cmp(b)
 }
 
-/// Replaces the driver's function with our function, if we have one for it.
+/// Replaces the driver's function with this library's version, if one exists.
 ///
 /// # Safety
 /// Same as for `cuGetProcAddress`, which has succeeded with these arguments.
@@ -53,14 +53,14 @@ unsafe fn substitute(name: *const c_char, function: *mut *mut c_void, version: c
     let by_name = symbol(name, u32::try_from(version).unwrap_or(0), per_thread);
     let from = addresses.partition_point(|a| a.0 < found as usize);
     let same = addresses.get(from..).unwrap_or_default().iter().take_while(|a| a.0 == found as usize).map(|a| a.1);
-    // One function of the driver may have several names.
+    // A driver function may have several names.
     let by_address = same.clone().find(|index| Some(*index) == by_name).or_else(|| same.clone().next());
     let Some(index) = by_address.or(by_name) else { return };
     let ours = get(index);
     if ours.is_null() || ours == real(index) {
         return;
     }
-    // Return the exported entry instead of the function itself, because the program may call it in a child.
+    // Return the exported stub instead of the function itself, because the program may call it in a child.
     if let Some(entry) = ENTRIES.get(index) {
         // SAFETY: as above.
         unsafe { *function = (*entry as *mut ()).cast() };

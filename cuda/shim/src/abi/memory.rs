@@ -1,4 +1,4 @@
-//! The driver's memory functions, implemented on the program's memory.
+//! The driver's memory functions, implemented by the `memory` module.
 
 mod calls;
 mod fixed;

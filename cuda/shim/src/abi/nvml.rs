@@ -1,12 +1,11 @@
-//! NVML, the management library. Calls go to the real NVML, but the card memory that NVML reports is the tenant's
-//! quota.
+//! NVML, the management library. Calls go to the real NVML, but the reported card memory is the tenant's quota.
 //!
-//! Programs and tools that use NVML need no context and never call the driver, and a forked child may also use NVML.
-//! Therefore, each query uses a separate connection to the owner, like a program without work. NVML reports only the
-//! tenant's cards, and none before an owner has answered once. If the owner fails to answer a later query, the program
-//! gets NVML's own answer about the tenant's card. A tenant sees only its own processes on a card.
+//! NVML users do not need a context and may never call the driver. Forked children may also use NVML. Therefore, each
+//! query opens a separate connection to the owner, like a program without work. NVML reports only the tenant's cards,
+//! and none before all owners have replied once. If the owner does not reply to a later query, the program receives
+//! NVML's own result for the card. A tenant sees only its own processes on a card.
 //!
-//! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
+//! UNSAFETY: calls functions with the signatures in NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -38,8 +37,8 @@ const INSUFFICIENT_SIZE: c_int = 7;
 const NO_LIBRARY: c_int = 12;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`.
 const NO_FUNCTION: c_int = 13;
-/// Time limit for an owner to answer, in milliseconds.
-// TIMEOUT: if an owner is stuck, a tool should show NVML's own answer instead of hanging.
+/// Reply timeout of an owner in ms.
+// TIMEOUT: if an owner is stuck, a tool should show NVML's own values instead of hanging.
 const PATIENCE_MS: c_int = 2000;
 
 /// `nvmlDevice_t`.
@@ -63,7 +62,7 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// Returns the function that this process runs for a symbol, even if the process is a child: NVML works in a child that
+/// Returns the function that implements a symbol in this process, including in a child: NVML works in a child that
 /// initialises it again. The first call loads the real library and fills its slots.
 pub fn resolve(index: usize) -> *mut () {
     if super::prepare().is_some_and(|shim| shim.libraries.nvml.run(|| load(&shim.settings))) {
@@ -74,7 +73,7 @@ pub fn resolve(index: usize) -> *mut () {
 }
 
 fn load(settings: &Settings) {
-    // NVML is in the same folder as the driver's library.
+    // NVML is in the same folder as the driver library.
     let named = settings.driver.as_ref().map(|path| path.with_file_name(NAME));
     let library = loader::library(NAME, named, COUNT..ALL);
     let mediated = !settings.sockets.is_empty();
@@ -144,8 +143,7 @@ unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int 
     result
 }
 
-/// Connects to the owner of a device's card as its tenant. Returns the connection, the card's number and the protocol
-/// version.
+/// Connects to the owner of a device's card. Returns the connection, the card's index and the protocol version.
 fn connect(device: Device) -> Option<(Connection, u8, u16)> {
     let uuid = uuid(device)?;
     let shim = shim();
@@ -155,8 +153,7 @@ fn connect(device: Device) -> Option<(Connection, u8, u16)> {
     Some((link, u8::try_from(card).ok()?, welcome.version))
 }
 
-/// Connects to the owner whose socket is at this position of the program's list. Returns the connection and the owner's
-/// terms.
+/// Connects to the owner at socket index `number`. Returns the connection and the owner's terms.
 fn hello(number: usize) -> Option<(Connection, Welcome)> {
     let shim = shim();
     let link = Connection::open(shim.settings.sockets.get(number)?).ok()?;
@@ -165,7 +162,8 @@ fn hello(number: usize) -> Option<(Connection, Welcome)> {
     Some((link, welcome))
 }
 
-/// Returns a device's free bytes for the tenant, and its quota; `None` if the tenant does not have the card.
+/// Returns the tenant's free memory and its quota on a device, in bytes. Returns `None` if the card does not belong to
+/// the tenant.
 fn memory(device: Device) -> Option<(u64, u64)> {
     let (link, card, _) = connect(device)?;
     link.send(&FromTenant::AskMemory { request: 1, card }, &[]).ok()?;
@@ -196,7 +194,7 @@ fn uuid(device: Device) -> Option<[u8; 16]> {
     (result == SUCCESS).then(|| parsed(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)).flatten()
 }
 
-/// Parses a UUID of the form `GPU-` and 32 digits in groups. Rejects the UUID of a part of a card (`MIG-`).
+/// Parses a card UUID: `GPU-` and 32 hexadecimal digits in groups. Rejects the UUIDs of MIG instances (`MIG-`).
 fn parsed(text: &str) -> Option<[u8; 16]> {
     let digits: String = text.strip_prefix("GPU-")?.chars().filter(|digit| *digit != '-').collect();
     let number = u128::from_str_radix(&digits, 16).ok()?;
@@ -225,7 +223,7 @@ mod tests {
     #[test]
     fn the_structures_are_as_long_as_the_header_has_them() {
         assert_eq!(size_of::<Memory>(), 24);
-        // The version that callers pass has the length in its low half.
+        // The low half of the version that callers pass is the structure size.
         assert_eq!(size_of::<MemoryV2>(), 0x0200_0028 & 0xffff);
     }
 }

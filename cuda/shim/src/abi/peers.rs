@@ -1,7 +1,7 @@
-//! The driver's functions for access between the cards of a program with several cards.
+//! Driver functions for peer access in a program with several cards.
 //!
-//! `cuDeviceCanAccessPeer` and the copies between contexts need no function here: the driver sees only the program's
-//! cards, and copies pass the gate.
+//! `cuDeviceCanAccessPeer` and copies between contexts need no replacement: the driver sees only the program's cards,
+//! and copies pass the gate.
 //!
 //! UNSAFETY: forwards calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -21,7 +21,7 @@ fn device_of(context: Object) -> Result<c_int, c_int> {
     events::within(context as u64, driver::current_device)
 }
 
-/// `cuCtxEnablePeerAccess`: the current context may access memory of `peer`.
+/// `cuCtxEnablePeerAccess`: grants the current context access to the memory of `peer`.
 unsafe extern "C" fn enable(peer: Object, flags: u32) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::ctx_enable_peer_access(peer, flags) };
@@ -57,7 +57,7 @@ unsafe extern "C" fn disable(peer: Object) -> c_int {
     result
 }
 
-/// Ends the access of pairs that `is_it` accepts.
+/// Revokes the access of pairs that match `is_it`.
 pub fn ends(is_it: impl Fn(&Pair) -> bool) {
     let shim = shim();
     for (from, to) in shim.peers.remove(is_it) {
@@ -67,11 +67,11 @@ pub fn ends(is_it: impl Fn(&Pair) -> bool) {
     }
 }
 
-/// `cuMemPoolSetAccess`. Allocations from pools are in chunks, to which the access of the driver's pool does not apply.
-/// The call succeeds for the current device, which usually has access to a pool already.
+/// `cuMemPoolSetAccess`. Allocations from pools are in chunks, to which the pool's access settings do not apply. The
+/// call succeeds for the current device, which usually has access to a pool already.
 unsafe extern "C" fn pool_set_access(pool: Object, access: *const Access, count: usize) -> c_int {
     if !access.is_null() {
-        // SAFETY: guaranteed by the caller: the list has `count` descriptions.
+        // SAFETY: guaranteed by the caller: the list has `count` entries.
         let list = unsafe { std::slice::from_raw_parts(access, count) };
         let own = driver::current_device().ok();
         let is_other = |access: &Access| access.flags() != 0 && access.device() != own;
@@ -84,15 +84,15 @@ unsafe extern "C" fn pool_set_access(pool: Object, access: *const Access, count:
     unsafe { driver::mem_pool_set_access(pool, access, count) }
 }
 
-/// `cuLaunchCooperativeKernelMultiDevice`, which NVIDIA has deprecated. The kernels of one call would need the turns of
-/// several cards.
+/// `cuLaunchCooperativeKernelMultiDevice`, which NVIDIA has deprecated. The kernels of one call would need slices of
+/// several cards at the same time.
 unsafe extern "C" fn launch_multi_device(list: *const c_void, count: u32, flags: u32) -> c_int {
     if count > 1 {
         report!("cuLaunchCooperativeKernelMultiDevice is not supported with several cards");
         return NOT_SUPPORTED;
     }
     type Call = unsafe extern "C" fn(*const c_void, u32, u32) -> c_int;
-    // SAFETY: the headers declare the symbol with these arguments, and the caller guarantees their validity.
+    // SAFETY: the headers declare the symbol with these arguments, which the caller guarantees to be valid.
     unsafe {
         let call: Call = std::mem::transmute(GATES[at::cuLaunchCooperativeKernelMultiDevice]);
         call(list, count, flags)

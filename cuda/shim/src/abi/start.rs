@@ -1,4 +1,4 @@
-//! `cuInit`, and the lookup of this library's function for a symbol.
+//! `cuInit`, and the lookup of this library's replacement functions.
 //!
 //! UNSAFETY: forwards the call.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -11,7 +11,7 @@ use crate::driver::{self, SUCCESS};
 use crate::symbols::{GATED, NAMES_MEMORY, at};
 use crate::{agent, fork, visible};
 
-/// `cuInit`. Fails if the program of a tenant cannot connect, so that it never runs outside its limits.
+/// `cuInit`. Fails if a tenant's program cannot connect, so that the program never runs outside its limits.
 unsafe extern "C" fn init(flags: u32) -> c_int {
     // SAFETY: guaranteed by the caller.
     let driver = || unsafe { driver::init(flags) };
@@ -25,7 +25,7 @@ unsafe extern "C" fn init(flags: u32) -> c_int {
     })
 }
 
-/// Returns this library's function for a symbol, if it has one.
+/// Returns this library's replacement for a symbol, if it has one.
 pub fn ours(index: usize) -> Option<*mut ()> {
     let present =
         || NAMES_MEMORY.get(index).is_some_and(|names| *names).then(|| PRESENTS.get(index).map(|f| *f as *mut ()));

@@ -1,8 +1,8 @@
-//! The exported functions: a slot for each symbol, and the code that jumps through it.
+//! The exported functions: one slot per symbol, and the stub that jumps through it.
 //!
-//! The slots and the function tables are static, because the code refers to them by address.
+//! The slots and the function tables are static, because the stubs refer to them by address.
 //!
-//! UNSAFETY: functions of unknown signatures are called with unchanged registers and stack.
+//! UNSAFETY: calls functions with unknown signatures, with unchanged registers and stack.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, reason = "generated")]
@@ -14,23 +14,23 @@ use crate::symbols::{ALL, Arguments, COUNT, NAMES, REAL, real};
 
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
 
-/// Sets the function of a symbol.
+/// Sets the function in a symbol's slot.
 pub fn set(index: usize, function: *mut ()) {
     if let Some(slot) = SLOTS.get(index) {
         slot.store(function, Ordering::Release);
     }
 }
 
-/// Returns the current function of a symbol.
+/// Returns the function in a symbol's slot.
 pub fn get(index: usize) -> *mut () {
     SLOTS.get(index).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
 }
 
-/// Handles the first call of a symbol in a process or in a forked child. Loads the library if necessary, and then
-/// continues through the slot, or fails.
+/// Handles the first call of a symbol in a process or in a forked child. Loads the library if necessary, and then jumps
+/// through the slot, or fails.
 #[unsafe(naked)]
 unsafe extern "C" fn lazy_common() {
-    // Input: [rsp] number of the symbol, [rsp + 8] return address. The argument registers are restored.
+    // Input: [rsp] symbol index, [rsp + 8] return address. The argument registers are preserved.
     core::arch::naked_asm!(
         "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
         "sub rsp, 32",
@@ -53,11 +53,11 @@ extern "C" fn resolve(index: usize) -> *mut () {
     if index < COUNT { super::loader::resolve(index) } else { super::nvml::resolve(index) }
 }
 
-/// Handles a call that may refer to addresses and does not wait for a slice. Maps evicted chunks, and then calls the
-/// real function.
+/// Handles a call that may access memory but does not wait for a slice. Maps evicted chunks, and then calls the real
+/// function.
 #[unsafe(naked)]
 unsafe extern "C" fn present_common() {
-    // Input: as for `lazy_common`.
+    // Input: same as for `lazy_common`.
     core::arch::naked_asm!(
         "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
         "sub rsp, 32",
@@ -76,7 +76,7 @@ unsafe extern "C" fn present_common() {
     )
 }
 
-/// Returns true if a function adds a node to a graph or changes one.
+/// Returns true if a function adds or changes a graph node.
 fn changes_graph(index: usize) -> bool {
     let name = NAMES.get(index).map(|name| name.to_string_lossy()).unwrap_or_default();
     name.strip_prefix("cuGraph").is_some_and(|rest| ["Add", "Set", "Update"].iter().any(|part| rest.contains(part)))
@@ -85,19 +85,18 @@ fn changes_graph(index: usize) -> bool {
 extern "C" fn present(index: usize) -> *mut () {
     let shim = shim();
     if !shim.is_single() && changes_graph(index) {
-        // A node may copy between cards, or run on another card than the launch.
+        // A node may copy between cards, or run on a different card than the launch.
         shim.allow_cross_access();
     }
     shim.present();
     real(index)
 }
 
-/// Handles a submission. Passes the gate, calls the real function with a copy of the caller's stack arguments, and
-/// notifies the gate.
+/// Handles a submission. Passes the gate, calls the real function with copied stack arguments, and notifies the gate.
 #[unsafe(naked)]
 unsafe extern "C" fn gate_common() {
-    // Input: [rsp] number of the symbol, [rsp + 8] return address, [rsp + 16] arguments starting at the seventh. Copies
-    // ten stack arguments; the longest gated signature has eleven arguments in total.
+    // Input: [rsp] symbol index, [rsp + 8] return address, [rsp + 16] arguments from the seventh on. Copies ten stack
+    // arguments; gated functions have at most eleven arguments in total.
     core::arch::naked_asm!(
         "push rbp",
         "mov rbp, rsp",

@@ -1,11 +1,11 @@
-//! Tests of descriptors and their numbers.
+//! Tests of descriptor numbers.
 //!
 //! UNSAFETY: forks.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use super::*;
 
-/// Returns a descriptor as if it had been received with a message.
+/// Wraps a descriptor as if it had been received with a message.
 pub fn kept(descriptor: OwnedFd) -> ChunkDescriptor {
     let mut all = moved(vec![(Mark::new(descriptor.as_raw_fd()), descriptor)]);
     let (mark, descriptor) = all.remove(0);
@@ -23,8 +23,7 @@ fn one() -> OwnedFd {
 
 /// Runs `work` in a child with its own limit on open files. Returns true if `work` succeeds.
 fn in_child(soft: u64, work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs `work` and ends without running the parent's code. The child shares no limit with other
-    // tests.
+    // SAFETY: the child runs `work` and exits without running the parent's code. It shares no limit with other tests.
     unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -70,8 +69,8 @@ fn descriptors_are_sent_beyond_the_limit_of_a_user() {
     };
     let message = FromTenant::Adopt { chunks: (0..64).map(chunk).collect(), more: true };
     assert!(in_child(64, || {
-        // Root may have any number of descriptors in flight, so use another user. SAFETY: only this child has this
-        // user.
+        // Root may have any number of descriptors in flight, so switch to another user. SAFETY: this affects only this
+        // child.
         unsafe { libc::setuid(54_321) };
         let direct = (0..3).all(|_| tenant.link.send_now(&message, &borrowed).is_ok());
         !direct && (0..3).all(|_| tenant.send_many(&message, &borrowed).is_ok())
@@ -86,7 +85,7 @@ fn descriptors_are_received_when_program_has_no_free_number() {
     let sent = FromOwner::Granted { request: 1, chunks: vec![chunk; 3], more: false };
     let descriptors = [one(), one(), one()];
     owner.try_send(&sent, &descriptors.each_ref().map(|one| one.as_fd())).expect("sent");
-    // The limit leaves no free number.
+    // The limit permits no further descriptor.
     assert!(in_child(3, || {
         let Ok((message, kept)) = tenant.receive_with_descriptors(true) else { return false };
         message == sent && kept.len() == 3 && kept.iter().all(|kept| kept.lasting().is_some())

@@ -1,4 +1,4 @@
-//! Access of the program's other cards to a card's memory.
+//! Access to a card's memory from the program's other cards.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use crate::driver::{Address, OUT_OF_MEMORY};
 use crate::log::report;
 
 impl Memory {
-    /// Records the addresses of the card's region.
+    /// Records the address range of the card's region.
     pub(super) fn set_region(&self, base: Address, bytes: u64) {
         self.region.0.store(base, Ordering::SeqCst);
         self.region.1.store(base.saturating_add(bytes), Ordering::SeqCst);
@@ -21,7 +21,7 @@ impl Memory {
         self.elsewhere.store(true, Ordering::SeqCst);
     }
 
-    /// Returns true if an address belongs to the program's memory on this card. Most calls need no lock.
+    /// Returns true if an address belongs to the program's memory on this card. Most calls do not acquire a lock.
     pub fn has(&self, address: Address) -> bool {
         let (base, end) = (self.region.0.load(Ordering::SeqCst), self.region.1.load(Ordering::SeqCst));
         if (base..end).contains(&address) {
@@ -34,12 +34,12 @@ impl Memory {
 }
 
 impl Operations<'_> {
-    /// Gives another device access to all chunks of the card, now and later.
+    /// Grants another device access to all current and future chunks of the card.
     pub fn add_peer(self, device: c_int) -> Result<(), c_int> {
         self.with(|memory| if memory.add_peer(device) { Ok(()) } else { Err(OUT_OF_MEMORY) })
     }
 
-    /// Ends the access of another device to the card's chunks.
+    /// Revokes another device's access to the card's chunks.
     pub fn remove_peer(self, device: c_int) {
         if !self.with(|memory| memory.remove_peer(device)) {
             report!("device {device} keeps its access to memory of another card");

@@ -1,6 +1,6 @@
-//! Regions of addresses, one for each card, and the chunks that back them.
+//! Address regions, one per card, and the chunks that back them.
 //!
-//! UNSAFETY: maps and unmaps memory of the card.
+//! UNSAFETY: maps and unmaps card memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -26,9 +26,9 @@ use crate::log::report;
 
 /// Size of a card's address region, in bytes per byte of the card's memory.
 const REGION_BYTES_PER_CARD_BYTE: u64 = 4;
-/// Maximum total size of the empty chunks that a card's region keeps for later allocations, in bytes.
+/// Maximum total size in bytes of the empty chunks that a region caches for later allocations.
 const MAX_SPARE_BYTES: u64 = 256 << 20;
-/// The program's memory that consists of chunks.
+/// The program's chunk-backed memory.
 #[derive(Debug, Default)]
 pub struct ChunkMemory {
     /// Handles of the program's own virtual memory.
@@ -36,7 +36,7 @@ pub struct ChunkMemory {
     /// Memory of other processes that this program has opened.
     pub opened: Opened,
     pub(super) regions: Vec<Region>,
-    /// Other devices that may access the chunks of the regions.
+    /// Other devices with access to the regions' chunks.
     pub(super) peers: Vec<c_int>,
     places: HashMap<ChunkId, (usize, u32)>,
     /// Memory that streams have freed.
@@ -45,11 +45,11 @@ pub struct ChunkMemory {
     away: Arc<AtomicUsize>,
 }
 
-/// Chunks of an allocation.
+/// The chunks that back an allocation.
 #[derive(Debug)]
 pub struct Backed {
     pub card: u8,
-    /// The chunks, in the order of their addresses.
+    /// The chunks, in address order.
     pub chunks: Vec<ChunkId>,
     /// Offset of the allocation in its first chunk, in bytes.
     pub offset: u64,
@@ -57,13 +57,14 @@ pub struct Backed {
 }
 
 impl<'a> Operations<'a> {
-    /// Announces arriving chunks to [`Self::redirect`]. Call this before the requesting thread is notified.
+    /// Announces chunks that are about to be mapped, for which [`Self::redirect`] waits. Call this before the
+    /// requesting thread is notified.
     pub fn arriving(self) {
         self.memory.arriving.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Allocates `bytes` on card `card` in the owner's list, which is device `device` of the driver; at the address
-    /// `wish`, if it is given.
+    /// Allocates `bytes` on the driver's device `device`, which has index `card` in the owner's list. The allocation is
+    /// at address `wish`, if given.
     pub fn allocate(self, device: c_int, card: u8, bytes: u64, wish: Option<Address>) -> Result<Address, c_int> {
         self.memory.touched.store(true, Ordering::Relaxed);
         self.contexts.note_current();
@@ -110,8 +111,8 @@ impl<'a> Operations<'a> {
         result
     }
 
-    /// Frees pending memory if an allocation would need chunks that a region does not have. Memory that streams have
-    /// freed stays available to them until its size exceeds a bound.
+    /// Frees pending memory if an allocation would need chunks that the region lacks. Streams can reuse memory that
+    /// they have freed until its total size exceeds [`MAX_SPARE_BYTES`].
     fn save_chunks(self, at: usize, bytes: u64) {
         let lacks = || self.with(|memory| !memory.ordered.is_empty() && memory.lacks(at, bytes));
         if lacks() {
@@ -122,8 +123,8 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Requests chunks of a card, and passes the chunks or the refusal to `take`. Chunks that `take` returns go back to
-    /// the owner.
+    /// Requests chunks of a card, and passes the chunks or the refusal to `take`. Returns the chunks that `take`
+    /// returns to the owner.
     pub fn obtain(
         self,
         card: u8,
@@ -133,7 +134,7 @@ impl<'a> Operations<'a> {
         self.obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
     }
 
-    /// Like [`Self::obtain`], with the request from `ask`.
+    /// Same as [`Self::obtain`], with the request that `ask` creates.
     pub fn obtain_by(
         self,
         ask: impl Fn(u32) -> FromTenant,
@@ -173,10 +174,10 @@ impl<'a> Operations<'a> {
         work(&mut self.lock())
     }
 
-    /// Runs `attempt`. Runs it again if it finds no memory, and memory can be freed without the owner.
+    /// Runs `attempt`, and repeats it if no memory is left but some can be freed without the owner.
     pub fn persist<T>(self, attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
         let mut done = attempt();
-        // First, free the memory that does not wait for work.
+        // First free the memory that does not wait for work.
         for wait in [false, true] {
             if matches!(done, Err(OUT_OF_MEMORY)) && (self.free_released(wait) | (wait && self.trim())) {
                 done = attempt();
@@ -185,8 +186,8 @@ impl<'a> Operations<'a> {
         done
     }
 
-    /// Frees the allocation at `address` after all work of the context. Returns false if the memory does not belong to
-    /// this library.
+    /// Waits for all work of the context, and frees the allocation at `address`. Returns false if the memory does not
+    /// belong to this library.
     pub fn free(self, address: Address) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -194,12 +195,12 @@ impl<'a> Operations<'a> {
             return false;
         }
         if self.captures.any() {
-            // Do not wait for work that is being captured: a later allocation frees the memory.
+            // Do not wait during a capture; a later allocation frees the memory.
             memory.ordered.put_behind(driver::current_context() as u64, Behind::All, address);
             return true;
         }
         drop(guard);
-        // SAFETY: the call takes no pointers. As in the driver's own function, memory is freed once no work uses it.
+        // SAFETY: the call takes no pointers. As in the driver's own function, wait until no work uses the memory.
         unsafe { driver::ctx_synchronize() };
         self.release(address);
         true
@@ -216,8 +217,7 @@ impl<'a> Operations<'a> {
         self.lock().ordered.take(lane(stream, per_thread)?, rounded(bytes)?)
     }
 
-    /// Frees the allocation at `address` after the work in `stream`. Returns false if the memory does not belong to
-    /// this library.
+    /// Frees the allocation at `address` in stream order. Returns false if the memory does not belong to this library.
     pub fn free_after(self, address: Address, stream: Object, per_thread: bool) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -233,8 +233,8 @@ impl<'a> Operations<'a> {
         true
     }
 
-    /// Queues the memory that a stream has freed, to be released after the stream's work. Call this before the stream
-    /// is destroyed.
+    /// Queues the memory that a stream has freed for release after the stream's work. Call this before the stream is
+    /// destroyed.
     pub fn stream_ends(self, stream: u64) {
         let mut memory = self.lock();
         for lane in memory.ordered.lanes().into_iter().filter(|lane| lane.stream == stream) {
@@ -247,19 +247,19 @@ impl<'a> Operations<'a> {
         self.lock().ordered.forget(context);
     }
 
-    /// Prepares for the possible end of contexts.
+    /// Prepares for the possible destruction of contexts.
     pub fn contexts_end(self) {
         self.lock().ordered.forget_all();
     }
 
-    /// Frees pending memory, or with `wait` all freed memory. Returns true if any memory was freed. A context must be
-    /// current.
+    /// Releases pending memory that no work uses, or all pending memory if `wait` is set. Returns true if any memory
+    /// was released. A context must be current.
     fn free_released(self, wait: bool) -> bool {
         self.gather();
         self.collect(wait)
     }
 
-    /// Queues the memory that streams have freed, to be released after their work. A context must be current.
+    /// Queues the memory that streams have freed for release after their work. A context must be current.
     fn gather(self) {
         let mut memory = self.lock();
         if !self.captures.any() {
@@ -267,7 +267,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Like [`Self::free_released`], for memory that no stream can reuse directly.
+    /// Same as [`Self::free_released`], but only for memory that streams cannot reuse directly.
     fn collect(self, wait: bool) -> bool {
         let memory = self.lock();
         if memory.ordered.is_empty() || self.captures.any() {
@@ -276,7 +276,7 @@ impl<'a> Operations<'a> {
         let wait = wait || memory.ordered.waits_for_all();
         drop(memory);
         if wait {
-            // SAFETY: the call takes no pointers, and no stream captures.
+            // SAFETY: the call takes no pointers, and no capture is open.
             unsafe { driver::ctx_synchronize() };
         }
         // SAFETY: the event belongs to this library.
@@ -284,7 +284,7 @@ impl<'a> Operations<'a> {
             driver::NOT_READY => false,
             // A capture began while the event was recorded.
             driver::CAPTURED_EVENT => wait,
-            // The requests have ended, so no more chunks will arrive.
+            // The requests have completed, so no more chunks will arrive.
             _ => true,
         };
         let done = self.lock().ordered.passed(passed, wait);
@@ -301,7 +301,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Returns true if chunks of the program are evicted.
+    /// Returns true if any of the program's chunks are evicted.
     fn any_away(self) -> bool {
         self.memory.away.load(Ordering::SeqCst) > 0
     }
@@ -311,14 +311,14 @@ impl<'a> Operations<'a> {
         !self.any_away() || self.with(|memory| driver::relaxed(|| memory.bring()))
     }
 
-    /// Maps evicted chunks, for a call that refers to addresses and does not wait for the program's slice.
+    /// Maps evicted chunks for a call that may access memory but does not wait for the program's slice.
     pub fn present(self) {
         if self.any_away() && !self.bring() {
             report!("memory that is away cannot be mapped");
         }
     }
 
-    /// Returns the cached chunks to the owner, if no memory has been allocated since the last call.
+    /// Returns cached chunks to the owner if no memory has been allocated since the last call.
     pub fn tidy(self) {
         if !self.memory.touched.swap(false, Ordering::Relaxed) {
             self.begin_to_empty();
@@ -326,16 +326,15 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Starts to release memory that streams have freed, but does not wait for their work, because the thread that
-    /// carries out the owner's orders must not block.
+    /// Starts releasing memory that streams have freed. Does not wait for their work, because the thread that executes
+    /// the owner's commands must not block.
     pub fn begin_to_empty(self) {
         if self.with(|memory| !memory.ordered.waits_for_all()) {
             self.gather();
         }
     }
 
-    /// Returns the empty chunks to the owner. Returns true if no memory waits for work that would leave more empty
-    /// chunks.
+    /// Returns the empty chunks to the owner. Returns true if no pending work can produce more empty chunks.
     pub fn give_up_empty(self) -> bool {
         if self.with(|memory| !memory.ordered.waits_for_all()) {
             self.collect(false);
@@ -344,7 +343,7 @@ impl<'a> Operations<'a> {
         self.with(|memory| !memory.ordered.waits_for_events())
     }
 
-    /// Returns the empty chunks to the owner. Returns true if any existed.
+    /// Returns the empty chunks to the owner. Returns true if there were any.
     fn trim(self) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -358,7 +357,7 @@ impl<'a> Operations<'a> {
         any
     }
 
-    /// Returns the bytes of a card's chunks that the next allocation can use without the owner: empty chunks, and
+    /// Returns the number of bytes on a card that the next allocation can use without the owner: empty chunks, and
     /// memory freed by streams.
     pub fn spare(self, card: u8) -> u64 {
         let guard = self.lock();
@@ -374,15 +373,15 @@ impl<'a> Operations<'a> {
         regions.map(|region| region.spare.len() as u64 * region.chunk_bytes + freed(region)).sum()
     }
 
-    /// Reports released chunks to the owner.
+    /// Returns chunks to the owner.
     pub fn give_back(self, chunks: Vec<ChunkId>) {
         for part in chunks.chunks(MAX_CHUNKS) {
             self.link.send(&FromTenant::Free { chunks: part.to_vec() });
         }
     }
 
-    /// Maps the new memory of chunks at the same addresses. Returns the number of chunks that succeeded before the
-    /// first failure. No work may be in flight.
+    /// Maps new memory at the addresses of the given chunks. Returns the number of chunks redirected before the first
+    /// failure. No work may be in flight.
     pub fn redirect(self, moves: Vec<(Chunk, ChunkDescriptor)>) -> u32 {
         let mut guard = self.mapped_memory();
         let memory = &mut *guard;
@@ -436,7 +435,7 @@ impl<'a> Operations<'a> {
         let told = (0..parts).all(|part| {
             let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
             for &(card, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
-                // A shared chunk must not be moved, because another process also uses it.
+                // Shared chunks must not move, because other processes also use them.
                 let descriptor = chunk.descriptor.as_ref().filter(|_| !chunk.shared);
                 chunks.push(chunk.adopted(card, descriptor.is_some()));
                 descriptors.extend(descriptor.cloned());
@@ -449,8 +448,8 @@ impl<'a> Operations<'a> {
         told
     }
 
-    /// Locks the memory once every delivered chunk is mapped. This wait is short, because a thread that has received an
-    /// answer maps its chunks without waiting for another thread.
+    /// Locks the memory once every received chunk is mapped. The wait is short, because a thread that has received a
+    /// reply maps its chunks without waiting for other threads.
     fn mapped_memory(self) -> MutexGuard<'a, ChunkMemory> {
         loop {
             let guard = self.lock();
@@ -463,7 +462,7 @@ impl<'a> Operations<'a> {
     }
 }
 
-/// Returns the lane of a stream; `None` if each thread has its own stream.
+/// Returns the lane of a stream, or `None` if each thread has its own stream.
 fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
     /// `CU_STREAM_PER_THREAD`.
     const PER_THREAD: u64 = 2;
@@ -473,12 +472,12 @@ fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
 }
 
 impl ChunkMemory {
-    /// Creates memory without allocations for a card, which counts its evicted chunks in `away`.
+    /// Creates an empty memory for a card. It counts its evicted chunks in `away`.
     pub fn new(card: usize, away: Arc<AtomicUsize>) -> Self {
         Self { away, handles: Handles::of_card(card), ..Self::default() }
     }
 
-    /// Returns the base, length and device of the allocation that contains an address.
+    /// Returns the base address, length and device of the allocation that contains an address.
     pub fn find(&self, address: Address) -> Option<(Address, u64, c_int)> {
         let region = self.regions.iter().find(|r| r.contains(address))?;
         region.arena.find(address - region.base).map(|(offset, bytes)| (region.base + offset, bytes, region.device()))
@@ -494,7 +493,7 @@ impl ChunkMemory {
         Some(Backed { card: region.card, chunks, offset: offset % region.chunk_bytes, bytes })
     }
 
-    /// Records that other processes may also use these chunks.
+    /// Records that other processes may use these chunks.
     pub fn mark_shared(&mut self, chunks: &[ChunkId]) {
         for id in chunks {
             if let Some(slot) = self.places.get(id).and_then(|(at, number)| self.regions[*at].slot_mut(*number)) {
@@ -503,13 +502,13 @@ impl ChunkMemory {
         }
     }
 
-    /// Returns true if a range may contain allocations, so that it is not a range that the program manages itself.
+    /// Returns true if a range may contain allocations, which means that the program does not manage it itself.
     pub fn reserved(&self, at: Address, bytes: u64) -> bool {
         let end = at.saturating_add(bytes);
         self.regions.iter().any(|r| at < r.base + r.bytes && end > r.base) || self.opened.reserved(at, bytes)
     }
 
-    /// Returns the region of a card, reserved on first use.
+    /// Returns a card's region. Reserves it on first use.
     fn region(&mut self, device: c_int, card: u8, chunk_bytes: u64) -> Result<usize, c_int> {
         if let Some(at) = self.regions.iter().position(|r| r.device() == device) {
             return Ok(at);
@@ -530,7 +529,7 @@ impl ChunkMemory {
         Ok(self.regions.len() - 1)
     }
 
-    /// Returns true if an allocation would need chunks that a region does not have.
+    /// Returns true if an allocation would need chunks that a region lacks.
     fn lacks(&mut self, at: usize, bytes: u64) -> bool {
         let region = &mut self.regions[at];
         let Some(placed) = region.arena.place(bytes) else { return true };
@@ -538,7 +537,7 @@ impl ChunkMemory {
         placed.chunks.iter().any(|number| !region.spare.contains(number))
     }
 
-    /// Maps `chunks` at the chunk numbers `numbers` of a region. On failure, maps none of them and returns their ids.
+    /// Maps `chunks` at the chunk indices `numbers` of a region. On failure, maps none of them and returns their IDs.
     fn map(&mut self, at: usize, numbers: &[u32], chunks: &[(Chunk, ChunkDescriptor)]) -> Result<(), Vec<ChunkId>> {
         let ids = chunks.iter().map(|(chunk, _)| chunk.id);
         if !self.regions[at].map(&mut Driver, numbers, chunks) {
@@ -566,7 +565,7 @@ impl ChunkMemory {
         self.unmap(at, &over)
     }
 
-    /// Unmaps empty chunks. Returns their ids.
+    /// Unmaps empty chunks. Returns their IDs.
     fn unmap(&mut self, at: usize, numbers: &[u32]) -> Vec<ChunkId> {
         let ids = self.regions[at].unmap(&mut Driver, numbers);
         for id in &ids {
@@ -576,7 +575,7 @@ impl ChunkMemory {
         ids
     }
 
-    /// Maps the evicted chunks if one of them contains an address, because a driver query about the address follows.
+    /// Maps the evicted chunks if one of them contains `address`, in preparation for a driver query.
     pub fn bring_for(&mut self, address: Address) {
         if self.regions.iter().any(|region| region.is_away(address)) {
             driver::relaxed(|| self.bring());
@@ -598,8 +597,7 @@ impl ChunkMemory {
         self.away.store(self.regions.iter().map(Region::away).sum(), Ordering::SeqCst);
     }
 
-    /// Returns the size of the allocation that starts at an address, or `None` if no allocation of this library starts
-    /// there or it has been freed.
+    /// Returns the size of the live allocation that starts at an address, or `None` if no such allocation exists.
     fn freeable(&self, address: Address) -> Option<u64> {
         let (base, bytes, _) = self.find(address)?;
         (base == address && !self.ordered.is_freed(address)).then_some(bytes)
@@ -614,22 +612,22 @@ impl ChunkMemory {
         });
         event.filter(|event| {
             let record = if lane.per_thread { driver::event_record_per_thread } else { driver::event_record };
-            // SAFETY: this is an event of this library, and a live stream of the program.
+            // SAFETY: the event belongs to this library, and the stream is live.
             unsafe { record(*event as Object, lane.stream as Object) == SUCCESS }
         })
     }
 
-    /// Queues the memory that a lane has freed, to be released after the lane's work, which may already have ended.
+    /// Queues the memory that a lane has freed for release after the lane's work, which may have completed already.
     fn gather(&mut self, captures: &Captures, lane: Lane) {
         let before = driver::current_context();
         if before as u64 != lane.context {
-            // SAFETY: the program has freed memory with this context, and has not destroyed it.
+            // SAFETY: the program has freed memory with this context, and has not destroyed the context.
             unsafe { driver::ctx_set_current(lane.context as Object) };
         }
         let query = if lane.per_thread { driver::stream_query_per_thread } else { driver::stream_query };
         let behind = if captures.any() {
             Behind::All
-        // SAFETY: this is a live stream of the program.
+        // SAFETY: the stream is live.
         } else if unsafe { query(lane.stream as Object) } == SUCCESS {
             Behind::Nothing
         } else {

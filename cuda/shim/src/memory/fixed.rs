@@ -1,4 +1,4 @@
-//! Memory that the driver allocates itself. This library counts such memory, which never moves.
+//! Memory that the driver allocates. This library counts such memory, which never moves.
 //!
 //! UNSAFETY: forwards the program's calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -13,16 +13,16 @@ use super::Operations;
 use super::foreign::{Foreign, Target};
 use crate::driver::{self, Address, Handle, INVALID_CONTEXT, INVALID_DEVICE, OUT_OF_MEMORY, Object, SUCCESS};
 
-/// An object whose memory is counted, identified by the kind and value of its handle.
+/// An object with counted memory, identified by the type and value of its handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Thing {
-    /// Memory at an address on the card.
+    /// Card memory, by address.
     Address(u64),
     /// An array.
     Array(u64),
-    /// An array with mipmaps.
+    /// A mipmapped array.
     Mipmap(u64),
-    /// Memory at an address on the host.
+    /// Host memory, by address.
     Host(u64),
 }
 
@@ -33,14 +33,14 @@ struct Counted {
     bytes: u64,
 }
 
-/// Driver memory that is counted.
+/// Counted driver memory.
 #[derive(Debug, Default)]
 pub struct Fixed {
     counted: Mutex<HashMap<Thing, Counted>>,
-    /// Handles of the driver. Locked during driver calls for these objects, because the driver reuses the numbers of
-    /// ended objects.
+    /// Driver handles. Locked during driver calls for these objects, because the driver reuses the handles of destroyed
+    /// objects.
     handles: Mutex<Foreign<Counted>>,
-    /// Pools whose memory may be shared with other processes.
+    /// Pools with memory that may be shared with other processes.
     pools: Mutex<Vec<u64>>,
 }
 
@@ -65,14 +65,14 @@ impl Operations<'_> {
         }
     }
 
-    /// Asks the owner to count memory, and returns empty chunks if necessary. Returns true if the owner allows the
-    /// memory.
+    /// Requests that the owner count memory, and returns empty chunks if necessary. Returns true if the owner permits
+    /// it.
     pub fn fix(self, card: u8, kind: FixedKind, bytes: u64) -> bool {
         self.persist(|| if self.link.fix(card, kind, bytes) { Ok(()) } else { Err(OUT_OF_MEMORY) }).is_ok()
     }
 
-    /// Requests `bytes` on the current card, calls the driver, and records the result. Returns the bytes to the owner
-    /// on failure.
+    /// Reserves `bytes` on the current card, calls the driver through `make`, and records the object. Releases the
+    /// reservation on failure.
     pub fn count(self, kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
         let Some((_, card)) = self.link.current_card() else { return INVALID_CONTEXT };
         if !self.fix(card, kind, bytes) {
@@ -87,28 +87,28 @@ impl Operations<'_> {
         result
     }
 
-    /// Records that an object, which may have been counted here, has ended.
+    /// Removes a destroyed object from the accounts, if it was counted.
     pub fn uncount(self, thing: Thing) {
         let ended = self.memory.fixed.counted().remove(&thing);
         self.return_counted(ended);
     }
 
-    /// Returns true if allocations of a pool may be shared, so that the driver must allocate them.
+    /// Returns true if allocations from a pool may be shared, which requires that the driver allocate them.
     pub fn is_exported_pool(self, pool: Object) -> bool {
         self.memory.fixed.pools().contains(&(pool as u64))
     }
 
-    /// Records a pool whose memory may be shared.
+    /// Records a pool with memory that may be shared.
     pub fn add_exported_pool(self, pool: Object) {
         self.memory.fixed.pools().push(pool as u64);
     }
 
-    /// Forgets a pool.
+    /// Removes a pool's record.
     pub fn forget_pool(self, pool: Object) {
         self.memory.fixed.pools().retain(|known| *known != pool as u64);
     }
 
-    /// Allocates with `make` from a pool whose memory may be shared. The memory counts until the address is freed.
+    /// Allocates with `make` from a pool with memory that may be shared. The memory counts until the address is freed.
     pub fn allocate_of_pool(self, bytes: usize, make: impl FnOnce() -> (c_int, Address)) -> c_int {
         self.count(FixedKind::Shared, bytes as u64, || {
             let (result, address) = make();
@@ -117,7 +117,7 @@ impl Operations<'_> {
     }
 
     /// Calls `cuMemCreate` for memory that the driver must allocate itself. The memory counts until its last reference
-    /// and its last mapping are gone.
+    /// and mapping are gone.
     ///
     /// # Safety
     /// Same as for the driver's function.
@@ -137,7 +137,7 @@ impl Operations<'_> {
             return OUT_OF_MEMORY;
         }
         let mut handles = self.memory.fixed.handles();
-        // SAFETY: as above; the driver has written the handle if it succeeds.
+        // SAFETY: as above; the driver has written the handle if it returned success.
         let (result, old) = unsafe {
             match driver::mem_create(handle, bytes, property, flags) {
                 SUCCESS => (SUCCESS, handles.add(*handle, counted)),
@@ -149,7 +149,7 @@ impl Operations<'_> {
         result
     }
 
-    /// Returns true if a driver handle's memory counts here.
+    /// Returns true if a driver handle's memory is counted here.
     pub fn knows_fixed(self, handle: Handle) -> bool {
         self.memory.fixed.handles().knows(handle)
     }
@@ -188,12 +188,12 @@ impl Operations<'_> {
         self.return_counted(ended);
     }
 
-    /// Records that the program has one more reference to a driver handle.
+    /// Records another reference by the program to a driver handle.
     pub fn retained_fixed(self, handle: Handle) {
         self.memory.fixed.handles().retain(handle);
     }
 
-    /// Records that a driver handle's memory is bound to an object and lives as long as the object.
+    /// Records that a driver handle's memory is bound to an object, which keeps it alive.
     pub fn bound_fixed(self, target: Target, handle: Handle) {
         self.memory.fixed.handles().bind(target, handle);
     }

@@ -1,4 +1,4 @@
-//! A driver for tests, which tracks all mappings.
+//! A mock driver that tracks all mappings.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -7,18 +7,18 @@ use std::os::fd::BorrowedFd;
 use super::handles::Pages;
 use crate::driver::{Access, Address, Handle, INVALID_VALUE, SUCCESS};
 
-/// A driver that tracks all mappings. A test can make this driver refuse mappings.
+/// A mock driver that tracks all mappings and can be set to reject mappings.
 #[derive(Debug, Default)]
 pub struct Model {
-    /// Mappings by address, with their size in bytes, handle and access.
+    /// Mappings, keyed by address, with their size in bytes, handle and access.
     pub mapped: BTreeMap<Address, (u64, Handle, Vec<Access>)>,
     /// Released handles.
     pub released: Vec<Handle>,
     /// Handles that were imported.
     pub imported: Vec<Handle>,
-    /// Number of further calls of `map` that succeed; `None` for all.
+    /// Number of further `map` calls that succeed, or `None` for no limit.
     pub left: Option<usize>,
-    /// Number of calls of `unmap`.
+    /// Number of `unmap` calls.
     pub unmaps: usize,
 }
 

@@ -1,18 +1,17 @@
-//! Handles of memory that only the driver can provide: memory that is compressed, sparse, on the host, or shared with
-//! other processes.
+//! Handles of memory that only the driver can provide: compressed, sparse, host, or shared memory.
 //!
-//! Such memory lives, and is counted, until its last reference, mapping and binding are gone.
+//! Such memory exists and is counted until its last reference, mapping and binding are gone.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::driver::{Address, Handle};
 
-/// An object to which memory is bound, other than an address: an array, or an offset of a multicast object.
+/// An object other than an address to which memory is bound: an array, or an offset in a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// A sparse array, by its handle.
     Array(u64),
-    /// An offset of a multicast object or an endpoint, by its number.
+    /// A multicast object or an endpoint, by its number, and an offset in it.
     Multicast(u64, u64),
 }
 
@@ -23,7 +22,7 @@ struct Known<T> {
     mappings: u32,
 }
 
-/// A program's driver handles, each with its entry in the accounts.
+/// A program's driver handles, each with its accounting entry.
 #[derive(Debug)]
 pub struct Foreign<T> {
     known: HashMap<Handle, Known<T>>,
@@ -38,7 +37,7 @@ impl<T> Default for Foreign<T> {
 }
 
 impl<T> Foreign<T> {
-    /// Records a handle that the driver has created. Returns the entry of an ended handle with the same number.
+    /// Records a new driver handle. Returns the entry of a released handle with the same number, if any.
     #[must_use]
     pub fn add(&mut self, handle: Handle, counted: T) -> Option<T> {
         let known = Known { counted, references: 1, mappings: 0 };
@@ -50,7 +49,7 @@ impl<T> Foreign<T> {
         self.known.contains_key(&handle)
     }
 
-    /// Records that the program has one more reference to a handle.
+    /// Records another reference by the program to a handle.
     pub fn retain(&mut self, handle: Handle) {
         if let Some(known) = self.known.get_mut(&handle) {
             known.references += 1;

@@ -1,10 +1,10 @@
-//! Memory that the driver reserves for graphs with nodes that allocate. This library counts it, and it never moves.
+//! Memory that the driver reserves for graphs with allocation nodes. This library counts it, and it never moves.
 //!
-//! The driver takes this memory when such a graph is uploaded or launched, and keeps it for the next launch. Therefore,
-//! each launch first uploads the graph and requests the added memory from the owner, so that a tenant over its limit
-//! gets the error before the graph runs.
+//! The driver reserves this memory when such a graph is uploaded or launched, and keeps it for the next launch.
+//! Therefore, each launch first uploads the graph and requests the added memory from the owner, so that a tenant over
+//! its limit gets an error before the graph runs.
 //!
-//! UNSAFETY: queries the driver about graphs of the program.
+//! UNSAFETY: queries the program's graphs through the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::{HashMap, HashSet};
@@ -17,7 +17,7 @@ use cuda_protocol::FixedKind;
 use super::Operations;
 use crate::driver::{self, Object, SUCCESS};
 
-/// `CU_GRAPH_NODE_TYPE_*`: a child graph, an allocation, and a condition with its own graphs.
+/// `CU_GRAPH_NODE_TYPE_*`: child graph, allocation, and conditional node.
 const CHILD: c_int = 4;
 const ALLOCATION: c_int = 10;
 const CONDITION: c_int = 13;
@@ -25,17 +25,17 @@ const CONDITION: c_int = 13;
 const RESERVED: c_int = 2;
 /// Size of `CUDA_MEM_ALLOC_NODE_PARAMS` in 64-bit words, and the index of its size field.
 const PARAMETERS: (usize, usize) = (15, 13);
-/// Maximum depth to which nested graphs are examined.
+/// Maximum nesting depth of the graphs examined.
 const MAX_GRAPH_DEPTH: u32 = 16;
 
-/// Graphs with nodes that allocate.
+/// Graphs with allocation nodes.
 #[derive(Debug, Default)]
 pub struct Graphs {
-    /// Executable graphs that allocate.
+    /// Executable graphs with allocation nodes.
     allocating: Mutex<HashSet<u64>>,
-    /// True once a graph that allocates has existed.
+    /// Set once an allocating graph has existed.
     any: AtomicBool,
-    /// Counted bytes for each of the driver's devices.
+    /// Counted bytes per driver device.
     counted: Mutex<HashMap<c_int, u64>>,
 }
 
@@ -45,15 +45,15 @@ impl Graphs {
     }
 }
 
-/// Returns the size in bytes of a graph's largest allocation, or `None` if the graph has no allocation. The size is 0
-/// if the graph may allocate an unknown amount.
+/// Returns the size in bytes of a graph's largest allocation, or `None` if the graph does not allocate. Returns 0 if
+/// the graph may allocate an unknown amount.
 pub fn largest_allocation(graph: Object) -> Option<u64> {
     largest(graph, MAX_GRAPH_DEPTH)
 }
 
 fn largest(graph: Object, depth: u32) -> Option<u64> {
     let mut count = 0;
-    // SAFETY: this is the program's graph; without a list, the driver returns the number of nodes.
+    // SAFETY: the graph belongs to the program; without a list, the driver returns the number of nodes.
     if unsafe { driver::graph_get_nodes(graph, std::ptr::null_mut(), &raw mut count) } != SUCCESS {
         return None;
     }
@@ -68,14 +68,14 @@ fn largest(graph: Object, depth: u32) -> Option<u64> {
 
 fn allocates(node: Object, depth: u32) -> Option<u64> {
     let mut kind = 0;
-    // SAFETY: this is a node of the program, and the pointer is valid.
+    // SAFETY: the node belongs to the program, and the pointer is valid.
     if unsafe { driver::graph_node_get_type(node, &raw mut kind) } != SUCCESS {
         return None;
     }
     match kind {
         ALLOCATION => {
             let mut parameters = [0u64; PARAMETERS.0];
-            // SAFETY: the buffer has the length of `CUDA_MEM_ALLOC_NODE_PARAMS`.
+            // SAFETY: the buffer has the size of `CUDA_MEM_ALLOC_NODE_PARAMS`.
             let result = unsafe { driver::graph_alloc_get_params(node, parameters.as_mut_ptr().cast()) };
             Some(if result == SUCCESS { parameters[PARAMETERS.1] } else { 0 })
         }
@@ -91,14 +91,14 @@ fn allocates(node: Object, depth: u32) -> Option<u64> {
 }
 
 impl Operations<'_> {
-    /// Asks the owner to count the memory that the driver has reserved on the current card since the last call, or to
-    /// uncount memory that the driver has released. Returns true if the owner allows it.
+    /// Reports to the owner how much memory the driver has reserved or released for graphs on the current card since
+    /// the last call. Returns true if the owner permits it.
     pub fn count_graphs(self) -> bool {
         let Some((device, card)) = self.link.current_card() else { return true };
         let mut counted = self.memory.graphs.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = counted.entry(device).or_default();
         let mut reserved = 0u64;
-        // SAFETY: the pointer is valid; the attribute is a 64-bit number.
+        // SAFETY: the pointer is valid; the attribute is a 64-bit integer.
         if unsafe { driver::graph_mem_attribute(device, RESERVED, (&raw mut reserved).cast()) } != SUCCESS {
             return true;
         }
@@ -112,7 +112,7 @@ impl Operations<'_> {
         true
     }
 
-    /// Makes the driver release memory that no graph currently uses.
+    /// Makes the driver release unused graph memory.
     pub fn trim_graphs(self) {
         if let Some((device, _)) = self.link.current_card() {
             // SAFETY: the call takes no pointers.
@@ -121,12 +121,12 @@ impl Operations<'_> {
         self.count_graphs();
     }
 
-    /// Returns true once a graph that allocates has existed.
+    /// Returns true once an allocating graph has existed.
     pub fn any_graphs(self) -> bool {
         self.memory.graphs.any.load(Ordering::Relaxed)
     }
 
-    /// Returns true if an executable graph allocates.
+    /// Returns true if an executable graph allocates memory.
     pub fn is_allocating_graph(self, graph: Object) -> bool {
         self.any_graphs() && self.memory.graphs.allocating().contains(&(graph as u64))
     }
@@ -138,12 +138,12 @@ impl Operations<'_> {
             graphs.insert(graph as u64);
             self.memory.graphs.any.store(true, Ordering::Relaxed);
         } else {
-            // The handle of a graph that was destroyed in another way may be reused.
+            // The handle may belong to an earlier graph that was destroyed by other means.
             graphs.remove(&(graph as u64));
         }
     }
 
-    /// Forgets a graph.
+    /// Removes a graph's record.
     pub fn forget_graph(self, graph: Object) {
         self.memory.graphs.allocating().remove(&(graph as u64));
     }

@@ -1,8 +1,8 @@
-//! Handles and mappings for programs that manage their virtual memory themselves.
+//! Handles and mappings of programs that manage their own virtual memory.
 //!
-//! This library chooses the number of a handle. A handle represents whole chunks of the owner and, if its length is not
-//! a multiple of a chunk, a driver allocation for the remainder. Each of these pieces is mapped separately within a
-//! mapping of the program. As in the driver, the program sets the access for each of its mappings.
+//! This library assigns the handle numbers. A handle is backed by chunks of the owner and, if its size is not a
+//! multiple of the chunk size, by a driver allocation for the remainder. Each of these pieces is mapped separately
+//! within a mapping of the program. As with the driver, the program sets the access permissions of each mapping.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
@@ -16,38 +16,38 @@ use crate::driver::{Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, SUCCE
 /// `CUmemAllocationProp`.
 pub type Property = [c_int; 8];
 
-/// First handle number of this library, outside the addresses that the driver uses as handles. Bits from [`CARD`] on
-/// have the number of the program's card.
+/// First handle number of this library, outside the addresses that the driver uses as handles. The bits from [`CARD`]
+/// on contain the program's card number.
 const FIRST: Handle = 0x6d65_6400_0000_0000;
-/// Position of the number of the card in a handle.
+/// Bit position of the card number in a handle.
 const CARD: u32 = 32;
-/// Mask of the number of the card.
+/// Mask of the card number.
 const CARDS: Handle = 0xff;
 
-/// The driver's functions that handles need.
+/// Driver functions that handles need.
 pub trait Pages {
-    /// Imports the memory of a descriptor.
+    /// Imports memory from a file descriptor.
     fn import(&mut self, descriptor: BorrowedFd<'_>) -> Option<Handle>;
-    /// Maps all of a driver handle's memory.
+    /// Maps a driver handle's entire memory.
     fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int;
     /// Unmaps whole mappings.
     fn unmap(&mut self, at: Address, bytes: u64) -> c_int;
-    /// Sets the access to whole mappings.
+    /// Sets the access permissions of whole mappings.
     fn allow(&mut self, at: Address, bytes: u64, access: &[Access]) -> c_int;
     /// Releases a driver handle.
     fn release(&mut self, handle: Handle);
 }
 
-/// The owner's identification of a chunk.
+/// A chunk of the owner, with its location.
 #[derive(Debug)]
 pub struct Backing {
-    /// Number of the chunk.
+    /// ID of the chunk.
     pub id: ChunkId,
-    /// Memory that holds the chunk.
+    /// Current location of the chunk.
     pub place: Place,
     /// Descriptor for the next owner.
     pub descriptor: Option<ChunkDescriptor>,
-    /// True if other processes may also have the chunk.
+    /// Set if other processes may also use the chunk.
     pub shared: bool,
 }
 
@@ -56,18 +56,18 @@ pub struct Backing {
 pub struct Piece {
     pub handle: Handle,
     pub bytes: u64,
-    /// The chunk; `None` for memory allocated by the driver.
+    /// The chunk, or `None` for memory allocated by the driver.
     pub chunk: Option<Backing>,
 }
 
-/// The memory of a handle that is no longer needed.
+/// Freed memory of a handle.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Freed {
     pub card: u8,
     pub chunks: Vec<ChunkId>,
-    /// Number of bytes that the driver had allocated.
+    /// Size of the driver allocations in bytes.
     pub fixed: u64,
-    /// Part of `fixed` that may have been exported.
+    /// Part of `fixed` that may have been exported, in bytes.
     pub exported: u64,
 }
 
@@ -75,10 +75,10 @@ pub struct Freed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Described {
     pub card: u8,
-    /// The description with which the handle was created.
+    /// Properties with which the handle was created.
     pub property: Property,
     pub bytes: u64,
-    /// The driver's handle for the whole range, if the handle can already be exported.
+    /// Driver handle for all of the memory, if the handle is already exportable.
     pub whole: Option<Handle>,
 }
 
@@ -87,33 +87,33 @@ struct Made {
     card: u8,
     property: Property,
     bytes: u64,
-    /// Number of the program's references, from creation and from `cuMemRetainAllocationHandle`.
+    /// Number of the program's references, from the creation and from `cuMemRetainAllocationHandle`.
     references: u32,
-    /// Mappings by their addresses.
+    /// Addresses of the mappings.
     mapped: Vec<Address>,
     pieces: Vec<Piece>,
-    /// True if the handle is a single driver allocation, which may be exported.
+    /// Set if the handle is a single driver allocation that may have been exported.
     exported: bool,
 }
 
 #[derive(Debug)]
 struct Mapping {
-    /// Number of the mapping.
+    /// ID of the mapping.
     id: u64,
     handle: Handle,
     bytes: u64,
-    /// The last access that was set for each location.
+    /// Last access permission set for each location.
     access: Vec<Access>,
 }
 
-/// Relation of a range of addresses to the mappings of this library.
+/// Relation of an address range to this library's mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cover {
     /// The range contains no mapping.
     None,
-    /// The range contains each mapping completely or not at all.
+    /// The range contains only complete mappings.
     Whole,
-    /// The range contains part of a mapping.
+    /// The range contains only part of a mapping.
     Part,
 }
 
@@ -122,15 +122,15 @@ pub enum Cover {
 pub struct Found {
     pub start: Address,
     pub bytes: u64,
-    /// This library's number of the handle.
+    /// This library's handle number.
     pub handle: Handle,
-    /// This library's number of the mapping.
+    /// This library's mapping ID.
     pub id: u64,
-    /// The driver's device that has the memory.
+    /// Driver device of the memory.
     pub device: c_int,
 }
 
-/// Handles of the program and their mappings.
+/// The program's handles and their mappings.
 #[derive(Debug, Default)]
 pub struct Handles {
     made: BTreeMap<Handle, Made>,
@@ -140,12 +140,12 @@ pub struct Handles {
 }
 
 impl Handles {
-    /// Returns a value without handles, for the program's card with this number.
+    /// Creates an empty set of handles for the program's card with this number.
     pub fn of_card(card: usize) -> Self {
         Self { next: (card as Handle & CARDS) << CARD, ..Self::default() }
     }
 
-    /// Returns the number of the card of a handle of this library.
+    /// Returns the card number in a handle of this library.
     pub fn card(handle: Handle) -> usize {
         (handle >> CARD & CARDS) as usize
     }
@@ -163,17 +163,17 @@ impl Handles {
         handle
     }
 
-    /// Returns true if a number may be a handle of this library, which the driver must not see.
+    /// Returns true if a number may be a handle of this library, which must not be passed to the driver.
     pub fn is_ours(handle: Handle) -> bool {
         handle & !(CARDS << CARD | 0xffff_ffff) == FIRST
     }
 
-    /// Returns the description with which a handle was created, while the program has a reference to it.
+    /// Returns the properties of a handle, if the program still has a reference to it.
     pub fn property(&self, handle: Handle) -> Option<Property> {
         self.made.get(&handle).filter(|made| made.references > 0).map(|made| made.property)
     }
 
-    /// Maps all of a handle's memory. No device has access to it yet.
+    /// Maps a handle's entire memory, without access for any device.
     pub fn map(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, offset: u64, handle: Handle) -> c_int {
         let Some(made) = self.made.get_mut(&handle).filter(|made| made.references > 0) else { return INVALID_VALUE };
         if bytes == 0 {
@@ -205,7 +205,7 @@ impl Handles {
         before.into_iter().chain(self.mappings.range(at..end)).map(|(start, mapping)| (*start, mapping.bytes))
     }
 
-    /// Returns the relation of a range to the mappings of this library.
+    /// Returns the relation of a range to this library's mappings.
     pub fn cover(&self, at: Address, bytes: u64) -> Cover {
         let mut cover = Cover::None;
         for (start, length) in self.within(at, bytes) {
@@ -217,8 +217,7 @@ impl Handles {
         cover
     }
 
-    /// Unmaps all mappings in a range, including other mappings of the program. Returns the parts that are no longer
-    /// needed.
+    /// Unmaps all mappings in a range, including other mappings of the program. Returns the freed memory.
     pub fn unmap(&mut self, pages: &mut impl Pages, at: Address, bytes: u64) -> Result<Vec<Freed>, c_int> {
         if self.cover(at, bytes) == Cover::Part {
             return Err(INVALID_VALUE);
@@ -229,7 +228,7 @@ impl Handles {
         }
     }
 
-    /// Records that the driver has unmapped a range. Returns the parts that are no longer needed.
+    /// Records that the driver has unmapped a range. Returns the freed memory.
     pub fn unmapped(&mut self, pages: &mut impl Pages, at: Address, bytes: u64) -> Vec<Freed> {
         let starts: Vec<_> = self.within(at, bytes).map(|(start, _)| start).collect();
         let mut freed = Vec::new();
@@ -243,7 +242,7 @@ impl Handles {
         freed
     }
 
-    /// Sets the access to a range, including other mappings of the program.
+    /// Sets the access permissions of a range, including other mappings of the program.
     pub fn allow(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, access: &[Access]) -> c_int {
         if let Some(error) = self.refuses(at, bytes, access) {
             return error;
@@ -255,17 +254,17 @@ impl Handles {
         result
     }
 
-    /// Returns the error of a call that sets this access to a range, or `None` if the driver must decide.
+    /// Returns the error for setting this access on a range, or `None` if the driver must decide.
     pub fn refuses(&self, at: Address, bytes: u64, access: &[Access]) -> Option<c_int> {
         match self.cover(at, bytes) {
             Cover::Part => Some(INVALID_VALUE),
-            // A piece in host memory would grant the host access, and lose the access when it moves.
+            // A piece in host memory would permit host access, and would lose this access when it moves.
             Cover::Whole if access.iter().any(|access| !access.is_device()) => Some(NOT_SUPPORTED),
             Cover::Whole | Cover::None => None,
         }
     }
 
-    /// Records the access that the driver has set to a range.
+    /// Records access permissions that the driver has set on a range.
     pub fn allowed(&mut self, at: Address, bytes: u64, access: &[Access]) {
         let starts: Vec<_> = self.within(at, bytes).map(|(start, _)| start).collect();
         for start in starts {
@@ -277,20 +276,20 @@ impl Handles {
         }
     }
 
-    /// Returns the access that a location has to the mapping of this library at an address.
+    /// Returns a location's access to this library's mapping at an address.
     pub fn access(&self, at: Address, location: Access) -> Option<c_int> {
         let mapping = self.mappings.get(&self.find(at)?.start)?;
         Some(mapping.access.iter().find(|known| known.same_location(&location)).map_or(0, Access::flags))
     }
 
-    /// Drops a reference. Returns the parts that are no longer needed.
+    /// Drops a reference. Returns the freed memory.
     pub fn release(&mut self, pages: &mut impl Pages, handle: Handle) -> Result<Option<Freed>, c_int> {
         let made = self.made.get_mut(&handle).filter(|made| made.references > 0).ok_or(INVALID_VALUE)?;
         made.references -= 1;
         Ok(self.end(pages, handle))
     }
 
-    /// Returns the handle that is mapped at an address, with one more reference.
+    /// Adds a reference to the handle mapped at an address, and returns the handle.
     pub fn retain(&mut self, at: Address) -> Option<Handle> {
         let found = self.find(at)?;
         self.made.get_mut(&found.handle)?.references += 1;
@@ -306,14 +305,14 @@ impl Handles {
         (at - start < mapping.bytes).then_some(found)
     }
 
-    /// Ends a handle that has neither references nor mappings.
+    /// Destroys a handle if it has neither references nor mappings.
     fn end(&mut self, pages: &mut impl Pages, handle: Handle) -> Option<Freed> {
         self.made.get(&handle).filter(|made| made.references == 0 && made.mapped.is_empty())?;
         let made = self.made.remove(&handle)?;
         Some(self.ended(pages, made.card, made.pieces, made.exported))
     }
 
-    /// Releases pieces to which no handle or mapping refers.
+    /// Releases pieces that no handle or mapping refers to.
     fn ended(&mut self, pages: &mut impl Pages, card: u8, pieces: Vec<Piece>, exported: bool) -> Freed {
         let mut freed = Freed { card, ..Freed::default() };
         for piece in pieces {
@@ -330,14 +329,14 @@ impl Handles {
         freed
     }
 
-    /// Returns the data of a handle that an export needs, while the program has a reference to the handle.
+    /// Returns the data needed to export a handle, if the program still has a reference to it.
     pub fn described(&self, handle: Handle) -> Option<Described> {
         let made = self.made.get(&handle).filter(|made| made.references > 0)?;
         let whole = made.pieces.first().filter(|_| made.exported).map(|piece| piece.handle);
         Some(Described { card: made.card, property: made.property, bytes: made.bytes, whole })
     }
 
-    /// Returns the pieces of a handle, as the driver's handle and the length in bytes of each.
+    /// Returns the driver handle, and the length in bytes, of each piece of a handle.
     pub fn pieces(&self, handle: Handle) -> Vec<(Handle, u64)> {
         let made = self.made.get(&handle);
         made.into_iter().flat_map(|made| &made.pieces).map(|piece| (piece.handle, piece.bytes)).collect()
@@ -375,7 +374,7 @@ impl Handles {
         Some(self.ended(pages, card, pieces, false))
     }
 
-    /// Restores the access to mappings whose memory was replaced as a whole.
+    /// Restores the access permissions of completely replaced mappings.
     fn permit(&self, pages: &mut impl Pages, starts: impl Iterator<Item = Address>, bytes: u64) {
         for start in starts {
             let access = self.mappings.get(&start).map(|mapping| mapping.access.as_slice()).unwrap_or_default();
@@ -385,13 +384,13 @@ impl Handles {
         }
     }
 
-    /// Returns a chunk's handle and the index of its piece.
+    /// Returns the handle that contains a chunk, and the index of its piece.
     pub fn place(&self, chunk: ChunkId) -> Option<(Handle, usize)> {
         self.places.get(&chunk).copied()
     }
 
-    /// Replaces a chunk's piece, wherever it is mapped, with the driver's handle `new`. The memory cannot be accessed
-    /// before [`Handles::restore`]. On failure, returns false, changes nothing, and leaves `new` unused.
+    /// Replaces a chunk's piece, wherever it is mapped, with the driver handle `new`. The memory is inaccessible until
+    /// [`Handles::restore`]. On failure, returns false, changes nothing, and leaves `new` unused.
     pub fn replace(
         &mut self,
         pages: &mut impl Pages,
@@ -430,7 +429,7 @@ impl Handles {
         true
     }
 
-    /// Restores the access to the mappings of replaced pieces. Returns true if all succeeded.
+    /// Restores the access permissions of replaced pieces. Returns true on success.
     pub fn restore(&self, pages: &mut impl Pages, mut replaced: Vec<(Handle, usize)>) -> bool {
         replaced.sort_unstable();
         replaced.dedup();
@@ -452,7 +451,7 @@ impl Handles {
         good
     }
 
-    /// Returns each chunk with its card.
+    /// Returns all chunks, each with its card.
     pub fn chunks(&self) -> impl Iterator<Item = (u8, &Backing)> {
         self.made
             .values()
@@ -461,12 +460,12 @@ impl Handles {
 }
 
 impl Backing {
-    /// Creates an entry for a chunk that no other process has.
+    /// Creates an entry for an unshared chunk.
     pub fn new(chunk: Chunk, descriptor: Option<ChunkDescriptor>) -> Self {
         Self { id: chunk.id, place: chunk.place, descriptor, shared: false }
     }
 
-    /// Returns the report about the chunk for the next owner.
+    /// Returns a description of the chunk for the next owner.
     pub fn adopted(&self, card: u8, descriptor: bool) -> Adopted {
         Adopted { card, id: self.id, place: self.place, descriptor }
     }

@@ -1,10 +1,10 @@
-//! Memory in chunks that processes of one tenant share through `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`.
+//! Chunk-backed memory that processes of one tenant share through `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`.
 //!
-//! The owner keeps such chunks where they are, and passes them to the other process. A handle of this library contains
-//! the owner's token (32 bytes), [`MARK`], the offset and the length of the allocation in bytes, the number of chunks,
-//! and the card. The driver's own handles go to the driver unchanged.
+//! The owner does not move such chunks, and passes them to the other process. A handle of this library contains the
+//! owner's token (32 bytes), [`MARK`], the offset and the length of the allocation in bytes, the number of chunks, and
+//! the card. Handles of the driver are passed to the driver unchanged.
 //!
-//! UNSAFETY: maps and unmaps memory of the card.
+//! UNSAFETY: maps and unmaps card memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::{BTreeMap, HashSet};
@@ -18,26 +18,26 @@ use super::pages::Driver;
 use crate::descriptors::ChunkDescriptor;
 use crate::driver::{self, Access, Address, Handle, Ipc, SUCCESS};
 
-/// Mark of this library's handles.
+/// Magic number of this library's handles.
 const MARK: u64 = u64::from_le_bytes(*b"mediated");
 
-/// Memory of another process that is mapped here.
+/// Mapped memory of another process.
 #[derive(Debug)]
 struct Foreign {
     share: Share,
     device: c_int,
     card: u8,
-    /// Start of the reservation.
+    /// Start address of the reservation.
     base: Address,
     chunk_bytes: u64,
-    /// Size of the other process's allocation.
+    /// Size of the other process's allocation in bytes.
     bytes: u64,
-    /// Number of times that the memory was opened.
+    /// Number of times the memory was opened.
     count: u32,
     pieces: Vec<(Handle, Backing)>,
 }
 
-/// Memory of other processes, by its address in this program.
+/// Memory of other processes, keyed by its address in this program.
 #[derive(Debug, Default)]
 pub struct Opened {
     foreign: BTreeMap<Address, Foreign>,
@@ -49,7 +49,7 @@ pub struct Opened {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
     pub share: Share,
-    /// Offset of the allocation in its first chunk.
+    /// Offset of the allocation in its first chunk, in bytes.
     pub offset: u64,
     pub bytes: u64,
     pub chunks: u32,
@@ -78,8 +78,8 @@ impl Token {
         Some(Self { share, offset: word(40)?, bytes: word(48)?, chunks: u32::from_le_bytes(chunks), card })
     }
 
-    /// Returns true if the allocation is within its chunks. The handle comes from another process, so it must be
-    /// checked.
+    /// Returns true if the allocation is within its chunks. This must be checked, because the handle comes from another
+    /// process.
     pub fn fits(&self, chunk_bytes: u64) -> bool {
         let all = u64::from(self.chunks).saturating_mul(chunk_bytes);
         self.bytes > 0 && self.offset < chunk_bytes && self.offset.saturating_add(self.bytes) <= all
@@ -87,7 +87,7 @@ impl Token {
 }
 
 impl Opened {
-    /// Returns the first address, size in bytes, and device of the allocation that contains an address.
+    /// Returns the start address, size in bytes, and device of the allocation that contains an address.
     pub fn find(&self, address: Address) -> Option<(Address, u64, c_int)> {
         let (&start, foreign) = self.foreign.range(..=address).next_back()?;
         (address - start < foreign.bytes).then_some((start, foreign.bytes, foreign.device))
@@ -108,7 +108,7 @@ impl Opened {
         self.own.contains(share)
     }
 
-    /// Returns each chunk with its card.
+    /// Returns all chunks, each with its card.
     pub fn chunks(&self) -> impl Iterator<Item = (u8, &Backing)> {
         self.foreign.values().flat_map(|f| f.pieces.iter().map(|(_, chunk)| (f.card, chunk)))
     }
@@ -119,14 +119,14 @@ impl Opened {
         self.foreign.values().any(|f| at < f.base + f.pieces.len() as u64 * f.chunk_bytes && end > f.base)
     }
 
-    /// Increments the count of a share that is already open. Returns its address.
+    /// Increments the open count of memory that is already open. Returns its address.
     pub fn again(&mut self, share: Share) -> Option<Address> {
         let (start, foreign) = self.foreign.iter_mut().find(|(_, foreign)| foreign.share == share)?;
         foreign.count += 1;
         Some(*start)
     }
 
-    /// Maps chunks that were granted for a token. Returns their ids on failure.
+    /// Maps chunks that were granted for a token. Returns their IDs on failure.
     pub fn map(
         &mut self,
         token: Token,
@@ -159,8 +159,8 @@ impl Opened {
         Ok(base + token.offset)
     }
 
-    /// Closes the memory at an address once. Returns the chunks to return to the owner, or `None` if no opened memory
-    /// starts at the address.
+    /// Decrements the open count of the memory at an address. Returns the chunks to return to the owner, or `None` if
+    /// no opened memory starts at the address.
     pub fn close(&mut self, address: Address) -> Option<Vec<ChunkId>> {
         let foreign = self.foreign.get_mut(&address)?;
         foreign.count -= 1;
@@ -174,12 +174,12 @@ impl Opened {
 }
 
 impl Foreign {
-    /// Unmaps the chunks, and frees the `length` bytes of addresses.
+    /// Unmaps the chunks, and frees the address reservation of `length` bytes.
     fn end(self, length: u64) -> Vec<ChunkId> {
         if !self.pieces.is_empty() {
             Driver.unmap(self.base, self.pieces.len() as u64 * self.chunk_bytes);
         }
-        // SAFETY: this reservation is ours, and has no mappings.
+        // SAFETY: the reservation belongs to this library, and has no mappings.
         unsafe { driver::mem_address_free(self.base, length as usize) };
         self.pieces.iter().for_each(|(handle, _)| Driver.release(*handle));
         self.pieces.into_iter().map(|(_, chunk)| chunk.id).collect()

@@ -1,7 +1,7 @@
-//! Manages memory that programs free in the order of a stream's work (`cuMemFreeAsync`).
+//! Manages memory that programs free in stream order (`cuMemFreeAsync`).
 //!
-//! A stream may immediately reuse memory that it has freed, because its work runs in order. This reuse needs no driver
-//! call. Other streams get the memory when an event after the work has completed. This event is recorded only when an
+//! A stream may immediately reuse memory that it has freed, without a driver call, because its work runs in order.
+//! Other streams can use the memory once an event after that work has completed. The event is recorded only when an
 //! allocation needs memory.
 
 use foldhash::{HashMap, HashSet};
@@ -11,26 +11,26 @@ use crate::driver::Address;
 /// A stream, as identified in a call that frees memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
-    /// Context.
+    /// Context handle.
     pub context: u64,
-    /// Handle; null means the context's default stream.
+    /// Stream handle; 0 is the context's default stream.
     pub stream: u64,
-    /// True if the call used the per-thread form.
+    /// Set if the call used the per-thread variant.
     pub per_thread: bool,
 }
 
-/// The work that must end before memory is released.
+/// The work that must complete before memory is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// All of the work has already ended.
+    /// No work: all of it has already completed.
     Nothing,
-    /// The work up to this event of the driver.
+    /// The work up to this driver event.
     Event(u64),
     /// All work of the context.
     All,
 }
 
-/// Memory that waits for work.
+/// Memory waiting for work to complete.
 #[derive(Debug)]
 struct Waits {
     context: u64,
@@ -38,16 +38,16 @@ struct Waits {
     addresses: Vec<Address>,
 }
 
-/// Memory that was freed, but is not released yet.
+/// Memory that was freed but not yet released.
 #[derive(Debug, Default)]
 pub struct Ordered {
-    /// Freed memory that its lane may reuse, by lane and length.
+    /// Freed memory that its lane may reuse, keyed by lane and length.
     loose: HashMap<Lane, HashMap<u64, Vec<Address>>>,
     loose_bytes: u64,
     waits: Vec<Waits>,
     /// All freed memory.
     freed: HashSet<Address>,
-    /// Events that are not in use, with their contexts.
+    /// Unused events, with their contexts.
     spare: Vec<(u64, u64)>,
 }
 
@@ -77,20 +77,20 @@ impl Ordered {
         self.loose_bytes
     }
 
-    /// Takes back memory that a lane freed.
+    /// Records memory that a lane freed.
     pub fn put(&mut self, lane: Lane, bytes: u64, address: Address) {
         self.freed.insert(address);
         self.loose_bytes += bytes;
         self.loose.entry(lane).or_default().entry(bytes).or_default().push(address);
     }
 
-    /// Queues memory to be released after work of a context.
+    /// Queues memory for release after work of a context.
     pub fn put_behind(&mut self, context: u64, behind: Behind, address: Address) {
         self.freed.insert(address);
         self.waits.push(Waits { context, behind, addresses: vec![address] });
     }
 
-    /// Returns memory of this length that the same lane has freed.
+    /// Removes and returns memory of this length that the same lane has freed.
     pub fn take(&mut self, lane: Lane, bytes: u64) -> Option<Address> {
         let address = self.loose.get_mut(&lane)?.get_mut(&bytes)?.pop()?;
         self.freed.remove(&address);
@@ -98,7 +98,7 @@ impl Ordered {
         Some(address)
     }
 
-    /// Returns an unused event of a context, or `None` if there is none.
+    /// Removes and returns an unused event of a context, if any.
     pub fn spare(&mut self, context: u64) -> Option<u64> {
         let at = self.spare.iter().position(|(of, _)| *of == context)?;
         Some(self.spare.swap_remove(at).1)
@@ -113,7 +113,7 @@ impl Ordered {
             .collect()
     }
 
-    /// Queues all memory that a lane has freed, to be released after work of its context.
+    /// Queues all memory that a lane has freed for release after work of its context.
     pub fn gather(&mut self, lane: Lane, behind: Behind) {
         let lengths = self.loose.remove(&lane).unwrap_or_default();
         self.loose_bytes -= lengths.iter().map(|(bytes, list)| bytes * list.len() as u64).sum::<u64>();
@@ -126,7 +126,7 @@ impl Ordered {
         self.waits.iter().any(|waits| waits.behind == Behind::All)
     }
 
-    /// Releases the memory whose event has completed, according to `passed`. With `ended`, all work has ended.
+    /// Releases the memory with completed events, as reported by `passed`. Releases all memory if `ended` is set.
     pub fn passed(&mut self, passed: impl Fn(u64) -> bool, ended: bool) -> Vec<Address> {
         let is_done = |behind| match behind {
             Behind::Nothing => true,
@@ -146,7 +146,7 @@ impl Ordered {
         done
     }
 
-    /// Prepares for the possible end of all contexts.
+    /// Prepares for the possible destruction of all contexts.
     pub fn forget_all(&mut self) {
         let contexts: HashSet<u64> = self.loose.keys().map(|lane| lane.context).collect();
         let waiting = self.waits.iter().map(|waits| waits.context);
@@ -155,7 +155,7 @@ impl Ordered {
         all.into_iter().for_each(|context| self.forget(context));
     }
 
-    /// Forgets a context that ends together with its events.
+    /// Removes a destroyed context and its events.
     pub fn forget(&mut self, context: u64) {
         self.spare.retain(|(of, _)| *of != context);
         for waits in self.waits.iter_mut().filter(|waits| waits.context == context) {

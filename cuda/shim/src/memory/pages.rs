@@ -1,6 +1,6 @@
-//! The driver's functions that map memory.
+//! Driver functions that map memory.
 //!
-//! UNSAFETY: calls these functions with addresses and handles whose validity the callers guarantee.
+//! UNSAFETY: calls these functions with addresses and handles that the callers guarantee to be valid.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -13,7 +13,7 @@ use crate::log::report;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub const POSIX: c_int = 1;
 
-/// The driver.
+/// The real driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Driver;
 
@@ -21,7 +21,7 @@ impl Pages for Driver {
     fn import(&mut self, descriptor: BorrowedFd<'_>) -> Option<Handle> {
         let mut handle = 0;
         let source = descriptor.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: the descriptor is open; the driver takes its value instead of a pointer.
+        // SAFETY: the descriptor is open; the driver takes its number in place of a pointer.
         let result = unsafe { driver::mem_import(&raw mut handle, source, POSIX) };
         if result != SUCCESS {
             report!("a chunk cannot be imported: error {result}");
@@ -30,7 +30,7 @@ impl Pages for Driver {
     }
 
     fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int {
-        // SAFETY: the call takes no pointers, and the driver rejects wrong arguments.
+        // SAFETY: the call takes no pointers, and the driver rejects invalid arguments.
         unsafe { driver::mem_map(at, bytes as usize, 0, handle, 0) }
     }
 

@@ -1,8 +1,8 @@
-//! Manages the addresses of one card and the chunks that back them.
+//! Manages a card's address region and the chunks that back it.
 //!
-//! A chunk that moves to host memory is unmapped, and is mapped again when the program's work may run. The driver takes
-//! 0.3 ms to map 16 MiB of host memory and 0.08 ms to unmap it. If the new location in host memory were mapped
-//! immediately, each turn would wait for both, although a chunk is usually back on the card before its next use.
+//! A chunk that moves to host memory is unmapped, and mapped again when the program's work may run. The driver takes
+//! 0.3 ms to map 16 MiB of host memory and 0.08 ms to unmap it. If the new location were mapped immediately, each slice
+//! would wait for both, although a chunk is usually back on the card before its next use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
@@ -24,12 +24,12 @@ pub struct Slot {
     pub chunk: Backing,
 }
 
-/// The addresses of one card.
+/// The address region of one card.
 #[derive(Debug)]
 pub struct Region {
-    /// Devices that may access the chunks: the driver's device of the card, and its peers.
+    /// Devices with access to the chunks: the card's own device, and its peers.
     access: Vec<c_int>,
-    /// Card in the owner's list.
+    /// Index of the card in the owner's list.
     pub card: u8,
     pub base: Address,
     /// Size of the address range in bytes.
@@ -38,11 +38,11 @@ pub struct Region {
     pub arena: Arena,
     pub spare: BTreeSet<u32>,
     slots: BTreeMap<u32, Slot>,
-    /// Unmapped chunks, whose memory is on the host.
+    /// Indices of evicted chunks, which are unmapped.
     away: BTreeSet<u32>,
 }
 
-/// Splits ascending numbers into runs without gaps. Returns the first number and the length of each run.
+/// Splits ascending numbers into consecutive runs. Returns the first number and the length of each run.
 fn runs(numbers: impl IntoIterator<Item = u32>) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
@@ -55,25 +55,25 @@ fn runs(numbers: impl IntoIterator<Item = u32>) -> Vec<(u32, u32)> {
 }
 
 impl Region {
-    /// Creates a region at reserved addresses, with nothing mapped. The first device in `access` is the card's.
+    /// Creates an unmapped region at reserved addresses. The first device in `access` is the card's.
     pub fn new(access: Vec<c_int>, card: u8, base: Address, bytes: u64, chunk_bytes: u64) -> Self {
         let arena = Arena::new(bytes, chunk_bytes);
         let (slots, spare, away) = Default::default();
         Self { access, card, base, bytes, chunk_bytes, arena, spare, slots, away }
     }
 
-    /// Returns the driver's device.
+    /// Returns the driver device.
     pub fn device(&self) -> c_int {
         self.access.first().copied().unwrap_or(-1)
     }
 
-    /// Gives another device access to all chunks, now and later. Returns true on success.
+    /// Grants another device access to all current and future chunks. Returns true on success.
     pub fn add_peer(&mut self, pages: &mut impl Pages, device: c_int) -> bool {
         self.access.push(device);
         self.allow(pages, self.slots.keys().copied())
     }
 
-    /// Ends another device's access. Returns true on success.
+    /// Revokes another device's access. Returns true on success.
     pub fn remove_peer(&mut self, pages: &mut impl Pages, device: c_int) -> bool {
         if !self.access.contains(&device) {
             return true;
@@ -98,17 +98,17 @@ impl Region {
         self.away.len()
     }
 
-    /// Returns the chunk with a number.
+    /// Returns the chunk at an index.
     pub fn slot(&self, number: u32) -> Option<&Slot> {
         self.slots.get(&number)
     }
 
-    /// Like [`Self::slot`], but mutable.
+    /// Same as [`Self::slot`], but mutable.
     pub fn slot_mut(&mut self, number: u32) -> Option<&mut Slot> {
         self.slots.get_mut(&number)
     }
 
-    /// Returns each chunk.
+    /// Returns all chunks.
     pub fn chunks(&self) -> impl Iterator<Item = &Backing> {
         self.slots.values().map(|slot| &slot.chunk)
     }
@@ -117,7 +117,7 @@ impl Region {
         self.base + u64::from(chunk) * self.chunk_bytes
     }
 
-    /// Maps new chunks at unmapped numbers, which are in ascending order. On failure, maps none of them and returns
+    /// Maps new chunks at unmapped indices, which must be in ascending order. On failure, maps none of them and returns
     /// false.
     pub fn map(&mut self, pages: &mut impl Pages, numbers: &[u32], chunks: &[(Chunk, ChunkDescriptor)]) -> bool {
         let mut mapped = Vec::new();
@@ -146,7 +146,7 @@ impl Region {
         ids
     }
 
-    /// Unmaps the mapped ones of the given chunks, run by run, and releases their handles. The numbers are in ascending
+    /// Unmaps those of the given chunks that are mapped, and releases their handles. The indices must be in ascending
     /// order.
     fn take_away(&mut self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
@@ -170,8 +170,8 @@ impl Region {
         None
     }
 
-    /// Replaces the memory of consecutive chunks from `first` on. Returns the number of chunks replaced before the
-    /// first failure. Evicted chunks cannot be accessed before [`Self::bring`]. No work may be in flight.
+    /// Replaces the memory of consecutive chunks from index `first` on. Returns the number of chunks replaced before
+    /// the first failure. Evicted chunks are inaccessible until [`Self::bring`]. No work may be in flight.
     pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, ChunkDescriptor)]) -> usize {
         let mut new: Vec<(Option<Handle>, Backing)> = Vec::new();
         for (chunk, descriptor) in moves {
@@ -196,7 +196,7 @@ impl Region {
             failed |= handle.is_some_and(|handle| !failed && pages.map(at, self.chunk_bytes, handle) != SUCCESS);
             let Some(slot) = self.slots.get_mut(&number) else { continue };
             if failed {
-                // The previous mapping stays.
+                // Keep the previous mapping.
                 handle.into_iter().for_each(|handle| pages.release(handle));
                 if let Some(old) = slot.handle {
                     pages.map(at, self.chunk_bytes, old);
@@ -217,7 +217,7 @@ impl Region {
         done
     }
 
-    /// Maps evicted chunks. Returns true if no evicted chunk is left.
+    /// Maps evicted chunks. Returns true if no evicted chunks remain.
     pub fn bring(&mut self, pages: &mut impl Pages) -> bool {
         let numbers: Vec<u32> = self.away.iter().copied().collect();
         let mut here = Vec::new();
@@ -247,14 +247,14 @@ impl Region {
         self.away.is_empty()
     }
 
-    /// Gives the card and its peers access to the mapped ones of the given chunks. The numbers are in ascending order.
-    /// Returns true on success.
+    /// Grants the card and its peers access to those of the given chunks that are mapped. The indices must be in
+    /// ascending order. Returns true on success.
     fn allow(&self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) -> bool {
         let access: Vec<Access> = self.access.iter().map(|device| Access::all(*device)).collect();
         self.set_access(pages, numbers, &access)
     }
 
-    /// Like [`Self::allow`], with this access.
+    /// Same as [`Self::allow`], with the given access.
     fn set_access(&self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>, access: &[Access]) -> bool {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         let bytes = |count| u64::from(count) * self.chunk_bytes;

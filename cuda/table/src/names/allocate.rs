@@ -1,4 +1,4 @@
-//! Allocates memory of the card for the program.
+//! Functions that allocate card memory for the program.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Creates or destroys arrays, whose layout only the driver knows.
+//! Functions that create or destroy arrays, whose layout is known only to the driver.
 
 use crate::{Family, family};
 

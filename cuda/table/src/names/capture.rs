@@ -1,4 +1,4 @@
-//! Records a stream's work instead of running it, and related functions.
+//! Functions that record a stream's work instead of running it, and related functions.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Contexts, and the parts of a card to which they are bound.
+//! Functions for contexts, and for the parts of a card that they are bound to.
 
 use crate::{Family, family};
 

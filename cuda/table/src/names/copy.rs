@@ -1,4 +1,4 @@
-//! Submits a copy or a fill.
+//! Functions that submit a copy or a fill.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Facts about cards.
+//! Functions that return properties of cards.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Events.
+//! Functions for events.
 
 use crate::{Family, family};
 

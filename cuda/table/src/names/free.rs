@@ -1,4 +1,4 @@
-//! Frees memory of the card.
+//! Functions that free card memory.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Builds, edits and instantiates graphs.
+//! Functions that build, edit and instantiate graphs.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Pinned host memory.
+//! Functions for pinned host memory.
 
 use crate::{Family, family};
 

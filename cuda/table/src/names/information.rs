@@ -1,4 +1,4 @@
-//! Reports the amount of memory.
+//! Functions that report amounts of memory.
 
 use crate::{Family, family};
 

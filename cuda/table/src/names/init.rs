@@ -1,4 +1,4 @@
-//! Initialisation, errors, and lookup of functions.
+//! Functions for initialisation, errors, and function lookup.
 
 use crate::{Family, family};
 

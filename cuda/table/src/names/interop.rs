@@ -1,4 +1,4 @@
-//! Memory and semaphores of other interfaces.
+//! Functions for memory and semaphores of other interfaces.
 
 use crate::{Family, family};
 

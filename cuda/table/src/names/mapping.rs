@@ -1,4 +1,4 @@
-//! Address ranges and physical memory that the program manages itself.
+//! Functions for address ranges and physical memory that the program manages.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Code and its functions.
+//! Functions for code modules and the functions in them.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Facts about addresses.
+//! Functions that return properties of addresses.
 
 use crate::{Family, family};
 

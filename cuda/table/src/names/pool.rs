@@ -1,4 +1,4 @@
-//! Stream-ordered memory that the driver keeps.
+//! Functions for stream-ordered memory managed by the driver.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Memory that other processes or other cards can access.
+//! Functions for memory that other processes or other cards can access.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Streams.
+//! Functions for streams.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Submits work other than copies.
+//! Functions that submit work other than copies.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Views of memory for texture units and tensor copies.
+//! Functions for views of memory for texture units and tensor copies.
 
 use crate::{Family, family};
 

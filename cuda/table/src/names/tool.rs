@@ -1,4 +1,4 @@
-//! Profilers, core dumps, checkpoints, logs.
+//! Functions for profilers, core dumps, checkpoints, and logs.
 
 use crate::{Family, family};
 

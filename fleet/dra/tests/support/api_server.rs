@@ -1,5 +1,4 @@
-//! An API server for one driver: it stores objects, checks each object against the published types, and records the
-//! requests.
+//! An API server for one driver. It stores objects, validates them against the published types, and records requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -35,9 +34,9 @@ struct Objects {
     watches: Vec<mpsc::Sender<String>>,
     /// Number of writes of slices so far.
     writes: usize,
-    /// Device fields that this cluster drops because their features are disabled.
+    /// Device fields that this cluster drops, as if their features were disabled.
     forgets: Vec<&'static str>,
-    /// True if the server responds to every request with an error.
+    /// Set if the server responds to every request with an error.
     broken: bool,
 }
 
@@ -68,8 +67,8 @@ published! {
     resource: DeviceClass ResourceClaim ResourceClaimTemplate ResourceSlice;
 }
 
-/// Parses an object as the published type of the oldest and of the newest Kubernetes version. Fields outside these
-/// types are errors.
+/// Parses an object as the published type of both the oldest and the newest Kubernetes version. Panics if the object
+/// has unknown fields.
 pub fn typed<T: Published>(value: &Value) -> T {
     drop(exactly::<T::Oldest>(value));
     exactly(value)
@@ -210,7 +209,7 @@ fn good(object: &Value) -> Response {
     axum::Json(object).into_response()
 }
 
-/// Checks a slice for the API server's rules that the slice's type does not express.
+/// Checks that a slice obeys the API server's rules that its type does not express.
 fn valid(slice: &ResourceSlice) {
     let label = |text: &str| {
         let byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -267,7 +266,7 @@ async fn list(State(server): State<ApiServer>, Query(query): Query<BTreeMap<Stri
         let (sender, receiver) = mpsc::channel::<String>(64);
         if since < objects.version {
             // Report that objects have changed since that version. One event is sufficient, because the watcher then
-            // reads all objects again.
+            // reloads all objects.
             let news = json!({ "type": "BOOKMARK", "object": { "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
                 "metadata": { "resourceVersion": objects.version.to_string(), "annotations": {} } } });
             sender.try_send(news.to_string() + "\n").unwrap();

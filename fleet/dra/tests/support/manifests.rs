@@ -1,4 +1,4 @@
-//! The manifests in `fleet/kubernetes`, rendered in the same way as `kubectl` renders them.
+//! Renders the manifests in `fleet/kubernetes` as `kubectl` does.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,7 +23,7 @@ pub fn folder() -> PathBuf {
     root().join("fleet/kubernetes")
 }
 
-/// Returns the kustomization of a folder.
+/// Returns a folder's kustomization.
 fn kustomization(folder: &Path) -> Value {
     let text = fs::read_to_string(folder.join("kustomization.yaml")).unwrap();
     serde_saphyr::from_str(&text).unwrap()
@@ -48,7 +48,7 @@ pub fn documents(folder: &Path) -> Vec<Value> {
     documents
 }
 
-/// Renders a folder: returns the documents, with the images from the kustomization, in the order in which `kubectl`
+/// Renders a folder. Returns the documents with the images from the kustomization, in the order in which `kubectl`
 /// applies them.
 pub fn rendered(folder: &Path) -> Vec<Value> {
     let kustomization = kustomization(folder);

@@ -21,8 +21,8 @@ use tonic::transport::{Channel, Endpoint};
 
 use api_server::ApiServer;
 
-/// Maximum duration of a wait.
-// TIMEOUT: only a failing test waits this long.
+/// Time limit of a wait.
+// TIMEOUT: reached only if a test fails.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the path of a file in cargo's target folder.
@@ -70,7 +70,7 @@ pub struct Node {
 impl Node {
     /// Creates a node whose daemon's configuration contains `tables`. Only the API server runs.
     pub async fn new(tables: &str) -> Self {
-        // Paths of sockets must be short.
+        // Socket paths must be short.
         let folder = tempfile::Builder::new().prefix("k8s").tempdir_in("/tmp").unwrap();
         let api = ApiServer::default();
         let address = api.serve().await;
@@ -87,8 +87,8 @@ impl Node {
         node
     }
 
-    /// Creates a node with a card `h100` of the fake CUDA driver. The folder `plain` contains the driver's libraries,
-    /// and `shim` contains the mediator's library.
+    /// Creates a node with the card `h100` and the fake CUDA driver. The folder `plain` contains the driver's
+    /// libraries, and `shim` contains the mediator's library.
     pub async fn with_cuda_card() -> Self {
         let mut node = Self::new("").await;
         for (folder, library) in [("plain", "libcuda_fake.so"), ("shim", "libcuda.so")] {
@@ -217,7 +217,7 @@ impl Node {
         .await
     }
 
-    /// Returns a kubelet that has registered the driver and supports only these versions of the services.
+    /// Returns a kubelet that has registered the driver and supports only the service versions in `knows`.
     pub async fn kubelet(&self, knows: &[&str]) -> Kubelet {
         let socket = self.path("kubelet/plugins_registry/gpu-mediator.internal-reg.sock");
         let mut client = RegistrationClient::new(connect(&socket).await);
@@ -244,7 +244,7 @@ pub struct Kubelet {
     old: bool,
 }
 
-/// Returns a claim in the kubelet's form.
+/// Returns a claim as sent by the kubelet.
 pub fn named(name: &str) -> v1::Claim {
     v1::Claim { namespace: "prod".to_owned(), uid: format!("uid-{name}"), name: name.to_owned() }
 }
@@ -282,7 +282,7 @@ impl Kubelet {
         answer.map(tonic::Response::into_inner)
     }
 
-    /// Prepares one claim, which must succeed.
+    /// Prepares one claim. Preparation must succeed.
     pub async fn good(&self, claim: &v1::Claim) -> Vec<v1::Device> {
         let mut answer = self.prepare(std::slice::from_ref(claim)).await.unwrap();
         let one = answer.claims.remove(&claim.uid).unwrap();
@@ -290,7 +290,7 @@ impl Kubelet {
         one.devices
     }
 
-    /// Prepares one claim, which must fail. Returns the error.
+    /// Prepares one claim. Preparation must fail. Returns the error.
     pub async fn bad(&self, claim: &v1::Claim) -> String {
         let mut answer = self.prepare(std::slice::from_ref(claim)).await.unwrap();
         let one = answer.claims.remove(&claim.uid).unwrap();
@@ -298,14 +298,14 @@ impl Kubelet {
         one.error
     }
 
-    /// Unprepares one claim, which must succeed.
+    /// Unprepares one claim. This must succeed.
     pub async fn back(&self, claim: &v1::Claim) {
         let answer = self.unprepare(std::slice::from_ref(claim)).await.unwrap();
         assert_eq!(answer.claims[&claim.uid].error, "");
     }
 }
 
-/// Creates a claim with allocated parts of devices. Each part has a request, a device, memory and time.
+/// Creates a claim with allocated parts of devices. Each tuple contains the request, device, memory and time of a part.
 pub fn allocated(name: &str, parts: &[(&str, &str, &str, &str)], config: Value) -> Value {
     let result = |(number, (request, device, memory, time)): (usize, &(&str, &str, &str, &str))| {
         json!({ "request": request, "driver": "gpu-mediator.internal", "pool": "node-a", "device": device,
@@ -326,7 +326,7 @@ pub fn allocated(name: &str, parts: &[(&str, &str, &str, &str)], config: Value) 
     })
 }
 
-/// Creates a set of parameters of a claim.
+/// Creates a set of parameters.
 pub fn parameters(source: &str, mut parameters: Value) -> Value {
     parameters["apiVersion"] = "gpu-mediator.internal/v1".into();
     parameters["kind"] = "ShareParameters".into();

@@ -17,7 +17,7 @@ fn headers(pairs: &[(&str, &str)]) -> Headers {
     pairs.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec())).collect()
 }
 
-/// Returns a request in the form that Go's gRPC sends.
+/// Returns a request as sent by Go's gRPC.
 fn request(authority: &str) -> Headers {
     headers(&[
         (":method", "POST"),
@@ -33,7 +33,7 @@ fn encode(encoder: &mut Encoder<'_>, headers: &Headers) -> Vec<u8> {
     encoder.encode(headers.iter().map(|(name, value)| (&name[..], &value[..])))
 }
 
-/// Returns the output for `input`, fed in pieces of `piece` bytes.
+/// Returns the output for `input`, which is passed in chunks of `piece` bytes.
 fn rewritten(input: &[u8], piece: usize) -> Result<Vec<u8>, Malformed> {
     let (mut rewriter, mut out) = (Rewriter::default(), Vec::new());
     input.chunks(piece.max(1)).try_for_each(|piece| rewriter.take(piece, &mut out))?;
@@ -61,7 +61,7 @@ fn authority_is_rewritten_to_localhost_in_every_block() {
     input.extend(frame(4, 0, 0, &[]));
     for (stream, authority) in [(1, "/var/lib/kubelet/x.sock"), (3, "/var/lib/kubelet/x.sock"), (5, "%2Fvar%2Fx.sock")]
     {
-        // For the second request, the encoder refers to its table, so the bytes do not contain the path.
+        // The second request refers to the encoder's table, so its bytes do not contain the path.
         input.extend(frame(HEADERS, END_HEADERS, stream, &encode(&mut encoder, &request(authority))));
         input.extend(frame(0, END_STREAM, stream, &[0, 0, 0, 0, 0]));
     }
@@ -123,7 +123,7 @@ fn malformed_frames_end_connection() {
     assert_eq!(after(frame(CONTINUATION, 0, 1, &[])), Malformed::Order(CONTINUATION, "is none"));
     let open = frame(HEADERS, 0, 1, &block);
     assert_eq!(after([open.clone(), frame(0, 0, 1, &[])].concat()), Malformed::Order(0, "goes on"));
-    // If the block continued in another stream, it would count as part of that stream.
+    // A block that continues in another stream would count as part of that stream.
     assert_eq!(after([open, frame(CONTINUATION, END_HEADERS, 3, &[])].concat()), Malformed::Order(9, "goes on"));
     assert_eq!(after(frame(HEADERS, PADDED | END_HEADERS, 1, &[2, 0])), Malformed::Padding);
     assert_eq!(after(frame(HEADERS, PRIORITY | END_HEADERS, 1, &[0; 4])), Malformed::Padding);
@@ -140,7 +140,7 @@ fn oversized_header_block_is_rejected() {
     block.extend([0xbe; 1000]);
     input.extend(frame(HEADERS, END_HEADERS, 1, &block));
     assert_eq!(rewritten(&input, 4096).unwrap_err(), Malformed::Block);
-    // A header block that never ends also exceeds the limit.
+    // An endless header block also exceeds the limit.
     let mut input = [PREFACE_BYTES.to_vec(), frame(HEADERS, 0, 1, &[0x82; 16_000])].concat();
     (0..8).for_each(|_| input.extend(frame(CONTINUATION, 0, 1, &[0x82; 16_000])));
     assert_eq!(rewritten(&input, 4096).unwrap_err(), Malformed::Block);

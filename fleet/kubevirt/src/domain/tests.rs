@@ -1,6 +1,6 @@
 use super::*;
 
-/// A handwritten domain with the parts that virt-launcher writes (kubevirt/kubevirt,
+/// A handwritten domain similar to the domains that virt-launcher writes (kubevirt/kubevirt,
 /// pkg/virt-launcher/virtwrap/converter).
 const KUBEVIRT: &str = include_str!("kubevirt.xml");
 

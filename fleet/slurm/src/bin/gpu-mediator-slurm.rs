@@ -1,5 +1,4 @@
-//! A program that administrators and Slurm run in addition to the plugin. The program installs the plugin and checks a
-//! node's health.
+//! A command-line tool that installs the Slurm plugin and checks a node's health. Administrators and Slurm run it.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -10,7 +9,7 @@ use clap::Parser;
 use spank_gpu_mediator::options::Arguments;
 use spank_gpu_mediator::{MARK, work};
 
-/// Prefix of the reason why a node is drained.
+/// Prefix of the drain reason of a node.
 const REASON: &str = "gpu-mediator:";
 /// Path of the plugin in the package.
 const PLUGIN: &str = "/usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so";
@@ -61,8 +60,8 @@ fn said(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Converts a version to the number that Slurm uses. Slurm requires plugins of this kind to have the same first two
-/// components.
+/// Converts a version to Slurm's numeric form. Slurm requires that the first two components of this kind of plugin
+/// match its own.
 fn numbered(version: &str) -> Option<u32> {
     let mut numbers = version.split('.').map(|number| number.parse::<u8>().ok());
     let (major, minor) = (numbers.next()??, numbers.next()??);
@@ -80,7 +79,7 @@ fn install(from: &std::path::Path, to: &std::path::Path, slurm: Option<String>) 
     let mark: Vec<u8> = MARK.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let found: Vec<usize> =
         plugin.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark).map(|(at, _)| at).collect();
-    // The words of the mark may occur separately in code, but not in this sequence.
+    // The words of the mark may occur separately in code, but not in sequence.
     let [at] = found[..] else { bail!("{} has {} places for a version, expected one", from.display(), found.len()) };
     let place =
         at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;

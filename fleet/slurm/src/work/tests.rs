@@ -4,7 +4,7 @@ use mediatord::fixture::{Served, one_card};
 
 use super::*;
 
-/// Starts a daemon with a software card that has 120 MiB for tenants.
+/// Starts a daemon with a software card that has 120 MiB of memory for tenants.
 fn served() -> (Served, Arguments, tempfile::TempDir) {
     let served = one_card("reserve_mib = 8\n");
     let folder = tempfile::tempdir().unwrap();
@@ -23,11 +23,11 @@ fn served() -> (Served, Arguments, tempfile::TempDir) {
     (served, arguments.on(Some("n1")), folder)
 }
 
-/// Creates a job with shards of a node, in the form in which the tests' controller reports them.
+/// Creates a job with shards, and the file in which the fake controller finds it.
 fn job(id: u32, shards: u32, folder: &tempfile::TempDir) -> Job {
     let text = format!("JobId={id} JobName=x\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:{shards}({shards}/100)\n");
     fs::write(folder.path().join(id.to_string()), text).unwrap();
-    // The user who runs these tests cannot give files to another user.
+    // The user who runs these tests cannot change the owner of files.
     let uid = fs::metadata(folder.path()).unwrap().uid();
     Job { id, uid, of_array: None }
 }
@@ -112,7 +112,7 @@ fn a_socket_elsewhere_is_not_given_away() {
     let (served, mut arguments, folder) = served();
     let there = job(7, 25, &folder);
     begin(&arguments, &VGPU, &there).unwrap();
-    // The result does not depend on the folder of sockets that the daemon reports.
+    // The socket that the daemon reports must be in the configured folder.
     arguments.sockets = served.fixture.path("other");
     let error = begin(&arguments, &VGPU, &there).unwrap_err();
     assert!(error.contains("it is not in the folder") && error.contains("plugstack.conf"), "{error}");
@@ -155,7 +155,7 @@ fn a_ledger_that_is_a_link_or_has_two_names_is_not_written() {
     write_down(&ledger, &usage).unwrap();
 }
 
-/// Sends requests through a client.
+/// Simplifies GET requests.
 trait Get {
     fn client_get<T: serde::de::DeserializeOwned>(&self, path: &str) -> T;
 }

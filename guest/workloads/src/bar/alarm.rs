@@ -14,9 +14,9 @@ use crate::rig::Counts;
 use crate::tests::Facts;
 
 const INTERRUPTS: &str = "/proc/interrupts";
-/// Names of the driver's interrupts in `/proc/interrupts`.
+/// Names of the driver's interrupt handlers in `/proc/interrupts`.
 const DRIVER: [&str; 2] = ["nvkm", "nouveau"];
-/// Time from the register writes to the alarm, in ns of the card's clock. These writes take less time, even under
+/// Delay between the register writes and the alarm, in ns of the card's clock. The writes take less time, even under
 /// emulation.
 const ALARM_DELAY_NS: u32 = 50_000_000;
 /// Maximum wait for an interrupt. TIMEOUT: only an alarm that never fires takes this long.
@@ -32,7 +32,8 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     Ok((Counts::default(), vec![("alarms", count.to_string()), ("late_us", (latest / 1000).to_string())]))
 }
 
-/// Sets the alarm and waits for its interrupt. Returns the delay in ns until the interrupt was noticed.
+/// Sets the alarm and waits for its interrupt. Returns the delay in ns between the alarm and the detection of the
+/// interrupt.
 fn rings(card: &Card) -> Result<u32> {
     let before = interrupts()?;
     let at = card.read(reg::PTIMER_LOW).wrapping_add(ALARM_DELAY_NS);
@@ -51,7 +52,7 @@ fn rings(card: &Card) -> Result<u32> {
     bail!("no interrupt within {} s; {before} before", ALARM_TIMEOUT.as_secs())
 }
 
-/// Returns the number of interrupts of the driver so far, on all CPUs.
+/// Returns the total number of the driver's interrupts on all CPUs.
 fn interrupts() -> Result<u64> {
     let text = fs::read_to_string(INTERRUPTS).context(INTERRUPTS)?;
     let line = text.lines().find(|line| DRIVER.iter().any(|driver| line.ends_with(driver)));

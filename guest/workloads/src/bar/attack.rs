@@ -1,4 +1,4 @@
-//! Common code of the attacks: chooses addresses outside the share, writes tables in the share, and checks words that
+//! Common code of the attacks: chooses addresses outside the share, writes tables in the share, and checks dwords that
 //! were read.
 
 use anyhow::{Result, ensure};
@@ -8,16 +8,16 @@ use super::layout::{Aperture, LARGE_PAGE, PAGE, directory_entry, own, page_entry
 use crate::pattern::Random;
 use gdev::mapping::Mapping;
 
-/// Value that the attacks write outside our share, where it must not remain.
+/// Value that the attacks write outside our share, where it must not persist.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Value that the attacks write to our own VRAM, where it must remain.
+/// Value that the attacks write to our own VRAM, where it must persist.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Offset of our own structures in VRAM. The offset is low, because an earlier driver allocated its first buffers there
-/// and has freed them.
+/// VRAM offset of our own structures. It is low because an earlier driver has allocated and freed its first buffers
+/// there.
 const OWN_BASE: u64 = 4 << 20;
 
-/// Context of the attacks: the card, our own range on it, and the findings so far.
+/// Context of the attacks: the card, our own VRAM range, and the findings so far.
 pub struct Ground<'a> {
     /// The card.
     pub card: &'a Card,
@@ -25,13 +25,13 @@ pub struct Ground<'a> {
     pub apertures: [&'a Mapping; 2],
     /// Size of the share's VRAM, in bytes.
     pub vram: u64,
-    /// Address at which our own structures begin.
+    /// Start address of our own structures.
     pub base: u64,
     /// Source of random choices.
     pub random: Random,
-    /// True if the attack also writes outside the share, in addition to reading.
+    /// Set if the attacks also write outside the share.
     pub writes: bool,
-    /// Set if the VMM has mapped memory under the apertures. A write to an unmapped address then stays in that memory,
+    /// Set if the VMM has mapped memory behind the apertures. A write to an unmapped address then stays in that memory,
     /// which only we can access.
     pub mapped: bool,
     /// Byte pattern to search for.
@@ -43,21 +43,21 @@ pub struct Ground<'a> {
 /// Findings of the attacks.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// Number of dwords that were read at addresses where no data may be visible.
+    /// Number of dwords read at addresses where no data may be visible.
     pub probes: u64,
     /// Number of these dwords that contained data.
     pub nonzero: u64,
-    /// Number of these dwords that contained our own earlier write, which means that an address outside the share keeps
-    /// data.
+    /// Number of these dwords that contained our own earlier write, which means that an address outside the share
+    /// stores data.
     pub sticky: u64,
-    /// Number of these dwords that contained a part of the pattern.
+    /// Number of these dwords that contained part of the pattern.
     pub hits: u64,
-    /// Number of register writes that contained an address or object outside the share.
+    /// Number of register writes with an address or object outside the share.
     pub pokes: u64,
 }
 
 impl<'a> Ground<'a> {
-    /// Reserves a range of a share of `vram` bytes. The range must be zero.
+    /// Reserves a range in a share of `vram` bytes. The range must be zeroed.
     pub fn new(card: &'a Card, vram: u64, random: Random, pattern: Vec<u8>, writes: bool) -> Result<Self> {
         let fits = vram.is_multiple_of(1 << 20) && vram <= 1 << 39;
         ensure!(fits, "a share of {vram} bytes: whole MiB are expected");
@@ -67,14 +67,14 @@ impl<'a> Ground<'a> {
         Ok(Self { card, apertures, vram, base: OWN_BASE, random, writes, mapped: false, pattern, found })
     }
 
-    /// Returns addresses outside the share, `aligned` to a page size: neighbouring addresses, powers of two, and random
-    /// addresses.
+    /// Returns addresses outside the share that are multiples of `aligned`: neighbouring addresses, powers of two, and
+    /// random addresses.
     pub fn outside(&mut self, aligned: u64, count: u64) -> Vec<u64> {
         let (vram, top) = (self.vram, 1u64 << 40);
         let mut addresses =
             vec![vram, vram + aligned, 2 * vram, 3 * vram, 4 * vram, (1 << 32) - aligned, top - aligned];
         for number in 0..count {
-            // Most of these addresses could belong to a neighbour on the same card.
+            // Most of these addresses may belong to a neighbour on the same card.
             let end = [vram.saturating_mul(4), 6 << 30, top][number as usize % 3].clamp(vram + 1, top);
             addresses.push(vram + self.random.below(end - vram));
         }
@@ -109,13 +109,13 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Writes an address outside the share to a register that contains addresses.
+    /// Writes an address outside the share to an address register.
     pub fn poke(&mut self, register: u32, value: u32) {
         self.found.pokes += 1;
         self.card.write(register, value);
     }
 
-    /// Points the instance block at `instance` to a page directory.
+    /// Makes the instance block at `instance` refer to a page directory.
     pub fn set_instance(&self, instance: u64, directory: u64, target: u32) {
         let at = self.base + instance;
         self.card.vram_write(at + 0x200, directory as u32 & 0xffff_f000 | target);
@@ -155,7 +155,7 @@ impl<'a> Ground<'a> {
         self.card.vram_write(at + 4, high);
     }
 
-    /// Notifies the card that the tables of a page directory have changed.
+    /// Flushes the card's TLB entries for a page directory.
     pub fn flush(&self, directory: u64) {
         self.card.write(reg::BAR_FLUSH, 1);
         // One read per flush suffices: the flush is complete when the next register access completes.
@@ -165,7 +165,7 @@ impl<'a> Ground<'a> {
         self.card.read(reg::TLB_TRIGGER);
     }
 
-    /// Returns true if the card still answers, and our own memory is intact.
+    /// Returns true if the card still responds, and our own memory is intact.
     pub fn alive(&self, boot0: u32) -> bool {
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
         let first = clock();
@@ -175,12 +175,12 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// Returns true if the word is zero, all ones, or the hardware's code for a refused access.
+/// Returns true if the dword is zero, all ones, or the hardware's code for a failed access.
 fn is_nothing(word: u32) -> bool {
     word == 0 || word == u32::MAX || word >> 20 == 0xbad
 }
 
-/// Returns true if the dword is part of the repeated pattern, starting at any byte of the pattern.
+/// Returns true if the dword occurs in the repeated pattern, at any byte offset.
 fn holds_piece(pattern: &[u8], word: u32) -> bool {
     let bytes = word.to_le_bytes();
     (0..pattern.len()).any(|start| {

@@ -14,19 +14,20 @@ const VENDOR_NVIDIA: &str = "0x10de";
 
 /// Offset of the 16-bit command register in configuration space.
 const COMMAND: u64 = 4;
-/// Bits of the command register for memory decoding and bus mastering.
+/// Command register bits for memory decoding and bus mastering.
 const COMMAND_WANTED: u16 = 0x6;
 
-/// A card and its three regions: 0 contains the registers, 1 is the VRAM aperture, and 3 is the instance aperture.
+/// A card and its three BARs: 0 contains the registers, 1 is the VRAM aperture, and 3 is the instance aperture.
 pub struct Card {
     registers: Mapping,
-    /// The apertures. A device that is not a card, as in transport benchmarks, may lack them.
+    /// The apertures. Devices other than cards, as in transport benchmarks, may lack them.
     apertures: [Result<Mapping>; 2],
     directory: PathBuf,
 }
 
 impl Card {
-    /// Opens the function at `address`, or the first NVIDIA function. Enables its decoding unless a driver has done so.
+    /// Opens the function at `address`, or the first NVIDIA function. Enables its memory decoding unless a driver has
+    /// done so.
     pub fn open(address: Option<&str>) -> Result<Self> {
         let directory = match address {
             Some(address) => Path::new(DEVICES).join(address),
@@ -44,7 +45,7 @@ impl Card {
         self.directory.join("config")
     }
 
-    /// Returns a region by its number.
+    /// Returns a region by number.
     pub fn region(&self, number: u64) -> Result<&Mapping> {
         let aperture = match number {
             0 => return Ok(&self.registers),
@@ -85,7 +86,7 @@ impl Card {
         self.write(self.window(address), value);
     }
 
-    /// Writes zeros to a range of VRAM.
+    /// Zeroes a range of VRAM.
     pub fn vram_zero(&self, address: u64, bytes: u64) {
         for at in (address..address + bytes).step_by(4) {
             if at == address || at.is_multiple_of(1 << 16) {
@@ -95,7 +96,7 @@ impl Card {
         }
     }
 
-    /// Moves the window to an address, and returns the register that then shows its dword.
+    /// Moves the window to an address, and returns the register offset of the dword there.
     fn window(&self, address: u64) -> u32 {
         self.write(reg::PRAMIN_WINDOW, (address >> 16) as u32);
         reg::PRAMIN + (address & 0xffff) as u32
@@ -113,7 +114,7 @@ fn first_card() -> Result<PathBuf> {
     found.into_iter().next().context("no PCI function of vendor 10de")
 }
 
-/// Wakes the function and enables its decoding. Without a driver, the function may be asleep.
+/// Resumes the function and enables its memory decoding. Without a driver, the function may be runtime-suspended.
 fn enable(directory: &Path) -> Result<()> {
     // Some kernels do not have this file.
     let _ = fs::write(directory.join("power/control"), "on");

@@ -1,7 +1,6 @@
-//! A channel that we create without a driver: first with our own pages, and then with pages and pointers outside our
-//! share.
+//! A channel created without a driver: first with our own pages, and then with pages and pointers outside our share.
 //!
-//! The channel only releases semaphores. The host engine executes releases itself, so no other engine has to be set up.
+//! The channel only releases semaphores. The host engine executes these itself, so no other engine needs to be set up.
 
 use anyhow::Result;
 
@@ -10,7 +9,7 @@ use super::hostile::BEYOND_GUEST_RAM;
 use super::layout::{Aperture, CHANNELS, PAGE, RAMFC, instance_pointer, own, reg};
 use gdev::mapping::Width;
 
-/// Index of the channel's address space, which is our third.
+/// Index of the channel's address space.
 const SPACE: usize = 2;
 const RING_VA: u64 = 0x1_0000;
 const PUSH_VA: u64 = 0x1_1000;
@@ -19,30 +18,30 @@ const OUTSIDE_VA: u64 = 0x20_0000;
 
 /// Log2 of the number of entries in the ring.
 const RING_ORDER: u32 = 9;
-/// Number of memory reads after which the card must have finished.
+/// Number of memory polls within which the card must finish.
 const MAX_POLLS: u32 = 20_000;
-/// Word that a successful release writes.
+/// Value that a successful release writes.
 const RELEASED: u32 = 0x5e3a_0001;
-/// Size in bytes of a USERD, and of the host's state in an instance block (RAMFC).
+/// Size in bytes of a USERD, and of the host engine's state in an instance block (RAMFC).
 const STATE_BYTES: u64 = 512;
 /// Offset of the semaphore in the data page.
 const SEMAPHORE: u64 = 0x100;
 
-/// Result of the attacks.
+/// Results of the attacks.
 pub struct Attacked {
-    /// Set if a channel with our own pages worked.
+    /// Set if a channel with only our own pages worked.
     pub armed: bool,
-    /// Number of channels that were started.
+    /// Number of channels started.
     pub count: u64,
-    /// Number of channels that ran although their tables or ring are outside the share, so that the card must have read
-    /// memory outside the share.
+    /// Number of channels that ran with tables or a ring outside the share, which means that the card read memory
+    /// outside the share.
     pub reached: u64,
-    /// Number of channels that continued past a page or a USERD outside the share. This alone is harmless: the card may
-    /// have dropped the write, and the mediator may have used its own USERD. Only the neighbour can detect damage.
+    /// Number of channels that ran with a page or USERD outside the share. This alone is harmless: the card may have
+    /// dropped the write, or the mediator may have used its own USERD. Only the neighbour can detect damage.
     pub passed: u64,
 }
 
-/// Defect of a channel, through which it uses memory outside the share.
+/// Defect that makes a channel use memory outside the share.
 #[derive(Debug, Clone, Copy)]
 enum Flaw {
     /// The channel has no defect.
@@ -59,7 +58,7 @@ enum Flaw {
     Ring(u64),
 }
 
-/// Starts at most `most` channels with defects: first each kind of defect and each address once, and then the other
+/// Starts up to `most` channels with defects: first each defect type and each address once, and then the other
 /// combinations.
 pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attacked> {
     start_pfifo(ground);
@@ -105,7 +104,7 @@ fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     (0..kinds.len()).flat_map(round).collect()
 }
 
-/// Initializes PFIFO, as a driver does.
+/// Initializes PFIFO like a driver.
 fn start_pfifo(ground: &Ground<'_>) {
     let card = ground.card;
     card.write(reg::PMC_ENABLE, card.read(reg::PMC_ENABLE) | 1 << 8);
@@ -123,15 +122,15 @@ fn start_pfifo(ground: &Ground<'_>) {
     card.write(reg::PFIFO_INTR, u32::MAX);
 }
 
-/// Builds a channel, rings its doorbell, and waits. Returns true if the last release, which writes our own page,
-/// arrived.
+/// Builds a channel, rings its doorbell, and waits. Returns true if the last release, which writes our own page, was
+/// executed.
 fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
     let (card, base) = (ground.card, ground.base);
     let semaphore = base + own::DATA + SEMAPHORE;
     card.vram_write(semaphore, 0);
     build(ground, flaw);
 
-    // USERD is accessed through BAR1, at the channel's address and with our own tables.
+    // Access USERD through BAR1, at the channel's address and with our own tables.
     let userd_va = u64::from(id) * PAGE;
     ground.set_page(0, userd_va, base + own::USERD, Aperture::Vram);
     card.write(reg::BAR1_INSTANCE, instance_pointer(base + own::BAR1_INSTANCE, 0));
@@ -175,8 +174,8 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
         ground.set_page(SPACE, OUTSIDE_VA, address, aperture);
     }
 
-    // If the defect is at an address, release a semaphore at this address. Then release one in our own page, which
-    // shows that the first release was executed.
+    // If the defect has an address, release a semaphore there. Then release one in our own page, as proof that the
+    // first release was executed.
     let mut words = Vec::new();
     let mut release = |va: u64, payload: u32| {
         let data = [(va >> 32) as u32, va as u32, payload, 0x0110_0002];
@@ -201,7 +200,7 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
 
     let userd = if let Flaw::Userd(address) = flaw { address } else { base + own::USERD };
     let directory = if let Flaw::Directory(address) = flaw { address } else { base + own::DIRECTORIES[SPACE] };
-    // Clear the state of the previous channel: all of USERD, and the host's state in the instance block.
+    // Clear the previous channel's state: all of USERD, and the host engine's state in the instance block.
     card.vram_zero(base + own::USERD, STATE_BYTES);
     card.vram_zero(base + own::INSTANCE, STATE_BYTES);
     ground.set_instance(own::INSTANCE, directory, 0);

@@ -1,15 +1,15 @@
 //! Tries the holes in the reference code of an earlier GPU mediator one by one, from inside a VM.
 //!
 //! `bar hole N` tries one hole, and `bar holes` tries all of them; each prints `hole=N name=... outcome=denied
-//! contained open ...`. Denied means that an attempt was visibly refused (with a fault, or by reading all ones).
-//! Contained means that an attempt had no effect beyond the guest itself. Open means that an attempt had such an
-//! effect, and the program fails. Holes 1 to 19 are the holes of the reference code, in its order. Holes of its
-//! paravirtual interface are also tried with registers and tables. Holes from 20 on concern registers that the
-//! reference code does not know. Holes from 31 on concern the paravirtual interface, if the card has one.
+//! contained open ...`. Denied means that an attempt was visibly rejected (with a fault, or a read of all ones).
+//! Contained means that it had no effect beyond the guest itself. Open means that it had such an effect, and the
+//! program fails. Holes 1 to 19 are those of the reference code, in its order. Holes in its paravirtual interface are
+//! also tried through registers and tables. Holes from 20 on concern registers unknown to the reference code. Holes
+//! from 31 on concern the paravirtual interface, if the card has one.
 //!
 //! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as a
-//! neighbour's VRAM. The attempts need exclusive use of the card: no driver may be bound. Afterwards, a driver must
-//! initialize the card again.
+//! neighbour's VRAM. The attempts need exclusive access to the card, so no driver may be bound. Afterwards, a driver
+//! must reinitialize the card.
 
 mod channels;
 mod lab;
@@ -103,7 +103,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
         let mut verdict = Verdict::default();
         let mut lab = Lab::new(card, hole.number, share, pattern.clone())?;
         let tried = (hole.attempt)(&mut lab, &mut verdict).and_then(|()| lab.alive(boot0));
-        // An attempt whose precondition does not hold must not count as a success of the mediator.
+        // An attempt with a failed precondition must not count as a success of the mediator.
         if let Err(error) = tried {
             verdict.open.push(format!("{error:#}"));
         }

@@ -1,8 +1,8 @@
 //! Tries to reach memory outside the share through every pointer that a guest can set.
 //!
-//! Each kind of attack first runs on our own memory (`armed`), because otherwise an empty result would prove nothing.
+//! Each type of attack first runs on our own memory (`armed`), because otherwise an empty result would prove nothing.
 //! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as a
-//! neighbour's VRAM. Afterwards, a driver must initialize the card again.
+//! neighbour's VRAM. Afterwards, a driver must reinitialize the card.
 
 use anyhow::{Result, bail, ensure};
 
@@ -22,9 +22,9 @@ const OWN_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 /// First virtual address of large pages outside the share.
 const LARGE_VA: u64 = 0x400_0000;
-/// Address at and above which no guest of the tests has RAM.
+/// Address at and above which no test guest has RAM.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
-/// Number of dwords to read from each page.
+/// Number of dwords read from each page.
 const READS: u64 = 4;
 
 /// Runs `bar hostile`.
@@ -39,7 +39,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let share = options.number("share", card.vram()?)?;
     let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
     ground.mapped = options.flag("mapped");
-    // Clearing costs an access per word, and is not necessary after a reset.
+    // Clearing takes an access per dword, and is unnecessary after a reset.
     if !options.flag("fresh") {
         card.vram_zero(ground.base, own::END);
     }
@@ -76,7 +76,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     Ok((Counts { bytes: probes * 4, copies: 0, channels: channels.count }, facts))
 }
 
-/// Tries the PRAMIN window outside the share and on guest RAM.
+/// Tries to access memory outside the share, and guest RAM, through the PRAMIN window.
 fn window(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(1 << 16, probes) {
         for target in [0, 2, 3] {
@@ -118,7 +118,8 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     point_at_own(ground);
     let seen = |region: &Mapping| region.load(OWN_VA as usize, Width::Dword) as u32 == MARKER;
     let armed = ground.apertures.into_iter().all(seen);
-    // If the VMM has mapped memory under all apertures, PRAMIN does not show a page that another aperture shows.
+    // If the VMM has mapped memory behind all apertures, a page visible through another aperture is not visible through
+    // PRAMIN.
     for space in 0..2 {
         ground.clear_page(space, OWN_VA);
         ground.flush(base + own::DIRECTORIES[space]);
@@ -130,7 +131,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     for aperture in [Aperture::Vram, Aperture::Peer, Aperture::Coherent, Aperture::Noncoherent] {
         let addresses: Vec<u64> = match aperture {
             Aperture::Vram | Aperture::Peer => ground.outside(PAGE, probes),
-            // Test RAM that the guest does not have: far above its RAM, and at random high addresses.
+            // Test absent RAM: far above the guest's RAM, and at random high addresses.
             _ => (0..probes)
                 .map(|_| BEYOND_GUEST_RAM | ground.random.below(BEYOND_GUEST_RAM))
                 .map(|at| at & !(PAGE - 1))
@@ -162,7 +163,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     Ok(armed)
 }
 
-/// Points BAR1 and BAR3 to our own instance blocks.
+/// Sets our own instance blocks for BAR1 and BAR3.
 fn point_at_own(ground: &Ground<'_>) {
     ground.card.write(reg::BAR1_INSTANCE, instance_pointer(ground.base + own::BAR1_INSTANCE, 0));
     ground.card.write(reg::BAR3_INSTANCE, instance_pointer(ground.base + own::BAR3_INSTANCE, 0));
@@ -171,7 +172,7 @@ fn point_at_own(ground: &Ground<'_>) {
     }
 }
 
-/// Reads some dwords of a page in BAR1 (space 0) or BAR3 (space 1); if `writes` is set, also writes these dwords.
+/// Reads some dwords of a page in BAR1 (space 0) or BAR3 (space 1). If `writes` is set, also writes them.
 fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
     let region = ground.apertures[space];
     for read in 0..READS {
@@ -198,7 +199,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
             look(ground, 0, OUTSIDE_VA, PAGE, &format!("BAR1 page table at {address:#x} {aperture:?}"));
             ground.set_directory(0, 0, Some((address, aperture)), None);
             ground.flush(directory);
-            // Test an entry for a large page. The offset suits a BAR1 of any size.
+            // Test an entry for a large page. The offset is valid for any BAR1 size.
             let large = (LARGE_VA / 2).min(ground.apertures[0].bytes() as u64 / 2);
             look(ground, 0, large, PAGE, &format!("BAR1 large page table at {address:#x} {aperture:?}"));
         }
@@ -221,7 +222,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
     point_at_own(ground);
 }
 
-/// Tries every other register that contains an address or a channel, with values outside the share.
+/// Writes values outside the share to every other register that contains an address or channel.
 fn pointers(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(PAGE, probes) {
         let id = ground.random.below(CHANNELS.into()) as u32;
@@ -252,7 +253,7 @@ fn pointers(ground: &mut Ground<'_>, probes: u64) {
         ground.poke(reg::CHANNEL_STATE + 8 * id, 0);
         ground.poke(reg::CHANNEL + 8 * id, 0);
     }
-    // Write a runlist of every channel, and of some channels that do not exist.
+    // Write a runlist of all channels and some nonexistent ones.
     let list = ground.base + own::RUNLIST;
     for entry in 0..256u32 {
         ground.card.vram_write(list + u64::from(entry) * 8, if entry == 255 { u32::MAX } else { entry });

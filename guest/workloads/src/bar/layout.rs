@@ -1,7 +1,7 @@
-//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau. The note in
-//! [`gdev::nouveau::push`] explains why they are repeated here.
+//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau. [`gdev::nouveau::push`]
+//! explains why they do not come from `nvspec`.
 
-/// Words of an instance block that are the same for every channel: the offset and the value of each.
+/// Offsets and values of the instance block words that are the same for every channel.
 pub const RAMFC: [(u64, u32); 11] = [
     (0x10, 0x0000_face),
     (0x30, 0xffff_f902),
@@ -16,51 +16,51 @@ pub const RAMFC: [(u64, u32); 11] = [
     (0xfc, 0x1000_0010),
 ];
 
-/// Offsets in region 0.
+/// Register offsets in BAR0.
 pub mod reg {
-    /// Identity of the chip.
+    /// Chip ID.
     pub const BOOT0: u32 = 0x000000;
     /// Mask of enabled engines.
     pub const PMC_ENABLE: u32 = 0x000200;
     /// Mask of enabled PBDMAs.
     pub const PBDMA_ENABLE: u32 = 0x000204;
-    /// Bus interrupts; writing a one clears a bit.
+    /// Bus interrupts; write 1 to clear.
     pub const PBUS_INTR: u32 = 0x001100;
-    /// Address of the PRAMIN window >> 16; the target is in bits 25:24.
+    /// Address of the PRAMIN window >> 16; target in bits 25:24.
     pub const PRAMIN_WINDOW: u32 = 0x001700;
-    /// Instance block of BAR1: the valid bit is 31, the target is in bits 29:28, and the rest is the address >> 12.
+    /// Instance block of BAR1: valid bit 31, target in bits 29:28, address >> 12 in the remaining bits.
     pub const BAR1_INSTANCE: u32 = 0x001704;
     /// Instance block of BAR3, in the same format.
     pub const BAR3_INSTANCE: u32 = 0x001714;
     /// Instance block of the peephole, in the same format.
     pub const PEEPHOLE_INSTANCE: u32 = 0x001718;
-    /// PFIFO interrupts; writing a one clears a bit.
+    /// PFIFO interrupts; write 1 to clear.
     pub const PFIFO_INTR: u32 = 0x002100;
     /// Bit 0 enables the scheduler.
     pub const PFIFO_ENABLE: u32 = 0x002200;
-    /// Mask of PBDMAs that are enabled in PFIFO.
+    /// Mask of PBDMAs enabled in PFIFO.
     pub const PFIFO_PBDMAS: u32 = 0x002204;
-    /// Mask of PBDMAs that do not serve an engine, for each of six engines.
+    /// Mask of PBDMAs that do not serve an engine, one register for each of six engines.
     pub const PFIFO_ROUTE: u32 = 0x002208;
-    /// BAR1 address of the USERD pages >> 12; bit 28 is the valid bit.
+    /// BAR1 address of the USERD pages >> 12; valid bit 28.
     pub const USERD_BASE: u32 = 0x002254;
-    /// Address of a runlist >> 12; the target is in bits 29:28.
+    /// Address of a runlist >> 12; target in bits 29:28.
     pub const RUNLIST: u32 = 0x002270;
-    /// Length of the runlist. A write submits the runlist.
+    /// Length of the runlist in entries. A write submits the runlist.
     pub const RUNLIST_SUBMIT: u32 = 0x002274;
-    /// Mask of engines that are not scheduled.
+    /// Mask of engines excluded from scheduling.
     pub const SCHED_DISABLE: u32 = 0x002630;
     /// Preempts a channel.
     pub const PREEMPT: u32 = 0x002634;
-    /// Channel table, which has two registers per channel.
+    /// Channel table, with two registers per channel.
     pub const CHANNEL: u32 = 0x003000;
     /// State of a channel.
     pub const CHANNEL_STATE: u32 = 0x003004;
     /// Bit 0 enables the interrupt of PTIMER's alarm.
     pub const PTIMER_INTR_EN: u32 = 0x009140;
-    /// Low half of the time at which the alarm fires.
+    /// Low half of the alarm time.
     pub const PTIMER_ALARM: u32 = 0x009420;
-    /// Masks of the units whose interrupts reach the CPU. After POST, all units are enabled.
+    /// Masks of the units that can interrupt the CPU. All units are enabled after POST.
     pub const INTR_MASKS: [u32; 2] = [0x000640, 0x000644];
     pub const PTIMER_LOW: u32 = 0x009400;
     /// High half of PTIMER's time.
@@ -75,31 +75,31 @@ pub mod reg {
     pub const PBDMA_INTR: u32 = 0x040108;
     /// Enabled interrupts of PBDMA 0.
     pub const PBDMA_INTR_ENABLE: u32 = 0x04010c;
-    /// The peephole: high address, low address, and data.
+    /// Peephole: high address, low address, and data.
     pub const PEEPHOLE: [u32; 3] = [0x06000c, 0x060010, 0x060014];
-    /// Flushes CPU writes that went through a BAR.
+    /// Flushes CPU writes through a BAR.
     pub const BAR_FLUSH: u32 = 0x070000;
-    /// Address in guest RAM to which the card's flushes write, >> 8.
+    /// Guest RAM address written by the card's flushes, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;
     /// Address of the page directory to flush, >> 12, << 4.
     pub const TLB_DIRECTORY: u32 = 0x100cb8;
-    /// Starts a flush.
+    /// Triggers a TLB flush.
     pub const TLB_TRIGGER: u32 = 0x100cbc;
     /// Current channel of a copy engine.
     pub const CE_CHANNEL: [u32; 2] = [0x104050, 0x105050];
     /// DMA registers of a copy engine's falcon: base >> 8, offset in its memory, command, and offset from the base.
     pub const CE_DMA: [u32; 4] = [0x104110, 0x104114, 0x104118, 0x10411c];
-    /// Base address of the memory for compression tags.
+    /// Base address of the compression tag memory.
     pub const TAG_BASE: u32 = 0x17e8d4;
-    /// FECS data register. Command 1 makes the channel in it current.
+    /// FECS data register. Command 1 makes the channel in this register current.
     pub const FECS_DATA: u32 = 0x409500;
     /// FECS command register.
     pub const FECS_COMMAND: u32 = 0x409504;
     /// Current and next channels of FECS.
     pub const FECS_CHANNELS: [u32; 2] = [0x409b00, 0x409b04];
-    /// Addresses that receive invalid accesses, >> 8.
+    /// Target addresses of invalid accesses, >> 8.
     pub const GPC_MMU_SINKS: [u32; 2] = [0x4188b4, 0x4188b8];
-    /// The PRAMIN window on VRAM, 1 MiB.
+    /// The PRAMIN window to VRAM, 1 MiB.
     pub const PRAMIN: u32 = 0x700000;
 }
 
@@ -110,7 +110,7 @@ pub const PAGE: u64 = 4096;
 /// Size of a large page in bytes.
 pub const LARGE_PAGE: u64 = 128 << 10;
 
-/// Memory that a page table entry or a pointer refers to.
+/// Memory type that a page table entry or a pointer refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aperture {
     /// The card's VRAM.
@@ -141,12 +141,12 @@ impl Aperture {
 
 /// Returns the low and high dword of a valid page table entry.
 pub fn page_entry(address: u64, aperture: Aperture) -> [u32; 2] {
-    // Guest RAM is mapped as volatile, as nouveau does.
+    // Map guest RAM as volatile, like nouveau.
     let volatile = u32::from(aperture != Aperture::Vram);
     [(address >> 8) as u32 & 0xffff_fff0 | 1, volatile | aperture.of_page() << 1]
 }
 
-/// Returns the low and the high dword of a page directory entry for a large-page and a small-page table.
+/// Returns the low and high dword of a page directory entry with a large-page and a small-page table.
 pub fn directory_entry(large: Option<(u64, Aperture)>, small: Option<(u64, Aperture)>) -> [u32; 2] {
     let half = |table: Option<(u64, Aperture)>| {
         table.map_or(0, |(address, aperture)| (address >> 8) as u32 & 0xffff_fff0 | aperture.of_table())
@@ -159,7 +159,7 @@ pub fn instance_pointer(address: u64, target: u32) -> u32 {
     0x8000_0000 | (target & 3) << 28 | (address >> 12) as u32 & 0x0fff_ffff
 }
 
-/// Offsets of the attacks' own structures, relative to a base in the card's VRAM.
+/// Offsets of the attacks' own structures, relative to a VRAM base address.
 pub mod own {
     /// Instance block of BAR1.
     pub const BAR1_INSTANCE: u64 = 0x0000;
@@ -169,7 +169,7 @@ pub mod own {
     pub const INSTANCE: u64 = 0x2000;
     /// The runlist.
     pub const RUNLIST: u64 = 0x3000;
-    /// The ring of GPFIFO entries.
+    /// The GPFIFO ring.
     pub const RING: u64 = 0x4000;
     /// The pushbuffer.
     pub const PUSH: u64 = 0x5000;

@@ -1,4 +1,4 @@
-//! Runs all tests, one after another.
+//! Runs all tests sequentially.
 
 use anyhow::{Result, ensure};
 
@@ -10,7 +10,7 @@ use crate::{Test, report};
 /// The tests that `all` runs.
 const NAMES: [&str; 10] = ["query", "map", "copy", "sweep", "move", "fences", "channels", "procs", "gdev", "scan"];
 
-/// Runs `all [--quick]`. Continues after a failure, so that all failures are shown.
+/// Runs `all [--quick]`. Continues after a failure, so that all failures are reported.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let mut failed = Vec::new();
     for name in NAMES {

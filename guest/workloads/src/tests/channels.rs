@@ -1,4 +1,4 @@
-//! Several channels at once: interleaved copies, chains across channels, and destruction and re-creation.
+//! Multiple concurrent channels: interleaved copies, chains across channels, destruction and re-creation.
 
 use std::path::Path;
 
@@ -11,11 +11,11 @@ use crate::rig::{Helper, Rig, expect_copy};
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Size of the buffers of a channel in bytes.
+/// Size of each channel's buffers in bytes.
 const BUFFER_BYTES: u64 = 96 << 10;
-/// Maximum number of channels per open file. The 6.1 kernel has room for the notifications of 16 channels.
+/// Maximum number of channels per open file. The 6.1 kernel has space for the notifiers of 16 channels.
 const MOST_OF_A_CLIENT: u64 = 12;
-/// Number of channels to create: all channels of the hardware, except some for the kernel and the helpers.
+/// Number of channels to create: all hardware channels, except some for the kernel and the helpers.
 const MAX_CHANNELS: u64 = 100;
 
 /// A channel and the data that it works on.
@@ -94,7 +94,7 @@ impl<'a> Group<'a> {
         Ok(Lane { channel: self.rig.channel(&[engine])?, engine, source, target, stream, expected })
     }
 
-    /// Makes each channel copy and checks the results.
+    /// Copies on each channel, and checks the results.
     fn copy_in_each(&mut self, random: &mut Random) -> Result<()> {
         for lane in &mut self.lanes {
             let length = 1 + random.below(BUFFER_BYTES / 4);
@@ -116,7 +116,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Frees and re-creates every second channel while the others continue.
+    /// Frees and re-creates every second channel while the others continue running.
     fn renew_every_second(&mut self, random: &mut Random) -> Result<()> {
         for at in (0..self.lanes.len()).step_by(2) {
             let engine = self.lanes[at].engine;
@@ -126,8 +126,8 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Passes one buffer through all channels without waiting on the CPU: the kernel makes each channel wait for the
-    /// previous channel.
+    /// Passes one buffer through all channels without CPU waits: the kernel makes each channel wait for the previous
+    /// one.
     fn chain(&self) -> Result<()> {
         let expected = Expected::background(self.rig.random().stream());
         let mut stages = Vec::new();

@@ -1,4 +1,4 @@
-//! Tests one kind of copy. Every byte of the target is checked, including the bytes around the copy.
+//! Tests one type of copy. Checks every byte of the target, including the bytes around the copied range.
 
 use anyhow::{Result, bail};
 
@@ -9,10 +9,10 @@ use crate::rig::{Helper, Rig, ensure_inside, expect_copy};
 use gdev::nouveau::device::{Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, MOST_LINE_BYTES, MOST_PITCH, Rect, linear};
 
-/// Number of bytes before and after a copy that must not change.
+/// Number of bytes before and after the copied range that must not change.
 const MARGIN_BYTES: u64 = 64;
 
-/// Returns the engine with this name on the command line.
+/// Returns the engine with this command-line name.
 pub fn engine(name: &str) -> Result<Engine> {
     Ok(match name {
         "m2mf" => Engine::M2mf,
@@ -42,18 +42,17 @@ pub enum Shape {
     Pitch {
         /// Number of lines.
         lines: u32,
-        /// Size of a line in bytes.
+        /// Line length in bytes.
         line_bytes: u32,
-        /// Distance between lines in the source, in bytes.
+        /// Source pitch in bytes.
         source_pitch: u32,
-        /// Distance between lines in the target, in bytes.
+        /// Target pitch in bytes.
         target_pitch: u32,
     },
 }
 
 impl Shape {
-    /// Returns the number of bytes from the start of the first line to the end of the last line, in the source and in
-    /// the target.
+    /// Returns the number of bytes from the start of the first line to the end of the last line, for source and target.
     fn extents(self) -> (u64, u64) {
         match self {
             Self::Linear { size } => (size, size),
@@ -78,7 +77,7 @@ impl Shape {
 /// A copy under test.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// Engine that copies.
+    /// Engine under test.
     pub engine: Engine,
     /// Memory of the source.
     pub from: Domain,
@@ -86,14 +85,14 @@ pub struct Case {
     pub to: Domain,
     /// Layout of the bytes.
     pub shape: Shape,
-    /// Offset of the first byte in the source.
+    /// Offset in the source, in bytes.
     pub source_offset: u64,
-    /// Offset of the first byte in the target, relative to the end of the margin.
+    /// Offset in the target after the margin, in bytes.
     pub target_offset: u64,
 }
 
 impl Case {
-    /// Creates a copy at random offsets below 256, which may be odd.
+    /// Creates a copy at random, possibly odd offsets below 256.
     pub fn anywhere(engine: Engine, from: Domain, to: Domain, shape: Shape, random: &mut Random) -> Self {
         Self { engine, from, to, shape, source_offset: random.below(256), target_offset: random.below(256) }
     }
@@ -105,7 +104,7 @@ impl Case {
         format!("{} {} to {} {shape:?} at {source_offset} to {target_offset}", names.0, names.1, names.2)
     }
 
-    /// Executes and checks the copy. The helper, and not the tested engine, fills and checks the buffers.
+    /// Executes and checks the copy. The helper fills and checks the buffers without the engine under test.
     pub fn run(&self, rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<()> {
         let mut random = rig.random();
         let (source_extent, target_extent) = self.shape.extents();
@@ -130,7 +129,7 @@ pub fn other_engine(tested: Engine, present: &[Engine]) -> Engine {
     present.iter().copied().find(|engine| *engine != tested).unwrap_or(tested)
 }
 
-/// Runs `copy`: one case, several times.
+/// Runs `copy`: repeats one case.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let engine = engine(options.text("engine").unwrap_or("m2mf"))?;
     let from = domain(options.text("from").unwrap_or("gart"))?;

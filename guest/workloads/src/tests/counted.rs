@@ -1,4 +1,4 @@
-//! Runs whose accesses the host counts: a workload that stops between its phases, and a given number of launches.
+//! Runs for which the host counts accesses: a workload that pauses between its phases, and a given number of launches.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::options::Options;
 use crate::rig::{Counts, Rig};
 use gdev::nouveau::Device;
 
-/// Runs `phases --name NAME [--marks]`: executes a workload once with its own device, and marks the end of each phase
+/// Runs `phases --name NAME [--marks]`: executes a workload once on its own device, and marks the end of each phase
 /// except the last, which closes the device.
 pub fn phases(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").context("--name is missing")?;
@@ -34,8 +34,8 @@ pub fn phases(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("workload", name.to_owned()), ("size", workload.size().replace(", ", "+").replace(' ', "_"))])
 }
 
-/// Runs `launches --name NAME --count N [--side N]`: executes the kernels of a workload N times with a wait after each,
-/// and then once more to check the result.
+/// Runs `launches --name NAME --count N [--side N]`: executes a workload's kernels N times with a wait after each, and
+/// then once more to check the result.
 pub fn launches(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").context("--name is missing")?;
     let count = options.number("count", 1)?;

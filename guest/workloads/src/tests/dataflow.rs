@@ -1,8 +1,8 @@
 //! Gdev's data-flow programs (figure 11): graphs of matrix operations in which each node has its own context. A node's
-//! result goes to the next node through the CPU's memory, or through a segment that both map.
+//! result passes to the next node through CPU memory, or through a segment that both map.
 //!
-//! The measured time begins with the inputs in the CPU's memory, and ends with the result there. Contexts are created
-//! before the measurement.
+//! The measured time starts with the inputs in CPU memory, and ends with the result there. Contexts are created before
+//! the measurement.
 
 use std::path::Path;
 use std::time::Instant;
@@ -29,14 +29,14 @@ enum From {
     Node(usize),
 }
 
-/// Levels of nodes, each of which has two inputs.
+/// Levels of nodes; each node has two inputs.
 struct Graph {
     levels: Vec<Vec<[From; 2]>>,
     inputs: usize,
 }
 
 impl Graph {
-    /// Creates a graph in which each node adds two outputs of the previous level, down to a single node.
+    /// Creates a graph in which each node combines two outputs of the previous level, down to a single node.
     fn tree(leaves: usize) -> Self {
         let mut levels = vec![(0..leaves).map(|at| [From::Input(2 * at), From::Input(2 * at + 1)]).collect::<Vec<_>>()];
         while levels.last().is_some_and(|level| level.len() > 1) {
@@ -130,7 +130,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     ])
 }
 
-/// Returns the text of a mark: the number of bytes that all nodes have copied so far.
+/// Returns the text of a mark: the number of bytes copied by all nodes so far.
 fn said(nodes: &[Node]) -> String {
     let sum = |of: fn(&Done) -> u64| nodes.iter().map(|node| of(&node.gpu.backend().done())).sum::<u64>();
     format!("cpu_bytes={} link_bytes={}", sum(|done| done.cpu_bytes), sum(|done| done.link_bytes))

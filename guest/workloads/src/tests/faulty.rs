@@ -1,4 +1,4 @@
-//! Work that the card must refuse or that never ends: the kernel kills only the channel that submitted it.
+//! Work that the card must reject, or that never ends. The kernel kills only the channel that submitted it.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,13 @@ use gdev::nouveau::push::{Engine, Push, linear};
 
 /// An address at which this program has no buffer.
 pub const UNMAPPED_ADDR: u64 = 0x7f_1234_0000;
-/// A method that no class has.
+/// A method that does not exist in any class.
 const NO_METHOD: u32 = 0x1ffc;
 /// Size of a copy in bytes.
 const COPY_BYTES: u64 = 65536;
-/// Time limit for the kernel to notice that a channel is dead.
+/// Time limit for the kernel to detect a dead channel.
 const NOTICED: Duration = Duration::from_secs(60);
-/// Maximum number of copies before a card that must hang has hung.
+/// Maximum number of copies within which the card must hang.
 const COPIES: u32 = 4000;
 
 /// Runs `faulty --what unmapped|method|hang`, or one of [`faulty_kernels::KERNELS`].
@@ -28,7 +28,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     if let Some(faulty) = faulty_kernels::KERNELS.iter().find(|faulty| faulty.what == what) {
         return faulty_kernels::run(rig, faulty);
     }
-    // Both channels exist before the fault. The bystander must still work afterwards.
+    // Create both channels before the fault. The bystander must still work afterwards.
     let bystander = rig.channel(&[Engine::Ce0])?;
     let victim = rig.channel(&[Engine::M2mf])?;
     let number = victim.number();
@@ -39,8 +39,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     match what {
         "unmapped" => {
             let rects = linear(UNMAPPED_ADDR, target.address(), 4096, Engine::M2mf.most_lines());
-            // The kernel may find that the channel is dead before the submission returns; `dies` then reports it as
-            // well.
+            // The kernel may detect the dead channel before the submission returns; `dies` then reports it as well.
             if let Err(error) = rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)]) {
                 println!("the kernel says at once: {error:#}");
             }
@@ -74,7 +73,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     ])
 }
 
-/// Copies until the kernel reports that the channel is dead.
+/// Submits copies until the kernel reports that the channel is dead.
 fn dies(rig: &Rig, channel: &Channel, source: &Buffer, target: &Buffer) -> Result<()> {
     let began = Instant::now();
     for _ in 0..COPIES {

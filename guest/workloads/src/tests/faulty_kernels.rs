@@ -1,5 +1,5 @@
-//! Kernels that fault or never end. For some kernels, the channel is killed. The other kernels are only reported, and
-//! end early.
+//! Kernels that fault or never end. Some of them get the channel killed. For the others, the error is only reported,
+//! and the grid ends early.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::rig::{Counts, Rig};
 use gdev::Image;
 use gdev::nouveau::Device;
 
-/// Word that each kernel stores before its error.
+/// Value that each kernel stores before its error.
 const STARTED_MARK: u32 = 0x600d;
 /// A grid of one thread.
 const ONE: Grid = Grid { blocks: [1; 3], threads: [1; 3] };
 
 /// A kernel in `faulty_kernels.sm20`.
 pub struct Faulty {
-    /// Name of the kernel on the command line.
+    /// Command-line name of the kernel.
     pub what: &'static str,
     kernel: &'static str,
-    /// Set if the channel is killed. For a warp error, the kernel's driver only reports the error: the grid ends, and
-    /// the channel continues.
+    /// Set if the channel is killed. For a warp error, the kernel driver only reports the error: the grid ends, and the
+    /// channel continues.
     killed: bool,
 }
 
@@ -36,7 +36,7 @@ pub const KERNELS: [Faulty; 4] = [
     Faulty { what: "kernel-endless", kernel: "endless", killed: true },
 ];
 
-/// Launches a kernel. Checks that a channel created before the launch, and a channel created after it, still compute.
+/// Launches a kernel. Checks that channels created before and after the launch still compute.
 pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     let mut bystander = compute::context(rig.device())?;
     let mut victim = compute::context(rig.device())?;
@@ -58,7 +58,7 @@ pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     ])
 }
 
-/// Launches a kernel in `faulty_kernels.sm20`, waits for its end, and returns the outcome.
+/// Launches a kernel from `faulty_kernels.sm20`, waits for its end, and returns the outcome.
 fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     let program = sm20::assemble(include_str!("faulty_kernels.sm20"));
     let program = program.map_err(|errors| anyhow::anyhow!("faulty_kernels.sm20: {errors:?}"))?;
@@ -66,14 +66,14 @@ fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     let mark = gpu.allocate(Place::Ram, 4)?;
     gpu.upload(mark, 0, &[0; 4])?;
     let params = Params::new().buffer(mark).address(UNMAPPED_ADDR);
-    // The kernel may find that the channel is dead before the submission returns.
+    // The kernel may detect the dead channel before the submission returns.
     let outcome = gpu.launch(module, kernel, ONE, &params, &[mark]).and_then(|_| gpu.finish());
     let found = gpu.backend_mut().peek(mark)?;
     ensure!(found == STARTED_MARK, "the kernel has not begun: it left {found:#x}");
     Ok(outcome.map_err(Into::into))
 }
 
-/// Launches the endless kernel on a new channel, and returns once the kernel has killed that channel.
+/// Launches the endless kernel on a new channel, and returns once the driver has killed the channel.
 pub fn never_ends(device: &Arc<Device>) -> Result<()> {
     let mut gpu = compute::context(device)?;
     match launch(&mut gpu, "endless")? {

@@ -1,4 +1,4 @@
-//! Many small submissions, all of which must complete, in order.
+//! Many small submissions, all of which must complete in order.
 
 use anyhow::{Result, ensure};
 
@@ -9,7 +9,7 @@ use gdev::mapping::Width;
 use gdev::nouveau::device::{Domain, Use};
 use gdev::nouveau::push::{Engine, Push, Rect};
 
-/// Number of submissions between two waits in the second part.
+/// Number of submissions between waits in the second part.
 const SUBMISSIONS_PER_WAIT: u64 = 32;
 
 fn word(source: u64, target: u64) -> Rect {
@@ -32,7 +32,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     }
     last.map()?.store(0, Width::Dword, u64::from(salt));
 
-    // Wait for each submission. When the wait returns, the submission's word must be stored, but no later word.
+    // Wait for each submission. When the wait returns, the submission's word must have been stored, but no later one.
     for at in 0..count {
         let engine = engines[at as usize % engines.len()];
         let mut push = Push::default();
@@ -44,7 +44,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     }
     rig.add(Counts { bytes: count * 4, copies: count, channels: 0 });
 
-    // Now all submissions are in flight together. Each submission stores its predecessor's number and then its own.
+    // Now all submissions are in flight together. Each stores its predecessor's number and then its own.
     last.wait(true)?;
     last.map()?.store(0, Width::Dword, u64::from(salt));
     for start in (0..count).step_by(SUBMISSIONS_PER_WAIT as usize) {
@@ -68,7 +68,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("fences", (2 * count).to_string()), ("interrupts", interrupts.to_string())])
 }
 
-/// Returns the number of the card's interrupts so far, on all CPUs.
+/// Returns the total number of the card's interrupts on all CPUs.
 fn interrupts() -> u64 {
     let table = std::fs::read_to_string("/proc/interrupts").unwrap_or_default();
     let of_card = |line: &&str| line.ends_with("nvkm") || line.ends_with("nouveau");

@@ -1,5 +1,4 @@
-//! Tests the library `gdev` itself: copies below and above its limits, fences, references, errors, and the time of
-//! copies.
+//! Tests the library `gdev` itself: copies below and above its limits, fences, references, errors, and copy times.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use crate::options::Options;
 use crate::pattern::Random;
 use crate::rig::{Counts, Rig};
 
-/// Size of the memory for copies in bytes.
+/// Size in bytes of the memory for copies.
 const BYTES: u64 = 3 << 20;
 /// Sizes of copies in bytes, around the limits.
 const SIZES: [u64; 12] = [1, 3, 4, 63, 64, 1023, 1024, 1025, 4096, 4097, 65_536, (2 << 20) + 5];
@@ -62,7 +61,7 @@ fn check(context: &mut Context<Nouveau>, memory: Memory, offset: u64, expected: 
     Ok(expected.len() as u64)
 }
 
-/// Tests copies of all sizes. Small copies go through the aperture, with and without overlap.
+/// Tests copies of all sizes, with small copies through the aperture, and with and without overlap.
 fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let mut context = context(node, TUNING)?;
@@ -92,7 +91,7 @@ fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     Ok(verified)
 }
 
-/// Tests copies in both directions at the same time, with different buffers, and within one buffer.
+/// Tests concurrent copies in both directions, between different buffers and within one buffer.
 fn both(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let mut context = context(node, TUNING)?;
@@ -124,7 +123,7 @@ fn both(rig: &Rig, node: &Path) -> Result<u64> {
     Ok(verified)
 }
 
-/// Tests memory that contexts of the same file, and of another file, refer to.
+/// Tests references to memory from contexts of the same file and of another file.
 fn references(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let device = Device::open(node)?;
@@ -143,7 +142,7 @@ fn references(rig: &Rig, node: &Path) -> Result<u64> {
     let again = other.reference(&shared)?;
     drop(shared);
     let mut verified = check(&mut same, here, 0, &bytes)? + check(&mut other, there, 0, &bytes)?;
-    // Free one of two references of a file, and then the owner's memory: the other reference must stay valid.
+    // Free one of a file's two references, and then the owner's memory: the other reference must remain valid.
     other.free(again)?;
     owner.free(memory)?;
     drop(owner);
@@ -158,7 +157,7 @@ fn program() -> Result<sm20::Program> {
     sm20::assemble(SOURCE).map_err(|errors| anyhow::anyhow!("{errors:?}"))
 }
 
-/// Tests that invalid calls return specific errors, and that the context works afterwards.
+/// Tests that invalid calls return specific errors, and that the context still works afterwards.
 fn errors(node: &Path) -> Result<()> {
     let (mut context, mut other) = (context(node, TUNING)?, context(node, TUNING)?);
     let module = context.load(Image::Sm20(&program()?))?;
@@ -183,7 +182,7 @@ fn errors(node: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Measures copies of pinned memory in both directions: one after the other, or at the same time.
+/// Measures copies of pinned memory in both directions, either sequential or concurrent.
 fn tune_both(rig: &Rig, options: &Options, bytes: u64, count: u64) -> Result<Facts> {
     let mut context = context(node(options), TUNING)?;
     let [written, read] = [context.allocate(Place::Vram, bytes)?, context.allocate(Place::Vram, bytes)?];
@@ -212,7 +211,7 @@ fn tune_both(rig: &Rig, options: &Options, bytes: u64, count: u64) -> Result<Fac
     report("both", bytes, times)
 }
 
-/// Returns the facts of measured copies.
+/// Returns the key-value pairs with the results of measured copies.
 fn report(direction: &str, bytes: u64, mut times: Vec<Duration>) -> Result<Facts> {
     times.sort_unstable();
     let median = times.get(times.len() / 2).context("a time")?;
@@ -226,8 +225,8 @@ fn report(direction: &str, bytes: u64, mut times: Vec<Duration>) -> Result<Facts
 }
 
 /// Runs `tuning --direction write|read|both --bytes N [--count N] [--direct] [--piece BYTES] [--serial] [--pinned]`:
-/// measures copies between the CPU and either VRAM or pinned RAM. `both` measures copies of pinned RAM in both
-/// directions at the same time, or with `--serial` one after the other.
+/// measures copies between the CPU and either VRAM or pinned RAM. `both` measures concurrent copies of pinned RAM in
+/// both directions, or sequential ones with `--serial`.
 pub fn tuning(rig: &Rig, options: &Options) -> Result<Facts> {
     let direction = options.text("direction").unwrap_or("write");
     let (bytes, count) = (options.number("bytes", 1 << 20)?, options.number("count", 10)?);

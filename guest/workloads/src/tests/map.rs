@@ -1,4 +1,4 @@
-//! CPU accesses to VRAM through BAR1: all widths and alignments, many mappings, and the GPU's view of the CPU's writes.
+//! CPU accesses to VRAM through BAR1: all widths and alignments, many mappings, and coherence with the GPU.
 
 use anyhow::{Result, ensure};
 
@@ -50,7 +50,7 @@ fn written_by_gpu(rig: &Rig, helper: &Helper<'_>, size: u64) -> Result<()> {
     expected.check("written by the GPU, read through BAR1", 0, &bytes)
 }
 
-/// Compares loads and stores of all widths, at any byte, with a plain copy of the memory.
+/// Compares loads and stores of all widths, at any byte offset, with a plain copy of the memory.
 fn odd_accesses(rig: &Rig, size: u64, accesses: u64) -> Result<()> {
     let mut random = rig.random();
     let buffer = rig.buffer(Domain::Vram, size)?;
@@ -128,7 +128,7 @@ fn many(rig: &Rig, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Creates more mappings than fit into BAR1, so that the kernel revokes ranges and assigns them again.
+/// Creates more mappings than fit into BAR1, so that the kernel revokes and reassigns ranges.
 fn more_than_the_aperture(rig: &Rig) -> Result<u64> {
     const WINDOW_BYTES: u64 = 8 << 20;
     let windows = (rig.vram()? * 3 / 4 / WINDOW_BYTES).min(24);

@@ -23,7 +23,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("moves", moves.to_string()), ("pressed", evicted.to_string())])
 }
 
-/// Makes the kernel move the buffer, with a submission that does not change it.
+/// Makes the kernel move a buffer, with a submission that does not change the buffer.
 fn send(channel: &Channel, buffer: &Buffer, place: Domain) -> Result<()> {
     let mut push = Push::default();
     push.nop(Engine::M2mf.subchannel());
@@ -43,7 +43,7 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
         ensure!(buffer.place()? == place, "the kernel did not move {size} bytes to {}", place.name());
         moves += 1;
         helper.check(&format!("{size} bytes after move {round} to {}", place.name()), &buffer, &expected)?;
-        // Write new contents each time, so that a check cannot accept an old copy.
+        // Write new contents each time, so that a check never accepts a stale copy.
         let (at, stream) = (random.below(size - 16), random.stream());
         expected.put(Piece { at, length: 16, stream, from: 0 });
         let mut bytes = [0; 16];
@@ -55,10 +55,10 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
     Ok(moves)
 }
 
-/// Allocates buffers for more VRAM than the card has, so that the kernel must evict some buffers to load others.
+/// Allocates more buffers than fit into VRAM, so that the kernel must evict some of them to load others.
 fn under_pressure(rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<u64> {
     const BUFFER_BYTES: u64 = 8 << 20;
-    /// Maximum amount of VRAM in bytes for this test, because guest RAM must hold the buffers that do not fit.
+    /// Maximum VRAM size in bytes for this test, because guest RAM must hold the buffers that do not fit.
     const MAX_VRAM_BYTES: u64 = 320 << 20;
     let vram = rig.vram()?;
     if vram > MAX_VRAM_BYTES {

@@ -1,4 +1,4 @@
-//! Several processes at once, each with its own GPU address space.
+//! Concurrent processes, each with its own GPU address space.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

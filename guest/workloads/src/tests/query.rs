@@ -1,4 +1,4 @@
-//! The kernel's answers about the card.
+//! Queries of card parameters through the kernel.
 
 use anyhow::{Result, ensure};
 
@@ -7,10 +7,10 @@ use crate::options::Options;
 use crate::rig::Rig;
 use gdev::nouveau::uapi::param;
 
-/// Number of readings of PTIMER, which must increase.
+/// Number of PTIMER readings, which must increase.
 const READINGS: usize = 100;
 
-/// Queries every parameter, and checks that the clock runs.
+/// Queries every parameter, and checks that the clock advances.
 pub fn run(rig: &Rig, _options: &Options) -> Result<Facts> {
     let get = |param| rig.device().parameter(param);
     let chipset = get(param::CHIPSET_ID)?;

@@ -1,5 +1,4 @@
-//! Residue of other VMs in VRAM: fills all VRAM with a pattern, or searches new buffers from the kernel for a pattern
-//! before writing to them.
+//! Data of other VMs left in VRAM: fills all VRAM with a pattern, or searches newly allocated buffers for a pattern.
 
 use anyhow::{Result, bail};
 
@@ -9,13 +8,13 @@ use crate::rig::Rig;
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Sizes of the buffers to allocate: the next size is used if the previous size no longer fits.
+/// Buffer sizes to allocate, in order: the next size is used once the previous one no longer fits.
 const BUFFER_SIZES_BYTES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
 /// Maximum number of buffers to allocate.
 const MOST_BUFFERS: usize = 4096;
 /// Size of the buffer in guest RAM in bytes.
 const BOUNCE: u64 = 4 << 20;
-/// Permitted lengths of the pattern in bytes. Shorter patterns would occur by chance.
+/// Permitted pattern lengths in bytes. Shorter patterns would occur by chance.
 const PATTERN_BYTES: std::ops::RangeInclusive<usize> = 4..=64;
 
 /// Runs `fill --pattern HEX`.
@@ -37,7 +36,7 @@ pub fn fill(rig: &Rig, options: &Options) -> Result<Facts> {
         }
         filled += buffer.size();
     }
-    // Check that the pattern was written, because otherwise a scan elsewhere would prove nothing.
+    // Check that the pattern was written, because otherwise a scan in another VM would prove nothing.
     let mut found = 0;
     for buffer in &buffers {
         found += scan_buffer(rig, &channel, &bounce, buffer, &pattern)?.hits;
@@ -78,13 +77,13 @@ fn pattern(rig: &Rig, options: &Options) -> Result<Vec<u8>> {
     Ok(pattern)
 }
 
-/// Allocates all VRAM that the kernel has. When VRAM is full, the kernel places buffers that may be in either memory in
-/// guest RAM, so no buffer is evicted.
+/// Allocates all available VRAM. Once VRAM is full, the kernel places new buffers in guest RAM, so no buffer is
+/// evicted.
 fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     let mut buffers = Vec::new();
     for size in BUFFER_SIZES_BYTES {
         while buffers.len() < MOST_BUFFERS {
-            // If the page tables of a buffer do not fit, allocating the buffer fails. VRAM then counts as full as well.
+            // The allocation fails if the buffer's page tables do not fit, which also means that VRAM is full.
             let Ok(buffer) = rig.buffer(Domain::Either, size) else { break };
             if buffer.place()? != Domain::Vram {
                 break;
@@ -127,7 +126,7 @@ fn scan_buffer(rig: &Rig, channel: &Channel, bounce: &Buffer, buffer: &Buffer, p
     Ok(total)
 }
 
-/// Returns the number of occurrences of the pattern, at any byte and without overlaps.
+/// Returns the number of non-overlapping occurrences of the pattern, at any byte offset.
 pub fn count(bytes: &[u8], pattern: &[u8]) -> u64 {
     let Some(first) = pattern.first() else { return 0 };
     let (mut hits, mut at) = (0, 0);

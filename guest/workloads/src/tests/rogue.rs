@@ -1,4 +1,4 @@
-//! Work that tries to harm other users of the card. Each rogue does one thing for the requested time, and then, if
+//! Work that tries to harm other users of the card. Each rogue runs one attack for the requested time, and then, if
 //! possible, shows that its own channels still work.
 
 mod registers;
@@ -23,9 +23,9 @@ use gdev::nouveau::push::{Engine, Push, linear};
 
 /// Number of submissions that a flood keeps in flight.
 const FLOOD: usize = 256;
-/// Number of loop iterations per thread of `split`: at 70 ns per warp instruction, 256 threads take about 20 us.
+/// Number of loop iterations per thread in `split`: at 70 ns per warp instruction, 256 threads take about 20 us.
 const SPLIT_ROUNDS: u32 = 9;
-/// Number of channels that wait for another channel whose doorbell is delayed.
+/// Number of channels that wait for a channel with a delayed doorbell.
 const WAITERS: u32 = 4;
 /// Delay of that doorbell.
 const HELD_BACK: Duration = Duration::from_millis(50);
@@ -33,21 +33,20 @@ const HELD_BACK: Duration = Duration::from_millis(50);
 const COPY_BYTES: u64 = 4096;
 /// Number of handovers between two channels per submission.
 const HANDOVERS: u32 = 32;
-/// Number of bytes copied at each handover.
+/// Number of bytes copied per handover.
 const HANDED: u64 = 64 << 10;
 /// The host engine's method for a non-stall interrupt.
 const NON_STALL: u32 = 0x20;
-/// A method that no class has.
+/// A method that does not exist in any class.
 const NO_METHOD: u32 = 0x1ffc;
-/// Number of methods per submission of a stream. The guest's kernel takes about a millisecond to acknowledge each
-/// illegal method; the submission occupies the engine during this time, and is charged for it.
+/// Number of methods per submission of a stream. The guest kernel takes about a millisecond to acknowledge each illegal
+/// method; meanwhile, the submission occupies the engine, and is charged for that time.
 const INTERRUPTS: u32 = 2000;
 const ILLEGAL: u32 = 20;
-/// File with the kernel's log level for the console. Under emulation each line is a trap, which would slow the attack
-/// down.
+/// File with the console log level. Under emulation, each line traps, which would slow the attack down.
 const PRINTK: &str = "/proc/sys/kernel/printk";
 
-/// One way to harm others.
+/// An attack on other users.
 struct Rogue {
     what: &'static str,
     run: fn(&Rig, Duration) -> Result<Facts>,
@@ -98,7 +97,7 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", submissions.to_string())])
 }
 
-/// Runs an endless series of kernels, each of which is too short to be checked while it runs.
+/// Runs an endless series of kernels that are individually too short to be checked while they run.
 fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;
@@ -114,7 +113,7 @@ fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
 fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
     while !ending.is_over() {
-        // While the VM is quarantined, requests of a new channel are not executed.
+        // While the VM is quarantined, the requests of new channels are not executed.
         match faulty_kernels::never_ends(rig.device()) {
             Ok(()) => killed += 1,
             Err(error) => {
@@ -127,8 +126,8 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("killed", killed.to_string()), ("refused", refused.to_string())])
 }
 
-/// Runs channels that wait for a semaphore of another channel, whose doorbell is delayed. With `yields`, the waiting
-/// channels let other channels run in the meantime. Otherwise they keep the PBDMA until their time slice is over.
+/// Runs channels that wait for a semaphore of a channel with a delayed doorbell. If `yields` is set, the waiting
+/// channels yield to other channels in the meantime. Otherwise, they occupy the PBDMA until their time slice ends.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     let source = rig.buffer(Domain::Gart, COPY_BYTES)?;
@@ -147,8 +146,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
             for rect in linear(source.address(), target.address(), COPY_BYTES, Engine::M2mf.most_lines()) {
                 push.copy(Engine::M2mf, &rect);
             }
-            // Do not declare the write of the semaphore to the kernel, because the kernel would then synchronize the
-            // channels.
+            // Hide the semaphore write from the kernel, because the kernel would otherwise synchronize the channels.
             channel.submit(&push, &[Use::read(&semaphore), Use::read(&source), Use::write(target)])?;
         }
         let mut promised = Push::default();
@@ -195,7 +193,7 @@ fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", turn.to_string())])
 }
 
-/// Runs channels that fault on one engine and also have a context of another engine.
+/// Runs channels that fault on one engine and also have a context on another.
 fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
     fs::write(PRINTK, "1").context(PRINTK)?;
     let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
@@ -212,11 +210,11 @@ fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", killed.to_string()), ("refused", refused.to_string())])
 }
 
-/// Makes a copy engine read an unmapped address, and waits until the channel is dead.
+/// Reads an unmapped address with a copy engine, and waits until the channel is dead.
 fn fault(rig: &Rig) -> Result<()> {
     let channel = rig.channel(&[Engine::M2mf, Engine::Ce0])?;
     let target = rig.buffer(Domain::Gart, COPY_BYTES)?;
-    // The kernel may find that the channel is dead before the submission returns.
+    // The kernel may detect the dead channel before the submission returns.
     let rects = linear(UNMAPPED_ADDR, target.address(), COPY_BYTES, Engine::Ce0.most_lines());
     let _ = rig.launch(&channel, Engine::Ce0, &rects, &[Use::write(&target)]);
     let _ = target.wait(false);

@@ -20,7 +20,7 @@ use gdev::nouveau::mediator::{ABROAD, ABROAD_READ_WRITE, CREATE, Mediator, READ_
 
 /// Size of a segment in bytes.
 const BYTES: u64 = 256 << 10;
-/// Maximum number of polls for an action of another process.
+/// Maximum number of polls for another process's action.
 const MAX_POLLS: u32 = 400;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -49,7 +49,7 @@ fn wanted(key: u64, flags: u32) -> Wanted {
     Wanted { key, bytes: BYTES, flags, mode: 0o600, abroad }
 }
 
-/// Creates a context: an open device and a channel.
+/// Opens the device and creates a context with a channel.
 fn context(node: &Path) -> Result<Guest> {
     compute::context(&Device::open(node)?)
 }
@@ -76,7 +76,7 @@ fn data(seed: u64) -> Vec<u8> {
     Random::new(seed).words(BYTES as usize / 4).iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Waits until `count` address spaces have attached a segment.
+/// Waits until `count` address spaces have a segment attached.
 fn attached(mediator: &Mediator, id: u32, count: u64) -> Result<()> {
     for _ in 0..MAX_POLLS {
         if mediator.attached(id)? == count {
@@ -98,8 +98,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     write(&mut first, here, &data(rig.seed()))?;
     check(rig, &mut second, there, &data(rig.seed()))?;
 
-    // Another process finds the key, but must not use the channels of other processes. Its attachments end with the
-    // process.
+    // Another process can find the key, but must not use this process's channels. Its attachments end with the process.
     let this = std::env::current_exe().context("the path of this program")?;
     let (key_text, channel) = (key.to_string(), first.backend().number().to_string());
     let node_text = node.to_string_lossy();
@@ -117,7 +116,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     holder.wait()?;
     attached(mediator, id, 2)?;
 
-    // Detach the segment while the GPU may be using it: at most that channel may be lost, and the other channel must
+    // Detach the segment while the GPU may be using it: only that channel may be lost, and the other channel must
     // continue.
     let segment = first.backend_mut().adopt(here, BYTES);
     for _ in 0..4 {
@@ -133,7 +132,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     write(&mut third, again, &data(rig.seed() + 2))?;
     check(rig, &mut second, there, &data(rig.seed() + 2))?;
 
-    // A removed segment has no key, but remains for the address spaces that have attached it.
+    // A removed segment has no key, but continues to exist in address spaces that have it attached.
     mediator.remove(id)?;
     ensure!(mediator.share_get(wanted(key, 0)).is_err(), "the key of a removed segment finds it");
     check(rig, &mut second, there, &data(rig.seed() + 2))?;
@@ -166,7 +165,7 @@ fn put(rig: &Rig, node: &Path, mediator: &Mediator, key: u64, duration: Duration
     let address = mediator.attach(id, gpu.backend().number(), 0)?;
     write(&mut gpu, address, &data(rig.seed()))?;
     let ending = Ending::after(duration);
-    // The other machine answers with the data of the next seed.
+    // The other machine replies with data from the next seed.
     let answer = data(rig.seed() + 1);
     while check(rig, &mut gpu, address, &answer).is_err() {
         ensure!(!ending.is_over(), "no answer from the other machine");

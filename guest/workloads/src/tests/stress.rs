@@ -1,4 +1,4 @@
-//! Random copies for a given time, all of them verified.
+//! Random copies for a given time, all of which are verified.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::rig::{Helper, Rig};
 use gdev::nouveau::device::{Channel, Domain};
 use gdev::nouveau::push::{Engine, MOST_LINE_BYTES};
 
-/// Time between two lines of progress.
+/// Interval between progress lines.
 const PROGRESS: Duration = Duration::from_secs(2);
 /// Number of cases after which the channel is replaced.
 const CHANNEL_LIFE: u64 = 64;
@@ -54,7 +54,7 @@ fn one(
 ) -> Result<()> {
     let mut domain = || if random.below(2) == 0 { Domain::Vram } else { Domain::Gart };
     let (from, to) = (domain(), domain());
-    // Choose small sizes as often as large sizes.
+    // Choose small sizes as often as large ones.
     let halvings = random.below(u64::from(most.ilog2()) - 2);
     let size = 1 + random.below(most >> halvings);
     let shape = if random.below(4) == 0 {

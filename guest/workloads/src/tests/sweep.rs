@@ -1,4 +1,4 @@
-//! A matrix of copies: every engine, between all kinds of memory, in many sizes and shapes.
+//! A matrix of copies: every engine, all combinations of memory types, many sizes and shapes.
 
 use anyhow::Result;
 
@@ -30,7 +30,7 @@ const SIZES_BYTES: [u64; 14] = [
 /// A size in bytes that exceeds a BAR1 of 128 MiB.
 const BEYOND_APERTURE: u64 = (132 << 20) + 13;
 
-/// Number of lines, bytes per line, source pitch and target pitch of each copy.
+/// Number of lines, line length, source pitch and target pitch (in bytes) of each copy.
 const QUICK_PITCHES: [[u32; 4]; 4] = [[2, 1, 3, 1], [17, 100, 4096, 333], [2047, 5, 5, 8], [64, 4096, 4099, 8192]];
 const PITCHES: [[u32; 4]; 5] = [
     [2047, 700, 701, 1024],
@@ -84,7 +84,7 @@ fn matrix(rig: &Rig, channel: &Channel, engine: Engine, helper: &Helper<'_>, qui
     Ok(cases)
 }
 
-/// Copies more data than an aperture can map, if the VRAM is large enough.
+/// Copies more data than an aperture can map, if VRAM is large enough.
 fn beyond_aperture(rig: &Rig, channel: &Channel, engines: &[Engine]) -> Result<bool> {
     let room = rig.vram()? * 7 / 8;
     let (from, to) = if room >= 2 * BEYOND_APERTURE {

@@ -1,5 +1,5 @@
-//! Workloads of a single kind, timed without their setup, for benchmarks. The results are checked at the end, so that a
-//! wrong result does not count as a fast result.
+//! Workloads of a single operation type for benchmarks, timed without their setup. The results are checked at the end,
+//! so that a wrong result does not count as a fast one.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use gdev::nouveau::push::{Engine, linear};
 
 /// Size of the buffers for small copies in bytes.
 const SMALL_COPY_BYTES: u64 = 4096;
-/// Maximum number of channels per open file for which the 6.1 kernel has room.
+/// Maximum number of channels per open file; the 6.1 kernel has space for 16 notifiers.
 const MAX_CHANNELS_PER_FILE: u64 = 12;
 
 /// A workload: the function to repeat, and its default number of repetitions.
@@ -52,8 +52,8 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
 fn channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let expected = Expected::background(rig.random().stream());
-    // Give each channel its own buffer. If the fence has been reached without a wait, stock nouveau may access the
-    // channel of a buffer's last fence after that channel is gone (`nouveau_fence_sync`).
+    // Give each channel its own buffer. If a fence is signalled without a wait, stock nouveau may access the channel of
+    // a buffer's last fence after the channel was freed (`nouveau_fence_sync`).
     let mut buffers = Vec::new();
     for _ in 0..count {
         let (from, to) = (rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?, rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?);
@@ -73,14 +73,14 @@ fn channels(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Makes copies and waits for each of them.
+/// Submits copies, and waits for each of them.
 fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<f64> {
     let (from, to) = (rig.buffer(from, size)?, rig.buffer(to, size)?);
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;
     let expected = Expected::background(rig.random().stream());
     helper.fill(&from, &expected)?;
-    // Do not measure the first use of the buffers.
+    // Exclude the first use of the buffers from the measurement.
     copy(rig, &channel, &from, &to, size)?;
     to.wait(false)?;
     let began = Instant::now();
@@ -93,7 +93,8 @@ fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<
     Ok(seconds)
 }
 
-/// Allocates buffers, uses them on the GPU, and frees them: each buffer is mapped into the address space and unmapped.
+/// Repeatedly allocates buffers, uses them on the GPU, and frees them, which maps and unmaps each buffer in the address
+/// space.
 fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;
@@ -115,7 +116,7 @@ fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Makes copies in many channels at once, with a single wait for all of them.
+/// Submits copies on many channels, with a single wait for all of them.
 fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let source = rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?;
@@ -141,7 +142,7 @@ fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Submits small copies and waits only occasionally.
+/// Submits small copies with only occasional waits.
 fn small_submissions(rig: &Rig, count: u64) -> Result<f64> {
     const SUBMISSIONS_PER_WAIT: u64 = 32;
     let channel = rig.channel(&[Engine::M2mf])?;

@@ -1,5 +1,5 @@
 //! The papers' workloads. Each workload has its own device and channel, and is timed in the papers' phases. Its result
-//! is compared with a result that the CPU computes.
+//! is compared with the CPU's.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -31,7 +31,7 @@ struct Outcome {
 
 /// Result of repeated work.
 pub struct Looped {
-    /// Number of times that all kernels were launched.
+    /// Number of iterations; each launches all kernels.
     pub iterations: u64,
     /// Time from the start to the end of the last iteration.
     pub took: Duration,
@@ -42,13 +42,13 @@ pub struct Looped {
 /// Parameters of repeated work.
 #[derive(Debug, Clone, Copy)]
 pub struct Repeat {
-    /// Time for which iterations are launched.
+    /// Time during which iterations are launched.
     pub duration: Duration,
-    /// Maximum number of submissions in flight. With 1, each iteration waits.
+    /// Maximum number of submissions in flight. If 1, each iteration waits.
     pub in_flight: u64,
-    /// Pause between the end of an iteration and the start of the next iteration.
+    /// Pause between iterations.
     pub pause: Option<Duration>,
-    /// Set to record and report the end of each kernel.
+    /// Set to record and report the end time of each kernel.
     pub ends: bool,
 }
 
@@ -104,7 +104,7 @@ fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
     let Outcome { report, close, done, looped } = outcome;
     let [init, htod, launch, dtoh] = report.times;
     let mut facts = vec![
-        // Values in a result line must not contain blanks.
+        // Values in a result line must not contain spaces.
         ("size", workload.size().replace(", ", "+").replace(' ', "_")),
         ("init_us", us(init)),
         ("htod_us", us(htod)),
@@ -123,7 +123,7 @@ fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
     facts
 }
 
-/// Runs one workload once. With `repeat`, repeats its kernels first.
+/// Runs one workload once. If `repeat` is given, first repeats its kernels.
 fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<Outcome> {
     let began = Instant::now();
     let device = Device::open(node)?;
@@ -142,7 +142,7 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     let done_in_loop = gpu.backend().done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;
-    // With a duration, only the work within it counts. The final run shows that the card can still compute.
+    // With a duration, count only the work within it. The final run shows that the card can still compute.
     let done = if looped.is_some() { done_in_loop } else { gpu.backend().done() };
     let began = Instant::now();
     drop(gpu);
@@ -151,8 +151,8 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     Ok(Outcome { report, close, done, looped })
 }
 
-/// Launches kernels until the time is over, and waits for all of them. Does not check results, because a kernel that
-/// works in place gets its own output as input.
+/// Launches kernels until the time expires, and waits for all of them. Does not check results, because a kernel that
+/// works in place receives its own output as input.
 pub fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, repeat: Repeat) -> Result<Looped> {
     let setup = Setup::new(workload, gpu)?;
     setup.upload(gpu)?;

@@ -1,4 +1,4 @@
-//! Submissions of a program with several cards. A submission passes the gate of the card on which it runs.
+//! Submissions of a program with several cards. Each submission passes the gate of the card on which it runs.
 
 use std::ffi::c_int;
 
@@ -8,24 +8,24 @@ use crate::shim::{Card, Shim};
 use crate::streams::{self, stream};
 use crate::symbols::{Arguments, COPIES, COUNT, at};
 
-/// Position of the card's number in a token.
+/// Bit position of the card number in a token.
 const CARD: u32 = 32;
-/// Bits of the card's number.
+/// Mask of the card's number.
 const CARD_MASK: u64 = 0xffff;
 /// Set in a token if the stream's context may not be current.
 const HAS_CONTEXT: u64 = 1 << 48;
 
-/// Addresses to which a submission refers.
+/// Addresses that a submission accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Addresses {
-    /// The argument with this index.
+    /// The address in the argument with this index.
     One(u8),
-    /// The first two arguments.
+    /// The addresses in the first two arguments.
     Two,
-    /// Addresses that are not arguments.
+    /// Addresses that are not passed as arguments.
     Any,
-    /// No addresses: a kernel reaches other cards only through peer access, and the nodes of a graph were handled when
-    /// they were made.
+    /// No addresses: a kernel accesses other cards only through peer access, and graph nodes were handled when they
+    /// were created.
     None,
 }
 
@@ -124,7 +124,7 @@ const KNOWN: [(Addresses, &[usize]); 4] = [
     ),
 ];
 
-/// Returns true if a submission on `card` may use memory of another card without peer access.
+/// Returns true if a submission on `card` may access another card's memory without peer access.
 fn crosses(shim: &Shim, card: &Card, index: usize, arguments: Arguments) -> bool {
     let is_elsewhere = |n: u8| shim.is_on_other_card(card, argument(arguments, n));
     match ADDRESSES.get(index).copied().unwrap_or(Addresses::Any) {
@@ -135,21 +135,23 @@ fn crosses(shim: &Shim, card: &Card, index: usize, arguments: Arguments) -> bool
     }
 }
 
-/// Returns an argument, by its position in the headers' declarations.
+/// Returns an argument by its position in the declaration.
 ///
-/// UNSAFETY: reads an argument of a call.
+/// UNSAFETY: reads a call argument.
 #[allow(unsafe_code, reason = "see UNSAFETY")]
 fn argument(arguments: Arguments, n: u8) -> u64 {
     // SAFETY: each function in `KNOWN` has this argument.
     unsafe { arguments.get(usize::from(n)) }
 }
 
-/// Returns the card on which a submission runs, and the context of its stream if it may not be current.
+/// Returns the card on which a submission runs. Also returns the context of its stream if this context may not be
+/// current.
 fn place(shim: &Shim, index: usize, arguments: Arguments) -> (&Card, Option<u64>) {
     if streams::is_known(index) { shim.place_of_stream(stream(index, arguments)) } else { (shim.current(), None) }
 }
 
-/// Runs `work` with a stream's context current: the events that measure a stream's work belong to its context.
+/// Runs `work` with a stream's context current, because the events that measure the stream's work belong to this
+/// context.
 fn within<T>(context: Option<u64>, work: impl FnOnce() -> T) -> T {
     match context {
         Some(context) => events::within(context, work),
@@ -161,7 +163,7 @@ fn within<T>(context: Option<u64>, work: impl FnOnce() -> T) -> T {
 #[inline(never)]
 pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
     let (card, context) = place(shim, index, arguments);
-    // A captured graph may have nodes on several cards, of which only one is the card of its launch.
+    // A captured graph may have nodes on several cards, but is launched on only one.
     if !shim.cross.is_ready() && (shim.captures.any() || crosses(shim, card, index, arguments)) {
         shim.allow_cross_access();
     }
@@ -175,7 +177,7 @@ pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
 #[inline(never)]
 pub fn leave(shim: &Shim, index: usize, arguments: Arguments, token: u64, result: c_int) {
     let card = shim.card((token >> CARD & CARD_MASK) as usize);
-    // The lookup of most submissions, which use a default stream, is not repeated.
+    // Only repeat the lookup if the stream's context may not be current, which is not the case for most submissions.
     let context = if token & HAS_CONTEXT == 0 { None } else { place(shim, index, arguments).1 };
     within(context, || leave_on(shim, card, index, arguments, token & u64::from(u32::MAX), result));
 }

@@ -1,4 +1,4 @@
-//! The driver's functions that allocate, free and report memory.
+//! Driver functions that allocate, free or query memory.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -15,7 +15,7 @@ use crate::memory::fixed::Thing;
 use crate::streams::Stream;
 use crate::symbols::at;
 
-/// `CU_POINTER_ATTRIBUTE_*`: attributes that the driver would answer for a chunk instead of the allocation.
+/// `CU_POINTER_ATTRIBUTE_*`: attributes that the driver would report for a chunk instead of the allocation.
 mod attribute {
     use std::ffi::c_int;
 
@@ -34,7 +34,7 @@ mod attribute {
 
 /// `CU_MEMORYTYPE_DEVICE`.
 const DEVICE: u32 = 2;
-/// The row pitch is a multiple of this number of bytes.
+/// Alignment of the row pitch in bytes.
 const PITCH: u64 = 512;
 
 /// Allocates memory for work in a stream. May reuse memory that the stream has freed, without a driver call.
@@ -54,9 +54,9 @@ unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_
     })
 }
 
-/// Allocates memory of the current card at an address that an allocation of this size had in another process with the
-/// same range of addresses. Returns an error if the address is not free. Workers call this function to restore a
-/// program; with a size of 0, it only checks that allocations are backed by chunks.
+/// Allocates memory of the current card at a given address, which an allocation of this size had in another process
+/// with the same address region. Returns an error if the address is not free. Workers call this function to restore a
+/// program. With a size of 0, it only checks that allocations are backed by chunks.
 #[unsafe(no_mangle)]
 extern "C" fn gpu_mediator_allocate_at(address: Address, bytes: u64) -> c_int {
     let Some((device, card)) = memory().link.current_card() else { return driver::INVALID_CONTEXT };
@@ -108,19 +108,19 @@ unsafe extern "C" fn mem_alloc_pitch(
     result
 }
 
-/// Frees memory after the work of the current context and of the memory's card. Returns false if the memory does not
-/// belong to this library.
+/// Waits for the work of the current context and of the memory's card, and frees the memory. Returns false if the
+/// memory does not belong to this library.
 fn free(address: Address) -> bool {
     let shim = shim();
     let card = shim.of_address(address);
     if !shim.is_single() && card.number != shim.current().number && !shim.captures.any() {
-        // SAFETY: the call takes no pointers. Work of another card may use the memory.
+        // SAFETY: the call takes no pointers. Another card's work may use the memory.
         unsafe { driver::ctx_synchronize() };
     }
     shim.in_context(card, || shim.memory(card).free(address))
 }
 
-/// Uncounts memory that the driver has freed.
+/// Removes memory that the driver has freed from the accounts.
 fn uncount(address: Address) {
     let shim = shim();
     shim.cards().for_each(|card| shim.memory(card).uncount(Thing::Address(address)));
@@ -141,12 +141,12 @@ unsafe extern "C" fn mem_free(address: Address) -> c_int {
     result
 }
 
-/// Frees memory after the work in a stream. Returns false if the memory does not belong to this library.
+/// Frees memory in stream order. Returns false if the memory does not belong to this library.
 fn free_after(address: Address, stream: Object, per_thread: bool) -> bool {
     let shim = shim();
     let card = shim.of_stream(Stream::named(stream as u64, per_thread));
     if !shim.is_single() && shim.of_address(address).number != card.number {
-        // No event of one card follows work of another card.
+        // An event cannot track the work of another card.
         if !shim.captures.any() {
             // SAFETY: the call takes no pointers.
             shim.in_context(card, || unsafe { driver::ctx_synchronize() });
@@ -156,7 +156,7 @@ fn free_after(address: Address, stream: Object, per_thread: bool) -> bool {
     shim.in_context(card, || shim.memory(card).free_after(address, stream, per_thread))
 }
 
-/// Returns true if the driver must allocate from a pool.
+/// Returns true if the driver itself must allocate from a pool.
 fn is_exported_pool(pool: Object) -> bool {
     let shim = shim();
     shim.cards().any(|card| shim.memory(card).is_exported_pool(pool))
@@ -174,8 +174,8 @@ macro_rules! ordered {
      $real_alloc:ident, $real_pool:ident, $real_free:ident, $per_thread:literal) => {
         unsafe extern "C" fn $alloc(address: *mut Address, bytes: usize, stream: Object) -> c_int {
             if captures(stream, $per_thread) {
-                // The capture turns the allocation into a node, whose memory belongs to the graph. SAFETY: guaranteed
-                // by the caller.
+                // The capture turns the allocation into a graph node, and the memory belongs to the graph. SAFETY:
+                // guaranteed by the caller.
                 return unsafe { driver::$real_alloc(address, bytes, stream) };
             }
             // SAFETY: as above.
@@ -191,7 +191,7 @@ macro_rules! ordered {
             if is_exported_pool(pool) {
                 return memory().allocate_of_pool(bytes, || {
                     let result = real();
-                    // SAFETY: the driver has written the address if it succeeds.
+                    // SAFETY: the driver has written the address if it returned success.
                     (result, if result == SUCCESS { unsafe { *address } } else { 0 })
                 });
             }
@@ -209,7 +209,7 @@ macro_rules! ordered {
             // SAFETY: as above.
             let result = unsafe { driver::$real_free(address, stream) };
             if result == SUCCESS {
-                // The pool may keep the memory. The owner then counts it with the program's other driver memory.
+                // The pool may retain the memory. The owner then counts it as other driver memory of the program.
                 uncount(address);
             }
             result
@@ -267,7 +267,7 @@ struct Known {
     start: Address,
     bytes: u64,
     device: c_int,
-    /// This library's numbers of the handle and the mapping, if the program has mapped the memory itself.
+    /// This library's handle and mapping ID, if the program mapped the memory itself.
     own: Option<(Handle, u64)>,
 }
 
@@ -299,11 +299,11 @@ unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize
     })
 }
 
-/// Corrects the driver's answer about an attribute, which describes a chunk at its current location. Returns true if
-/// the attribute has a value.
+/// Corrects an attribute, which the driver reports for the chunk at its current location. Returns true if the attribute
+/// has a value.
 unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
     let plain = known.own.is_none();
-    // SAFETY: the driver has written an answer of this type to `data`.
+    // SAFETY: the driver has written a value of this type to `data`.
     unsafe {
         match attribute {
             attribute::MEMORY_TYPE => *data.cast::<u32>() = DEVICE,
@@ -314,7 +314,7 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
             attribute::DEVICE_ORDINAL => *data.cast::<c_int>() = known.device,
             attribute::HANDLE_TYPES => *data.cast::<u32>() = 0,
             attribute::LEGACY_IPC => *data.cast::<bool>() = plain,
-            // The program owns a range that it has reserved itself.
+            // The driver reports the correct range if the program reserved it itself.
             attribute::RANGE_START if plain => *data.cast::<u64>() = known.start,
             attribute::RANGE_SIZE if plain => *data.cast::<usize>() = known.bytes as usize,
             attribute::MAPPING_BASE => *data.cast::<u64>() = known.start,
@@ -332,7 +332,7 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
 }
 
 unsafe extern "C" fn pointer_get_attribute(data: *mut c_void, attribute: c_int, address: Address) -> c_int {
-    // Prevent moves during the query, because the driver does not know an address while its chunk is being replaced.
+    // Prevent moves during the query: while a chunk is being replaced, the driver does not know its address.
     memory_at(address).with(|chunks| {
         chunks.bring_for(address);
         // SAFETY: guaranteed by the caller.

@@ -1,6 +1,6 @@
-//! The driver's functions whose memory the driver allocates itself. This library counts that memory.
+//! Functions for which the driver allocates memory. This library counts that memory.
 //!
-//! UNSAFETY: reads descriptions through the program's pointers, as the driver would.
+//! UNSAFETY: reads descriptors through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -13,13 +13,13 @@ use crate::memory::fixed::Thing;
 use crate::memory::foreign::Target;
 use crate::symbols::at;
 
-/// Uncounts an object on the card where it was counted.
+/// Removes an object from the accounts of its card.
 fn uncount(thing: Thing) {
     let shim = shim();
     shim.cards().for_each(|card| shim.memory(card).uncount(thing));
 }
 
-/// Removes the memory that was bound to an array.
+/// Removes the memory bindings of an array.
 fn unbind(array: Object) {
     let (shim, array) = (shim(), Target::Array(array as u64));
     shim.cards().for_each(|card| shim.memory(card).unbound_fixed(|target| target == array));
@@ -27,7 +27,7 @@ fn unbind(array: Object) {
 
 unsafe extern "C" fn managed(address: *mut Address, bytes: usize, flags: u32) -> c_int {
     memory().count(FixedKind::Managed, bytes as u64, || {
-        // SAFETY: guaranteed by the caller; the driver has written the address if it succeeds.
+        // SAFETY: guaranteed by the caller; the driver has written the address if it returned success.
         unsafe {
             let result = driver::mem_alloc_managed(address, bytes, flags);
             (result, Thing::Address(if result == SUCCESS { *address } else { 0 }))
@@ -80,7 +80,7 @@ unsafe extern "C" fn host_unregister(address: *mut c_void) -> c_int {
     result
 }
 
-/// Returns the size in bytes of an element of a `CUarray_format`; formats of blocks count as four bytes.
+/// Returns the element size of a `CUarray_format` in bytes; block formats count as four bytes.
 fn element(format: u32) -> u64 {
     match format {
         0x01 | 0x08 => 1,
@@ -89,18 +89,20 @@ fn element(format: u32) -> u64 {
     }
 }
 
-/// Returns the bytes of an array of these extents, where 0 stands for a missing dimension.
+/// Returns the size of an array in bytes. An extent of 0 means that the dimension is unused.
 fn array_bytes(extents: &[u64], format: u32, channels: u32) -> u64 {
     let elements = extents.iter().fold(1u64, |product, extent| product.saturating_mul((*extent).max(1)));
     elements.saturating_mul(element(format)).saturating_mul(channels.max(1).into())
 }
 
-/// Reads a descriptor: `dimensions` extents, then a format and a number of channels.
+/// Reads an array descriptor: `dimensions` extents, a format, and the number of channels. Returns the array size in
+/// bytes.
 unsafe fn described(descriptor: *const c_void, dimensions: usize) -> u64 {
     if descriptor.is_null() {
         return 0;
     }
-    // SAFETY: guaranteed by the caller: extents are 64-bit numbers, followed by the two other fields as 32-bit numbers.
+    // SAFETY: guaranteed by the caller: the extents are 64-bit integers, and the two fields after them are 32-bit
+    // integers.
     unsafe {
         let extents = std::slice::from_raw_parts(descriptor.cast::<u64>(), dimensions);
         let rest = descriptor.cast::<u64>().add(dimensions).cast::<u32>();
@@ -143,7 +145,7 @@ unsafe extern "C" fn array_destroy(array: Object) -> c_int {
 }
 
 unsafe extern "C" fn mipmap(made: *mut Object, descriptor: *const c_void, levels: u32) -> c_int {
-    // SAFETY: guaranteed by the caller. All smaller levels together have less than a third of the first level's size.
+    // SAFETY: guaranteed by the caller. All smaller levels together are less than a third of the first level.
     let bytes = unsafe { described(descriptor, 3) }.saturating_mul(2);
     memory().count(FixedKind::Array, bytes, || {
         // SAFETY: as above.
@@ -167,7 +169,7 @@ unsafe extern "C" fn mipmap_destroy(array: Object) -> c_int {
 unsafe extern "C" fn pool_create(pool: *mut Object, property: *const c_void) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_pool_create(pool, property) };
-    // SAFETY: `CUmemPoolProps` begins with the kind of allocation and the kinds of handles.
+    // SAFETY: `CUmemPoolProps` begins with the allocation type and the handle types.
     let shared = !property.is_null() && unsafe { *property.cast::<c_int>().add(1) } != 0;
     if result == SUCCESS && shared {
         // SAFETY: the driver has written the pool.

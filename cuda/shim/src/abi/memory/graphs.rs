@@ -1,4 +1,4 @@
-//! The driver's graph functions. The memory of graphs that allocate is counted.
+//! Driver functions for graphs. The memory of allocating graphs is counted.
 //!
 //! UNSAFETY: forwards calls, and reads their results.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -18,16 +18,16 @@ use crate::symbols::at;
 
 type Call = unsafe extern "C" fn(Object, Object) -> c_int;
 
-/// Returns true if an executable graph allocates.
+/// Returns true if an executable graph allocates memory.
 fn is_allocating(graph: Object) -> bool {
     shim().memory(shim().first()).is_allocating_graph(graph)
 }
 
-/// Counts the memory that the driver has reserved for graphs on each card. Returns true if each owner allows it.
+/// Counts the memory that the driver has reserved for graphs on each card. Returns true if all owners permit it.
 fn count_graphs() -> bool {
     let shim = shim();
     let count = |card: &Card| shim.in_context(card, || shim.memory(card).count_graphs());
-    // Count on each card, even after a refusal.
+    // Count on every card, even after a refusal.
     let mut allowed = true;
     for card in shim.cards() {
         allowed &= count(card);
@@ -35,13 +35,13 @@ fn count_graphs() -> bool {
     allowed
 }
 
-/// Makes the driver release the memory of each card that no graph uses.
+/// Makes the driver release unused graph memory on each card.
 fn trim_graphs() {
     let shim = shim();
     shim.cards().for_each(|card| shim.in_context(card, || shim.memory(card).trim_graphs()));
 }
 
-/// Returns true if no card of the program has this many bytes for it.
+/// Returns true if this size exceeds the program's memory on every card.
 fn exceeds_all(bytes: u64) -> bool {
     let exceeds = |card: &Card| {
         let ask = |number| card.link.request(|request| FromTenant::AskMemory { request, card: number });
@@ -51,22 +51,22 @@ fn exceeds_all(bytes: u64) -> bool {
     shim().cards().all(exceeds)
 }
 
-/// Calls, through the gate, a driver function that takes a graph and a stream.
+/// Calls a driver function that takes a graph and a stream, through the gate.
 unsafe fn gated(index: usize, graph: Object, stream: Object) -> c_int {
-    // SAFETY: both symbols for which this function is called have these arguments.
+    // SAFETY: callers pass only symbols with these arguments.
     let call: Call = unsafe { std::mem::transmute(GATES[index]) };
     // SAFETY: guaranteed by the caller.
     unsafe { call(graph, stream) }
 }
 
-/// Uploads a graph that allocates, and counts the memory.
+/// Uploads an allocating graph, and counts its memory.
 unsafe fn reserve(index: usize, graph: Object, stream: Object) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { gated(index, graph, stream) };
     if result == SUCCESS && count_graphs() {
         return SUCCESS;
     }
-    // A failed upload keeps the memory that it has obtained.
+    // A failed upload does not release its memory.
     trim_graphs();
     if result == SUCCESS { OUT_OF_MEMORY } else { result }
 }
@@ -97,9 +97,9 @@ macro_rules! launched {
                 }
                 let result = gated(at::$real_launch, graph, stream);
                 if known {
-                    // While another graph runs, this graph may take more memory than it would take alone. The driver
-                    // has reserved this memory now. The memory is counted when the owner allows it, and no graph that
-                    // allocates is launched before.
+                    // While another graph runs, a graph may need more memory than it would need alone, and the driver
+                    // has already reserved it. Count this memory; no other allocating graph is launched until the owner
+                    // permits it.
                     count_graphs();
                 }
                 result
@@ -113,11 +113,11 @@ launched!(launch_per_thread, upload_per_thread, cuGraphLaunch_ptsz, cuGraphUploa
 
 /// Records a new executable graph.
 fn add_graph(graph: Object, allocates: bool) {
-    // A graph may allocate on several cards, so the first card has the list of graphs.
+    // A graph may allocate on several cards, so the first card keeps the list of graphs.
     shim().memory(shim().first()).add_graph(graph, allocates);
 }
 
-/// Instantiates a graph with `make`. Fails if one of the graph's allocations exceeds the tenant's whole memory.
+/// Instantiates a graph with `make`. Fails if one of the graph's allocations exceeds the tenant's total memory.
 fn instantiate(made: *mut Object, graph: Object, make: impl FnOnce() -> c_int) -> c_int {
     shim().present();
     let largest = largest_allocation(graph);

@@ -1,4 +1,4 @@
-//! The driver's functions for memory that the processes of a tenant share.
+//! Driver functions for memory shared between the processes of a tenant.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -14,10 +14,10 @@ use crate::link::Answer;
 use crate::memory::opened::Token;
 use crate::symbols::at;
 
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag, which must be set.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the only flag, and mandatory.
 const LAZY: u32 = 1;
-/// Time limit for the relocation of a chunk.
-// TIMEOUT: the relocation of a process's chunks takes milliseconds; an owner that takes much longer is stuck.
+/// Timeout for a chunk relocation.
+// TIMEOUT: relocating a process's chunks takes milliseconds; an owner that needs much longer is stuck.
 const UNDER_WAY: Duration = Duration::from_secs(20);
 
 unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
@@ -29,7 +29,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
         }
         let backed = memory.with(|chunks| {
             let backed = chunks.backing(address)?;
-            // Mark the chunks first: after the owner's answer, the next owner must not move them for this process
+            // Mark the chunks first: once the owner has replied, the next owner must not move them for this process
             // alone.
             chunks.mark_shared(&backed.chunks);
             Some(backed)
@@ -80,7 +80,7 @@ unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut A
     memory.contexts.note_current();
     memory.memory.set_elsewhere();
     let found = memory.with(|chunks| match chunks.opened.is_own(&token.share) {
-        // The driver gives the same answer for the process's own memory.
+        // The driver returns the same error for the process's own memory.
         true => Err(INVALID_CONTEXT),
         false => Ok(chunks.opened.again(token.share)),
     });
@@ -139,7 +139,7 @@ unsafe extern "C" fn close_handle(address: Address) -> c_int {
         return unsafe { driver::ipc_close_mem_handle(address) };
     }
     if !memory.captures.any() {
-        // SAFETY: the call takes no pointers. Wait until no work uses the memory, and release it afterwards.
+        // SAFETY: the call takes no pointers. Wait until no work uses the memory before it is released.
         shim.in_context(card, || unsafe { driver::ctx_synchronize() });
     }
     let closed = memory.with(|chunks| {

@@ -1,8 +1,7 @@
-//! The driver's functions for virtual memory that a program manages itself.
+//! Driver functions for virtual memory that a program manages itself.
 //!
-//! This library implements a handle for card memory that the program does not share, and the handle's memory can move
-//! like all other memory. Other handles belong to the driver, and their memory counts as fixed. Invalid calls return
-//! the same error codes as NVIDIA's driver 580.
+//! This library implements handles for unshared card memory, which can move like all other memory. Other handles belong
+//! to the driver, and their memory counts as fixed. Invalid calls return the same error codes as NVIDIA's driver 580.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -24,12 +23,12 @@ use crate::memory::pages::Driver;
 use crate::shim::Card;
 use crate::symbols::at;
 
-/// Values in `CUmemAllocationProp` and its location: pinned memory, and memory on a card.
+/// `CUmemAllocationProp` values: pinned memory, and a location on a card.
 const PINNED: c_int = 1;
 const DEVICE: c_int = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 const RECOMMENDED: c_int = 1;
-/// Size of `CUarrayMapInfo` in bytes, and the offsets of its handle, array, operation and kind of handle.
+/// Size of `CUarrayMapInfo` in bytes, and the offsets of its handle, array, operation and handle type.
 const ARRAY_MAP: (usize, usize) = (96, 64);
 const ARRAY_OF_MAP: usize = 8;
 const OPERATION_OF_MAP: usize = 56;
@@ -41,12 +40,12 @@ const GENERIC: u32 = 0;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: c_int = 1;
 /// `CUmemAllocationProp::allocFlags::gpuDirectRDMACapable`. PyTorch sets this flag for each card that supports it.
-/// Chunks do not support it, and a query of an address reports this.
+/// Chunks do not support it, and the pointer attributes report this.
 const RDMA: c_int = 1 << 8;
 
-/// Returns the card of a handle that this library can implement, with its number in the owner's list: pinned memory of
-/// a card that is neither compressed nor for sparse arrays. This includes a handle that other processes may import,
-/// until it is exported.
+/// Returns the card of a handle that this library can implement, and the card's index in the owner's list. Such a
+/// handle is pinned memory of a card, neither compressed nor for sparse arrays. A shareable handle qualifies until it
+/// is exported.
 fn movable(property: &Property) -> Option<(&'static Card, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
     let by_descriptor = handles == 0 || handles == DESCRIPTOR;
@@ -55,17 +54,17 @@ fn movable(property: &Property) -> Option<(&'static Card, u8)> {
     card.link.card(device).map(|number| (card, number))
 }
 
-/// Returns the memory of a program's card.
+/// Returns the program's memory on a card.
 fn of(card: &'static Card) -> Operations<'static> {
     shim().memory(card)
 }
 
-/// Remembers the current context, whose card may not be the card of the memory.
+/// Records the current context, because its card may not be the memory's card.
 fn note_context() {
     shim().current().contexts.note_current();
 }
 
-/// Returns the card on which the memory of a driver's handle counts.
+/// Returns the card on which a driver handle's memory is counted.
 fn of_driver(handle: Handle) -> &'static Card {
     let shim = shim();
     shim.cards().find(|card| of(card).knows_fixed(handle)).unwrap_or(shim.current())
@@ -87,7 +86,7 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
     // SAFETY: guaranteed by the caller.
     let read = unsafe { read(property) };
     let Some((property_of, (card, number))) = read.and_then(|p| Some((p, movable(&p)?))) else {
-        // The driver knows which card has the memory.
+        // The property names the memory's card.
         let card = read.and_then(|property| shim().of_device(property[3])).unwrap_or(shim().current());
         // SAFETY: as above.
         return unsafe { of(card).create_fixed(handle, bytes, property, flags) };
@@ -110,7 +109,7 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
     }
 }
 
-/// Creates a handle that consists of chunks, and of driver memory for a remainder smaller than a chunk.
+/// Creates a handle from chunks, with driver memory for a remainder smaller than a chunk.
 fn make(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
     let chunk_bytes = memory.link.chunk_bytes();
     let wanted = u32::try_from(bytes / chunk_bytes).map_err(|_| OUT_OF_MEMORY)?;
@@ -142,7 +141,7 @@ fn make(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Re
     made
 }
 
-/// Makes the driver allocate the remainder, which is smaller than a chunk and counts as fixed.
+/// Allocates the remainder, which is smaller than a chunk, from the driver. It counts as fixed memory.
 fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_int> {
     if bytes == 0 {
         return Ok(None);
@@ -163,7 +162,7 @@ fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Re
     }
 }
 
-/// Returns memory that is no longer needed. Holds the memory's lock, so that a new owner gets a consistent report.
+/// Returns freed memory to the owner. Holds the memory's lock, so that a new owner receives a consistent report.
 pub(super) fn give_back(memory: Operations<'_>, freed: Freed) {
     memory.give_back(freed.chunks);
     if freed.fixed > 0 {
@@ -237,7 +236,7 @@ unsafe extern "C" fn set_access(address: Address, bytes: usize, access: *const A
     if access.is_null() || count == 0 {
         return INVALID_VALUE;
     }
-    // SAFETY: guaranteed by the caller: the list has `count` descriptions.
+    // SAFETY: guaranteed by the caller: the list has `count` entries.
     let list = unsafe { std::slice::from_raw_parts(access, count) };
     if !shim().is_single() {
         return ranges::set_access(shim(), address, bytes as u64, list);
@@ -284,7 +283,7 @@ unsafe extern "C" fn retain(handle: *mut Handle, address: *mut c_void) -> c_int 
                 unsafe { *handle = found };
                 SUCCESS
             }
-            // SAFETY: guaranteed by the caller; the driver has written the handle if it succeeds.
+            // SAFETY: guaranteed by the caller; the driver has written the handle if it returned success.
             None => unsafe {
                 let result = driver::mem_retain(handle, address);
                 if result == SUCCESS {
@@ -311,7 +310,7 @@ unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_in
     }
 }
 
-/// Recommends multiples of a chunk, because such memory can move completely. The minimum size is the driver's.
+/// Recommends the chunk size, because multiples of it can move completely. The minimum granularity is the driver's.
 unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void, option: c_int) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_get_granularity(bytes, property, option) };
@@ -340,9 +339,8 @@ unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, fl
     }
 }
 
-/// Returns a driver handle that can be exported in place of a handle of this library. The driver does not export
-/// imported memory, so chunks cannot be exported. Therefore, the contents move to driver memory, which counts as shared
-/// and stays in place.
+/// Returns a driver handle that can be exported in place of a handle of this library. The driver cannot export imported
+/// memory such as chunks, so the contents move to driver memory, which counts as shared and stays in place.
 fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     let owner = shim().of_handle(handle);
     let memory = of(owner);
@@ -376,7 +374,7 @@ fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     }
 }
 
-/// Copies a handle's contents to `whole`, and replaces the handle with `whole`. No work may be in flight.
+/// Copies a handle's contents to `whole`, and replaces the handle's memory with it. No work may be in flight.
 fn unite(
     memory: Operations<'_>,
     chunks: &mut ChunkMemory,
@@ -407,7 +405,7 @@ fn unite(
         result = Driver.allow(base, mapped, &[Access::all(device)]);
     }
     if result == SUCCESS {
-        // SAFETY: both ranges are mapped, and the code waits for the copy.
+        // SAFETY: both ranges are mapped, and the copy completes before they are unmapped.
         result = unsafe {
             match driver::memcpy_dtod(base, base + bytes, bytes as usize) {
                 SUCCESS => driver::ctx_synchronize(),
@@ -418,7 +416,7 @@ fn unite(
     if mapped > 0 {
         Driver.unmap(base, mapped);
     }
-    // SAFETY: this reservation is ours, and has no mappings.
+    // SAFETY: the reservation belongs to this library, and has no mappings.
     unsafe { driver::mem_address_free(base, 2 * bytes as usize) };
     if result != SUCCESS {
         return result;
@@ -439,7 +437,7 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
 
-/// Records memory that was mapped in arrays. The memory counts until the array ends, because only the driver knows
+/// Records memory that was mapped into arrays. It counts until the array is destroyed, because only the driver knows
 /// which parts of an array a stream has unmapped.
 unsafe fn note_arrays(list: *const c_void, count: u32) {
     let (stride, place) = ARRAY_MAP;
@@ -458,8 +456,7 @@ unsafe fn note_arrays(list: *const c_void, count: u32) {
 
 macro_rules! map_array {
     ($name:ident, $real:ident) => {
-        /// Maps memory in arrays. Only handles for sparse arrays can be mapped there, and these handles belong to the
-        /// driver.
+        /// Maps memory into sparse arrays. Handles for sparse arrays always belong to the driver.
         unsafe extern "C" fn $name(list: *const c_void, count: u32, stream: Object) -> c_int {
             // SAFETY: guaranteed by the caller.
             unsafe {
@@ -544,7 +541,7 @@ macro_rules! unbind {
 unbind!(unbind, multicast_unbind);
 unbind!(unbind_endpoint, endpoint_unbind);
 
-/// Returns this module's function for a symbol.
+/// Returns this module's implementation of a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuMemCreate => create as *mut (),

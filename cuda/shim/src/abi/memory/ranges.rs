@@ -1,4 +1,4 @@
-//! Changes of address ranges in a program with several cards. A range may contain mappings of handles of several cards.
+//! Changes to address ranges in a program with several cards. A range may contain mappings of several cards' memory.
 
 use std::ffi::c_int;
 use std::sync::MutexGuard;
@@ -10,8 +10,8 @@ use crate::memory::handles::{Cover, Pages as _};
 use crate::memory::pages::Driver;
 use crate::shim::{Card, Shim};
 
-/// Locks the memory of all cards, in the order of their numbers. Returns an error if the range belongs to this library
-/// or contains part of a mapping.
+/// Locks the memory of all cards, in card order. Returns an error if the range belongs to this library, or contains
+/// only part of a mapping.
 fn lock(shim: &Shim, at: Address, bytes: u64) -> Result<Vec<(&Card, MutexGuard<'_, ChunkMemory>)>, c_int> {
     let all: Vec<_> = shim.cards().map(|card| (card, shim.memory(card).lock())).collect();
     let is_wrong = |memory: &ChunkMemory| memory.reserved(at, bytes) || memory.handles.cover(at, bytes) == Cover::Part;
@@ -37,9 +37,9 @@ pub fn unmap(shim: &Shim, at: Address, bytes: u64) -> c_int {
     SUCCESS
 }
 
-/// Sets the access to a range.
+/// Sets the access permissions of a range.
 pub fn set_access(shim: &Shim, at: Address, bytes: u64, access: &[Access]) -> c_int {
-    // Work on another card may use the memory from now on.
+    // From now on, work on another card may use the memory.
     let crosses = |card: &Card| {
         let own = |access: &Access| access.device().is_none_or(|device| card.link.card(device).is_some());
         !access.iter().all(own) && shim.memory(card).with(|memory| memory.handles.cover(at, bytes) != Cover::None)

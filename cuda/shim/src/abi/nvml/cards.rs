@@ -1,6 +1,6 @@
-//! NVML's card lookups. The program finds only the tenant's cards, in the tenant's order.
+//! NVML device lookups. A program finds only the tenant's cards, in the tenant's order.
 //!
-//! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
+//! UNSAFETY: calls functions with the signatures in NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of NVML")]
 
@@ -10,7 +10,7 @@ use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, NOT_FOUND,
 use crate::abi::shim;
 use crate::symbols::{at, real};
 
-/// Maximum number of cards to examine, and of devices in a list. A machine has fewer cards.
+/// Maximum number of cards examined and of devices in a list. No machine has this many cards.
 const MAX_CARDS: u32 = 256;
 
 /// Returns the tenant's cards in the tenant's order, each with the position of its owner's socket and its UUID. The
@@ -26,7 +26,7 @@ fn cards() -> &'static [(usize, [u8; 16])] {
         let Some((_, welcome)) = hello(number) else { return &[] };
         all.extend(welcome.cards.iter().map(|card| (number, card.uuid)));
     }
-    // A child never waits for a thread of its parent that is setting this value.
+    // A child must not wait for a parent's thread that is setting this value.
     let _ = known.set(all);
     known.get().map_or(&[], Vec::as_slice)
 }
@@ -71,7 +71,7 @@ unsafe fn counted(index: usize, to: *mut u32) -> c_int {
     if function.is_null() {
         return NO_FUNCTION;
     }
-    // SAFETY: the header declares the symbol with this argument, and the caller guarantees the rest.
+    // SAFETY: the header declares the symbol with this argument, and the caller guarantees the remaining requirements.
     unsafe {
         let function: unsafe extern "C" fn(*mut u32) -> c_int = std::mem::transmute(function);
         let result = function(to);
@@ -87,7 +87,7 @@ unsafe fn by_index(index: usize, number: u32, to: *mut Device) -> c_int {
     if function.is_null() {
         return NO_FUNCTION;
     }
-    // SAFETY: as above. The first call checks if NVML answers at all.
+    // SAFETY: as above. The first call checks whether NVML works at all.
     unsafe {
         let function: unsafe extern "C" fn(u32, *mut Device) -> c_int = std::mem::transmute(function);
         let result = function(0, to);
@@ -100,7 +100,7 @@ unsafe fn by_index(index: usize, number: u32, to: *mut Device) -> c_int {
     }
 }
 
-/// Finds a device by the value to which the first argument points.
+/// Finds a device by the value that `name` points to.
 unsafe fn by_name(index: usize, name: *const c_void, to: *mut Device) -> c_int {
     let function = real(index);
     if function.is_null() {
@@ -137,7 +137,7 @@ unsafe extern "C" fn index_of(device: Device, to: *mut u32) -> c_int {
     }
 }
 
-/// Fetches a list with `ask`, which takes a capacity and a buffer, and restricts the list to the tenant's devices.
+/// Fetches a list with `ask`, which takes a capacity and a buffer, and filters it by the tenant's devices.
 unsafe fn filtered(count: *mut u32, to: *mut Device, ask: impl Fn(*mut u32, *mut Device) -> c_int) -> c_int {
     if count.is_null() {
         return ask(count, to);
@@ -148,7 +148,7 @@ unsafe fn filtered(count: *mut u32, to: *mut Device, ask: impl Fn(*mut u32, *mut
         return result;
     }
     let own: Vec<Device> = list.iter().take(number as usize).copied().filter(|device| is_own(*device)).collect();
-    // SAFETY: guaranteed by the caller: a valid count, and a list of that length or null.
+    // SAFETY: guaranteed by the caller: a valid count, and a list of that length or NULL.
     unsafe {
         let room = std::mem::replace(&mut *count, u32::try_from(own.len()).unwrap_or(0)) as usize;
         if to.is_null() || own.is_empty() {

@@ -1,6 +1,6 @@
-//! NVML's lists of the processes that use a card. A tenant sees only its own programs.
+//! NVML's lists of a card's processes. A tenant sees only its own processes.
 //!
-//! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
+//! UNSAFETY: calls functions with the signatures in NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_int;
@@ -47,7 +47,7 @@ impl Entry for Second {
 
 type Function<T> = unsafe extern "C" fn(Device, *mut u32, *mut T) -> c_int;
 
-/// Returns the IDs of the tenant's processes in the owner's namespace, or `None` if the tenant does not have the card.
+/// Returns the tenant's process IDs in the owner's PID namespace, or `None` if the card does not belong to the tenant.
 fn own(device: Device) -> Option<Vec<u32>> {
     let (link, card, version) = connect(device)?;
     let mut pids = vec![std::process::id()];
@@ -60,9 +60,9 @@ fn own(device: Device) -> Option<Vec<u32>> {
     Some(pids)
 }
 
-/// Returns all entries that the real library reports.
+/// Returns all entries reported by the real library.
 unsafe fn all<T: Entry + Default>(function: Function<T>, device: Device) -> Result<Vec<T>, c_int> {
-    /// Maximum number of entries to request. A card has far fewer processes.
+    /// Maximum number of requested entries. A card has far fewer processes.
     const MAX_PROCESSES: u32 = 1 << 16;
     let mut room = 64;
     loop {
@@ -79,7 +79,7 @@ unsafe fn all<T: Entry + Default>(function: Function<T>, device: Device) -> Resu
     }
 }
 
-/// Writes the entries of these processes to the program's buffer.
+/// Writes the entries of the processes in `pids` to the program's buffer.
 unsafe fn put<T: Entry>(list: &[T], pids: &[u32], count: *mut u32, to: *mut T) -> c_int {
     let own: Vec<T> = list.iter().copied().filter(|entry| pids.contains(&entry.pid())).collect();
     // SAFETY: `count` is not null, and the caller guarantees that it is valid.
@@ -95,7 +95,7 @@ unsafe fn put<T: Entry>(list: &[T], pids: &[u32], count: *mut u32, to: *mut T) -
     if to.is_null() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: the caller guarantees that the buffer has room for `*count` entries.
+    // SAFETY: the caller guarantees that the buffer has space for `*count` entries.
     unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), to, own.len()) };
     SUCCESS
 }

@@ -1,4 +1,4 @@
-//! Tests of handles with a model of the driver.
+//! Tests of handles, with a mock driver.
 
 use super::super::fixture::Model;
 use super::*;
@@ -12,7 +12,7 @@ fn chunk(id: u64) -> Piece {
     Piece { handle: 100 + id, bytes: CHUNK, chunk: Some(chunk) }
 }
 
-/// Creates a handle that consists of two chunks and a driver allocation of half a chunk.
+/// Creates a handle from two chunks and a driver allocation of half a chunk.
 fn three(handles: &mut Handles, first: u64) -> Handle {
     let rest = Piece { handle: 100 + first + 2, bytes: CHUNK / 2, chunk: None };
     handles.add(0, PROPERTY, vec![chunk(first), chunk(first + 1), rest])

@@ -1,4 +1,4 @@
-//! Tests of regions with a model of the driver.
+//! Tests of regions, with a mock driver.
 
 use super::super::fixture::Model;
 use super::*;
@@ -16,14 +16,14 @@ fn chunks(ids: std::ops::Range<u64>, place: Place) -> Vec<(Chunk, ChunkDescripto
     ids.map(|id| (Chunk { id: ChunkId(id), place }, null())).collect()
 }
 
-/// Creates a region with four chunks on the card, starting at the second number.
+/// Creates a region with four chunks on the card, starting at index 1.
 fn four() -> (Region, Model) {
     let (mut region, mut pages) = (region(), Model::default());
     assert!(region.map(&mut pages, &[1, 2, 3, 4], &chunks(10..14, Place::Device)));
     (region, pages)
 }
 
-/// Returns the numbers of accessible chunks, with the driver's handles.
+/// Returns the indices of accessible chunks, with their driver handles.
 fn accessible(pages: &Model) -> Vec<(u64, Handle)> {
     let can = |(_, mapping): &(&Address, &(u64, Handle, Vec<Access>))| !mapping.2.is_empty();
     pages.mapped.iter().filter(can).map(|(at, mapping)| ((at - BASE) / CHUNK, mapping.1)).collect()
@@ -98,7 +98,7 @@ fn peer_has_access_to_chunks_before_and_after_moves() {
     };
     assert!(region.add_peer(&mut pages, 3));
     assert_eq!(devices(&pages), [[0, 3]; 4]);
-    // A chunk that moves, and one that returns from the host, have the access as well.
+    // Moved chunks, and chunks that return from the host, are also accessible.
     assert_eq!(region.redirect(&mut pages, 1, &chunks(10..12, Place::Device)), 2);
     assert_eq!(region.redirect(&mut pages, 3, &chunks(12..13, Place::Host)), 1);
     assert!(region.bring(&mut pages));

@@ -7,8 +7,8 @@ use super::lab::{BRAND, Channel, Lab, MARKER, Ran, Verdict, copies, va};
 use gdev::mapping::Width;
 use gdev::nouveau::push::Push;
 
-/// Creates a channel with two pages, whose copy from `va::A` to `va::B` works. Returns the channel and the address of
-/// the second page.
+/// Creates a channel with two mapped pages, and checks a copy from `va::A` to `va::B`. Returns the channel and the
+/// address of the second page.
 fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     let (from, to) = (lab.take(1), lab.take(1));
     let channel = lab.channel(id);
@@ -22,7 +22,7 @@ fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
 /// Hole 3: an instance block is rewritten after it was activated.
 pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, to) = worker(lab, 1);
-    // This address space is another of our own. It maps `va::C`, which the channel's address space does not map.
+    // This is another address space of our own. It maps `va::C`, which the channel's address space does not.
     let other = lab.space();
     let page = lab.take(1);
     lab.card.vram_write(page, BRAND);
@@ -61,7 +61,7 @@ pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// Hole 4: instances are written directly into FECS and the copy engines.
+/// Hole 4: instance addresses are written directly to FECS and the copy engines.
 pub fn unknown_instances(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (hidden, to) = worker(lab, 2);
     let mut addresses = lab.outside(PAGE);
@@ -86,7 +86,7 @@ pub fn unknown_instances(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// Hole 5: target bits in all entries and registers that contain addresses.
+/// Hole 5: target bits in all table entries and address registers.
 pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     let mut channel = lab.channel(3);
@@ -113,7 +113,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
         lab.go(&mut channel, &Push::default(), false);
         lab.stop(&channel);
         lab.fill_instance(&channel);
-        // Test the targets of faults, flushes and tags.
+        // Test the target addresses of faults, flushes and tags.
         for register in reg::GPC_MMU_SINKS.into_iter().chain([reg::SYSMEM_FLUSH, reg::TAG_BASE, 0x100cc8, 0x100ccc]) {
             lab.card.write(register, target << 28 | (at >> 8) as u32 & 0x0fff_ffff);
         }
@@ -133,8 +133,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
     Ok(())
 }
 
-/// Hole 12: runlists that list other VMs' channels or channels that do not exist, that never end, or that are outside
-/// memory.
+/// Hole 12: runlists with other VMs' channels or nonexistent channels, endless runlists, and runlists outside memory.
 pub fn runlist_entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, _) = worker(lab, 4);
     let list = lab.take(1);
@@ -175,7 +174,7 @@ pub fn channel_numbers(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.card.write(reg::PREEMPT, id | 0x10_0000);
     }
     lab.card.write(reg::PREEMPT, u32::MAX);
-    // Test PBDMAs, engines and fault units that do not exist.
+    // Test nonexistent PBDMAs, engines and fault units.
     for register in [0x046108, 0x04e120, 0x002658, 0x0025c0, 0x002a48, 0x004000] {
         let before = lab.card.read(register);
         lab.card.write(register, BRAND);

@@ -1,5 +1,4 @@
-//! Common code of the attempts: our own memory in VRAM and in RAM, address spaces, a channel that copies, and the
-//! verdict on an attempt.
+//! Common code of the attempts: our own memory in VRAM and RAM, address spaces, a copy channel, and verdicts.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,11 +15,11 @@ use gdev::nouveau::push::{Engine, Push, Rect};
 pub mod va {
     /// The ring.
     pub const RING: u64 = 0x1_0000;
-    /// The push buffer, which has 4 pages.
+    /// The push buffer, 4 pages.
     pub const PUSH: u64 = 0x2_0000;
-    /// The page of the fence.
+    /// The fence page.
     pub const FENCE: u64 = 0x3_0000;
-    /// The engines' contexts.
+    /// The engine contexts.
     pub const IMAGE: u64 = 0x4_0000;
     /// One of our own buffers.
     pub const A: u64 = 0x10_0000;
@@ -32,31 +31,32 @@ pub mod va {
     pub const LARGE: u64 = 0x80_0000;
 }
 
-/// Value that the attempts write to memory where it must not remain.
+/// Value that the attempts write to memory where it must not persist.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Value that the attempts write to our own memory, where it must remain.
+/// Value that the attempts write to our own memory, where it must persist.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Start of the VRAM of the first hole. The next constant is the size of each hole's VRAM, which is separate so that
-/// holes do not interfere.
+/// VRAM address of the first hole's memory. The next constant is the size per hole in bytes; separate memory prevents
+/// interference between holes.
 const FIRST_HOLE_AT: u64 = 4 << 20;
 const BYTES_PER_HOLE: u64 = 2 << 20;
 /// Highest hole number plus one.
 pub const ROOMS: u32 = 40;
 /// End of the last hole's VRAM.
 pub const UNUSED: u64 = FIRST_HOLE_AT + ROOMS as u64 * BYTES_PER_HOLE;
-/// Size of a directory in bytes. The next constant is the size of a small-page table with an eighth of the full size.
+/// Size of a directory in bytes. The next constant is the size in bytes of a small-page table with an eighth of the
+/// entries.
 const DIRECTORY: u64 = 64 << 10;
 const TABLE: u64 = 32 << 10;
-/// Size code in a directory entry for a small-page table with an eighth of the full size.
+/// Size code in a directory entry for a small-page table with an eighth of the entries.
 const EIGHTH: u32 = 3 << 2;
-/// Number of pages of the engines' contexts.
+/// Number of pages of the engine contexts.
 pub const IMAGE_PAGES: u64 = 16;
 const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
-/// Number of memory reads after which the card must have finished.
+/// Number of memory polls within which the card must finish.
 const MAX_POLLS: u32 = 20_000;
-/// Number of memory reads after which work that should have no effect counts as finished.
+/// Number of memory polls for work that should have no effect.
 const SHORT_PATIENCE: u32 = 400;
 
 /// The guest's own memory for an attempt.
@@ -67,7 +67,7 @@ pub struct Lab<'a> {
     pub bars: [&'a Mapping; 2],
     /// Size of the share's VRAM, in bytes.
     pub share: u64,
-    /// Pattern that fills a neighbour's memory, so that this memory can be recognized.
+    /// Pattern in a neighbour's memory, for recognizing that memory.
     pub pattern: Vec<u8>,
     /// Source of random choices.
     pub random: Random,
@@ -79,7 +79,7 @@ pub struct Lab<'a> {
     page: Option<RamPage>,
 }
 
-/// A page of this program, and its guest-physical address.
+/// A page of this program's RAM, with its guest-physical address.
 pub struct RamPage {
     _file: File,
     /// Contents of the page.
@@ -88,7 +88,7 @@ pub struct RamPage {
     pub gpa: u64,
 }
 
-/// A page directory, and a small-page table for its first 16 MiB.
+/// A page directory with a small-page table for its first 16 MiB.
 #[derive(Clone, Copy)]
 pub struct Space {
     /// Guest VRAM address of the directory.
@@ -118,8 +118,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Returns the mappings that the channel's address space needs: the virtual address, the guest VRAM address, and
-    /// the number of pages of each.
+    /// Returns the mappings that the channel needs, as tuples of virtual address, guest VRAM address, and number of
+    /// pages.
     pub fn memory(&self) -> [(u64, u64, u64); 4] {
         [
             (va::RING, self.ring, 1),
@@ -129,7 +129,7 @@ impl Channel {
         ]
     }
 
-    /// Sets the fence to a value that is never released.
+    /// Skips a fence value, which is then never released.
     pub fn sequence_skipped(&mut self) {
         self.sequence += 1;
     }
@@ -138,20 +138,20 @@ impl Channel {
 /// Result of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
-    /// The work has ended.
+    /// The work has completed.
     Done,
-    /// The card refused an access at this address.
+    /// The card reported a fault at this address.
     Fault(u64),
     /// The card reported another error.
     Error,
-    /// Nothing happened within the time limit.
+    /// Neither completion nor an error occurred within the time limit.
     Nothing,
 }
 
 /// Result of the attempts at a hole.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// Number of attempts that were visibly refused.
+    /// Number of attempts that were visibly rejected.
     pub denied: u64,
     /// Number of attempts that had no effect.
     pub contained: u64,
@@ -160,7 +160,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Records an attempt: `refused` if the card visibly refused it, and `gained` if it had an effect.
+    /// Records an attempt. `refused` is set if the card visibly rejected it, and `gained` if it had an effect.
     pub fn note(&mut self, what: &str, refused: bool, gained: bool) {
         match (gained, refused) {
             (true, _) => self.open.push(what.to_owned()),
@@ -189,7 +189,7 @@ impl Verdict {
 }
 
 impl<'a> Lab<'a> {
-    /// Takes the VRAM of hole `number` in a share of `share` bytes, and initializes the card.
+    /// Claims the VRAM of hole `number` in a share of `share` bytes, and initializes the card.
     pub fn new(card: &'a Card, number: u32, share: u64, pattern: Vec<u8>) -> Result<Self> {
         ensure!(share >= UNUSED + BYTES_PER_HOLE, "{share} bytes of VRAM are too few");
         let base = FIRST_HOLE_AT + u64::from(number % ROOMS) * BYTES_PER_HOLE;
@@ -219,7 +219,7 @@ impl<'a> Lab<'a> {
         Ok(lab)
     }
 
-    /// Enables all units, as a driver does.
+    /// Enables all units like a driver.
     pub fn bring_up(&self) {
         let card = self.card;
         card.write(reg::PMC_ENABLE, u32::MAX);
@@ -239,7 +239,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // The limit exceeds the number of faults that can follow the first fault.
+        // The limit exceeds the number of possible subsequent faults.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {
@@ -248,12 +248,12 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Returns the address and the size in bytes of the VRAM of this hole.
+    /// Returns the address, and the size in bytes, of this hole's VRAM.
     pub fn room(&self) -> (u64, u64) {
         (self.base, BYTES_PER_HOLE)
     }
 
-    /// Starts over in memory that the caller has cleared.
+    /// Reinitializes the lab in memory that the caller has cleared.
     pub fn renew(&mut self) -> Result<()> {
         *self = Self::new(self.card, self.number, self.share, std::mem::take(&mut self.pattern))?;
         Ok(())
@@ -268,7 +268,7 @@ impl<'a> Lab<'a> {
         at
     }
 
-    /// Releases all pages except the pages of the aperture, and clears them.
+    /// Releases and clears all pages except those of the aperture.
     pub fn release(&mut self) {
         let first = self.bar1_instance + PAGE;
         self.card.vram_zero(first, self.next - first);
@@ -282,45 +282,45 @@ impl<'a> Lab<'a> {
         space
     }
 
-    /// Makes `space` the address space of an instance block.
+    /// Assigns an address space to an instance block.
     pub fn join(&self, instance: u64, space: Space) {
         for (offset, word) in [(0x200, space.directory as u32), (0x204, 0), (0x208, 0xffff_ffff), (0x20c, 0xff)] {
             self.card.vram_write(instance + offset, word);
         }
     }
 
-    /// Maps pages, without a flush.
+    /// Maps pages, without a TLB flush.
     pub fn map(&self, space: Space, va: u64, address: u64, aperture: Aperture, pages: u64) {
         for page in 0..pages {
             self.raw(space, va + page * PAGE, page_entry(address + page * PAGE, aperture));
         }
     }
 
-    /// Writes a raw entry, without a flush.
+    /// Writes a raw page table entry, without a TLB flush.
     pub fn raw(&self, space: Space, va: u64, entry: [u32; 2]) {
         self.set(space.table + va / PAGE * 8, entry);
     }
 
-    /// Adds a large-page table to a space. Returns the address of the entry for `va::LARGE`.
+    /// Adds a large-page table to an address space. Returns the address of the entry for `va::LARGE`.
     pub fn large(&mut self, space: Space) -> u64 {
         let table = self.take(1);
         self.card.vram_write(space.directory, (table >> 8) as u32 | 1 | EIGHTH);
         table + va::LARGE / LARGE_PAGE * 8
     }
 
-    /// Writes an entry.
+    /// Writes a page table entry.
     pub fn set(&self, at: u64, [low, high]: [u32; 2]) {
         self.card.vram_write(at, low);
         self.card.vram_write(at + 4, high);
     }
 
-    /// Flushes all translations.
+    /// Flushes all TLBs.
     pub fn flush(&self) {
         self.card.write(reg::TLB_TRIGGER, 0x8000_0007);
         self.card.read(reg::TLB_TRIGGER);
     }
 
-    /// Creates a channel that is not bound yet.
+    /// Creates an unbound channel.
     pub fn channel(&mut self, id: u32) -> Channel {
         let space = self.space();
         let [instance, userd, ring, fence, list] = [1; 5].map(|pages| self.take(pages));
@@ -355,14 +355,13 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Binds, enables and lists a channel, with its ring at the start.
+    /// Binds and enables a channel with an empty ring, and adds it to the runlist.
     pub fn start(&self, channel: &mut Channel) {
         let card = self.card;
         channel.put = 0;
         card.vram_write(channel.userd + 0x88, 0);
         card.vram_write(channel.userd + 0x8c, 0);
-        // The instance block contains the position in the ring at which the channel was removed: GP_PUT, GP_GET and
-        // GP_FETCH.
+        // The instance block contains the ring position at which the channel was removed: GP_PUT, GP_GET and GP_FETCH.
         for saved in [0x000, 0x014, 0x050] {
             card.vram_write(channel.instance + saved, 0);
         }
@@ -371,7 +370,7 @@ impl<'a> Lab<'a> {
         self.list(channel);
     }
 
-    /// Submits a runlist with this channel only.
+    /// Submits a runlist that contains only this channel.
     pub fn list(&self, channel: &Channel) {
         self.set(channel.list, [channel.id, 4]);
         self.card.write(reg::RUNLIST, (channel.list >> 12) as u32);
@@ -386,7 +385,7 @@ impl<'a> Lab<'a> {
         self.acknowledge();
     }
 
-    /// Queues words, followed by a fence.
+    /// Queues methods, followed by a fence.
     pub fn queue(&self, channel: &mut Channel, push: &Push) {
         let mut push = push.clone();
         channel.sequence += 1;
@@ -410,7 +409,7 @@ impl<'a> Lab<'a> {
         self.bars[0].store((u64::from(channel.id) * PAGE) as usize + 0x8c, Width::Dword, channel.put.into());
     }
 
-    /// Waits until the queued work ends or fails.
+    /// Waits until the queued work completes or fails.
     pub fn wait(&self, channel: &Channel, patient: bool) -> Ran {
         for _ in 0..if patient { MAX_POLLS } else { SHORT_PATIENCE } {
             if self.card.vram_read(channel.fence) == channel.sequence {
@@ -423,7 +422,7 @@ impl<'a> Lab<'a> {
         Ran::Nothing
     }
 
-    /// Returns and acknowledges the error that the card reports, if any.
+    /// Returns and acknowledges the card's pending error, if any.
     pub fn error(&self) -> Option<Ran> {
         let units = self.card.read(0x259c);
         if units != 0 {
@@ -440,7 +439,7 @@ impl<'a> Lab<'a> {
         shown.then_some(Ran::Error)
     }
 
-    /// Starts a channel, runs words on it, and stops it.
+    /// Starts a channel, runs methods on it, and stops it.
     pub fn run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, true);
@@ -456,14 +455,14 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Runs words on a channel that has been started.
+    /// Runs methods on a started channel.
     pub fn go(&self, channel: &mut Channel, push: &Push, patient: bool) -> Ran {
         self.queue(channel, push);
         self.ring(channel);
         self.wait(channel, patient)
     }
 
-    /// Makes a copy engine copy a page.
+    /// Copies a page with a copy engine.
     pub fn copy(&self, channel: &mut Channel, from: u64, to: u64) -> Ran {
         self.run(channel, &copies(&[(from, to)]))
     }
@@ -476,7 +475,7 @@ impl<'a> Lab<'a> {
         self.page.as_ref().context("a page")
     }
 
-    /// Returns addresses in VRAM outside our share.
+    /// Returns VRAM addresses outside our share.
     pub fn outside(&mut self, aligned: u64) -> Vec<u64> {
         let (share, top) = (self.share, 1u64 << 40);
         let mut addresses =
@@ -489,7 +488,7 @@ impl<'a> Lab<'a> {
         addresses
     }
 
-    /// Returns true if a word that was read outside the share reveals data.
+    /// Returns true if a dword that was read outside the share reveals data.
     pub fn tells(&self, word: u32) -> bool {
         let bytes = word.to_le_bytes();
         let piece = |start: usize| self.pattern.iter().cycle().skip(start).take(4).eq(bytes.iter());
@@ -497,7 +496,7 @@ impl<'a> Lab<'a> {
         !nothing || (!self.pattern.is_empty() && word != 0 && (0..self.pattern.len()).any(piece))
     }
 
-    /// Waits for writes in flight with a read, which is ordered after all of them.
+    /// Waits for writes in flight by performing a read, which is ordered after them.
     pub fn settle(&self) {
         self.card.read(reg::BOOT0);
     }
@@ -511,7 +510,7 @@ impl<'a> Lab<'a> {
         self.card.write(0x400500, 0x0001_0001);
     }
 
-    /// Fails unless the card answers, its clock runs, and one of our channels can copy.
+    /// Fails unless the card responds, its clock advances, and one of our channels can copy.
     pub fn alive(&mut self, boot0: u32) -> Result<()> {
         ensure!(self.card.read(reg::BOOT0) == boot0, "BOOT0 is {:#x}", self.card.read(reg::BOOT0));
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
@@ -533,7 +532,7 @@ impl<'a> Lab<'a> {
 }
 
 impl RamPage {
-    /// Allocates a page that only this value uses.
+    /// Allocates a private page.
     pub fn new() -> Result<Self> {
         let path = format!("/tmp/gpu-workloads.{}", std::process::id());
         let _ = std::fs::create_dir("/tmp");
@@ -557,18 +556,18 @@ impl RamPage {
         Ok(Self { _file: file, bytes, gpa: frame * PAGE })
     }
 
-    /// Returns the page's first word.
+    /// Returns the page's first dword.
     pub fn word(&self) -> u32 {
         self.bytes.load(0, Width::Dword) as u32
     }
 
-    /// Sets the page's first word.
+    /// Sets the page's first dword.
     pub fn set(&self, word: u32) {
         self.bytes.store(0, Width::Dword, word.into());
     }
 }
 
-/// Returns the words that make copy engine 0 copy one page per pair.
+/// Returns the methods that make copy engine 0 copy one page per pair.
 pub fn copies(pairs: &[(u64, u64)]) -> Push {
     let mut push = Push::default();
     push.bind(Engine::Ce0.object());

@@ -1,5 +1,5 @@
-//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are the numbers of the reference
-//! code's holes.
+//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses refer to the reference code's
+//! holes.
 //!
 //! If the card does not have the interface, the program skips these holes.
 
@@ -21,7 +21,7 @@ use gdev::nouveau::push::Push;
 const DIRECTORY: u32 = 1;
 const SMALL: u32 = 2;
 const LARGE: u32 = 3;
-/// Number of entries in each kind of table.
+/// Number of entries in each table type.
 const DIRECTORY_ENTRIES: u32 = 8192;
 const SMALL_ENTRIES: u32 = 32768;
 const LARGE_ENTRIES: u32 = 1024;
@@ -29,10 +29,10 @@ const LARGE_ENTRIES: u32 = 1024;
 const SMALL_BYTES: u64 = 256 << 10;
 /// A key that a neighbour of another group might choose.
 const ANY_KEY: u64 = 0x5e67;
-/// Addresses at which a guest of the tests has neither RAM nor a device whose memory could be used.
+/// Addresses at which test guests have neither RAM nor usable device memory.
 const NO_RAM: [u64; 5] = [0xb000_0000, 0xfec0_0000, 1 << 40, 1 << 63, u64::MAX - 0xfff];
 
-/// Returns the interface's capability. A missing capability counts as a refusal.
+/// Returns the interface's capability. A missing capability counts as denied.
 fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     let found = pv::guest::capability(config);
     if found.is_none() {
@@ -41,7 +41,7 @@ fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     found
 }
 
-/// Makes an attempt through an initialized interface. The reset afterwards must undo its effects.
+/// Performs an attempt through an initialized interface. The reset afterwards must undo its effects.
 fn with_queue(
     lab: &mut Lab<'_>,
     verdict: &mut Verdict,
@@ -58,14 +58,14 @@ fn with_queue(
     Ok(())
 }
 
-/// Sends a batch in which `done` operations must succeed, and the next operation must be refused with this status.
+/// Sends a batch in which the first `done` operations must succeed, and the next one must be rejected with this status.
 fn must_refuse(queue: &mut Queue<'_>, verdict: &mut Verdict, ops: &Ops, done: u32, expected: Status) {
     let reply = queue.call(ops);
     let right = (reply.status, reply.done) == (expected as u32, done);
     verdict.note(&format!("{ops:x?} is {reply:x?}, not {expected:?}"), true, !right);
 }
 
-/// Sends a batch that is not an attempt and that must succeed.
+/// Sends a legitimate batch, which must succeed.
 fn must_do(queue: &mut Queue<'_>, ops: &Ops) -> Result<Reply> {
     let reply = queue.call(ops);
     ensure!(reply.status == Status::Done as u32, "{ops:x?} is {reply:x?}");
@@ -82,12 +82,12 @@ fn page(va: u64) -> u32 {
     (va / PAGE) as u32
 }
 
-/// Adds operations that map consecutive pages.
+/// Appends operations that map consecutive pages.
 fn map(ops: Ops, table: u32, va: u64, address: u64, pages: u64) -> Ops {
     ops.run(table, page(va), pages as u32, entry(address, Aperture::Vram), PAGE >> 8)
 }
 
-/// Creates a channel in an address space whose tables the mediator keeps, with our own pages at `va::A` and `va::C`.
+/// Creates a channel in an address space with tables kept by the mediator, and our own pages at `va::A` and `va::C`.
 /// Returns the channel and the first page.
 fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel, u64)> {
     let channel = lab.channel(id);
@@ -98,12 +98,12 @@ fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel
     let ops = memory.fold(ops, |ops, (va, at, pages)| map(ops, SMALL, va, at, pages));
     let ops = ops.set(DIRECTORY, 0, SMALL, LARGE).bind(DIRECTORY, channel.instance).flush(DIRECTORY);
     must_do(queue, &ops)?;
-    // The directory pointer in the block itself must not be used.
+    // The directory pointer in the instance block must not be used.
     lab.card.vram_write(channel.instance + 0x200, 0xdead_0000);
     Ok((channel, own))
 }
 
-/// Checks that reading and writing `va` fault at that address.
+/// Checks that reads and writes of `va` fault at that address.
 fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Channel, va: u64) {
     for (verb, from, to) in [("reading", va, va::A), ("writing", va::A, va)] {
         let ran = lab.copy(channel, from, to);
@@ -111,7 +111,7 @@ fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Ch
     }
 }
 
-/// Hole 31 (13): channels, directories and instance blocks that do not exist.
+/// Hole 31 (13): nonexistent channels, directories and instance blocks.
 pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let share = lab.share;
@@ -150,7 +150,7 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Hole 32 (14, 18): indices and counts beyond a table, including sums that wrap, and entries for others' memory.
+/// Hole 32 (14, 18): indices and counts beyond a table, including sums that overflow, and entries for others' memory.
 pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 6)?;
@@ -177,7 +177,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         for index in [DIRECTORY_ENTRIES, 1 << 29, u32::MAX] {
             must_refuse(queue, verdict, &Ops::new().set(DIRECTORY, index, SMALL, 0), 0, Status::Range);
         }
-        // The last two entries belong to the mediator, so writing them must have no effect. Segments use the
+        // The last two entries belong to the mediator, so writes to them must have no effect. Segments use the
         // second-to-last entry.
         let shared = DIRECTORY_ENTRIES - 2;
         must_do(
@@ -186,7 +186,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         )?;
         let va = u64::from(shared) * LARGE_PAGE * u64::from(LARGE_ENTRIES) + va::A;
         must_fault(lab, verdict, "an entry that is the mediator's", &mut work, va);
-        // The table works, so the operations below are refused only because of their arguments.
+        // The table works, so the operations below are rejected only because of their arguments.
         let back = lab.take(1);
         must_do(queue, &map(Ops::new(), SMALL, va::B, back, 1).flush(DIRECTORY))?;
         let ran = lab.copy(&mut work, va::A, va::B);
@@ -220,7 +220,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Hole 33 (15): tables of one type that are used as another; types, handles and bits without meaning.
+/// Hole 33 (15): tables of one type used as another; undefined types, handles and bits.
 pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, _) = channel(lab, queue, 7)?;
@@ -257,14 +257,14 @@ pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         ] {
             must_refuse(queue, verdict, &ops, 0, status);
         }
-        // Refused operations must not have changed anything.
+        // Rejected operations must not have changed anything.
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("the address space is what it was: {ran:x?}"), ran == Ran::Done);
         Ok(())
     })
 }
 
-/// Hole 34 (16, 17): tables whose handles are destroyed while a channel uses them; tables that are recreated; limits.
+/// Hole 34 (16, 17): tables with handles that are destroyed while a channel uses the tables; recreated tables; limits.
 pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.ram()?.gpa;
@@ -286,11 +286,11 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         verdict.note(&format!("under work: {ran:x?}"), matches!(ran, Ran::Fault(_)), elsewhere || ran == Ran::Nothing);
         verdict.check("RAM was written after it was unmapped", lab.ram()?.word() == BRAND);
         lab.stop(&work);
-        // The tables outlive their handles, and still work for their users.
+        // The tables outlive their handles, and still work for existing users.
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("without handles: {ran:x?}"), ran == Ran::Done);
         must_refuse(queue, verdict, &Ops::new().zero(SMALL, 0, 1), 0, Status::NoObject);
-        // The handles and the memory are in use again, and the old contents must be gone.
+        // The handles and the memory are reused, and the old contents must be gone.
         let ops = Ops::new().bind(0, work.instance).flush(0);
         let ops = ops.create(DIRECTORY, kind::DIRECTORY).create(SMALL, kind::SMALL).create(LARGE, kind::LARGE);
         must_do(queue, &ops.set(DIRECTORY, 0, SMALL, LARGE).bind(DIRECTORY, work.instance))?;
@@ -327,8 +327,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             verdict.note(&format!("{what}: {reply:x?}"), true, reply != refused);
         };
         let list = Ops::new().list(SMALL, 0, &[1, 2, 3]).bytes();
-        // Change the number of operations and bytes in the header, and the units and the count of the list in the
-        // operation.
+        // Change the numbers of operations and bytes in the header, and the units and count of the operation's list.
         for (what, at, width) in [("operations", 0, 4), ("bytes", 4, 4), ("units", 10, 2), ("a count", 20, 4)] {
             let now = list[at];
             for value in [0, 1, now.wrapping_sub(1).into(), u32::from(now) + 1, 0x1000, 0xffff, 1 << 31, u32::MAX] {
@@ -349,7 +348,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         let mut many = vec![0; PAGE as usize];
         many[..4].copy_from_slice(&(MAX_BATCH_OPS + 1).to_le_bytes());
         not_read(queue, "too many operations", &many);
-        // No operation may start if there is no memory for its answer.
+        // No operation may start without memory for its reply.
         for room in [0, 1, 7] {
             let reply = queue.send_with(&Ops::new().destroy(SMALL).bytes(), room);
             verdict.note(&format!("{room} bytes for the answer: {reply:x?}"), true, reply.status != u32::MAX);
@@ -389,7 +388,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             let reply = queue.send(&batch);
             verdict.note("a mutation", reply.status != 0, false);
             statuses.insert(reply.status);
-            // Remove the table, because otherwise the next batch would end at its first operation.
+            // Remove the table, or else the next batch would end at its first operation.
             queue.call(&Ops::new().destroy(20));
         }
         verdict.check(&format!("mutations were all alike: {statuses:?}"), statuses.len() > 3);
@@ -433,7 +432,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             }
         }
         queue.start()?;
-        // Test a cycle, and heads that are not descriptors.
+        // Test a cycle, and invalid heads.
         queue.descriptor(0, queue.request.gpa, 8, NEXT, 0);
         for head in [0, 16, 60_000, u16::MAX] {
             queue.publish(head);
@@ -471,14 +470,14 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         queue.write(register::STATUS, status::READY);
         must_refuse(queue, verdict, &Ops::new().query(query::VRAM), 0, Status::Unsupported);
         must_refuse(queue, verdict, &Ops::new().fill(lab.room().0, 4, 0), 0, Status::Unsupported);
-        // The configuration cannot be changed while the queue is in use.
+        // The configuration must not change while the queue is in use.
         queue.start()?;
         for register in [register::QUEUE_DESCRIPTORS, register::QUEUE_AVAILABLE, register::QUEUE_USED] {
             queue.write(register, 0);
             queue.write(register + 4, u32::MAX);
         }
         must_do(queue, &Ops::new().query(query::VRAM))?;
-        // Without bus mastering, the device must not access our RAM, neither before nor while the queue is used.
+        // Without bus mastering, the device must not access our RAM, either before or while the queue is in use.
         let mut before = [0; 2];
         command.read_exact_at(&mut before, 4).context("the command register")?;
         for used in [false, true] {
@@ -495,7 +494,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Checks that the interface has failed and does no further work.
+/// Checks that the interface has failed and performs no further work.
 fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     let now = queue.status();
     verdict.note(&format!("{what}: status {now:#x}"), true, now != status::FAILED);
@@ -515,8 +514,8 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             .flush(0)
             .destroy(20)
             .bytes();
-        // Only use addresses within a page of the start of one of our pages, so that the device's writes do not reach
-        // our kernel's memory.
+        // Use only start addresses of our own pages, or of absent RAM, so that the device's writes do not reach kernel
+        // memory.
         let places: Vec<_> = [queue.ring.gpa, queue.request.gpa, queue.reply.gpa].into_iter().chain(NO_RAM).collect();
         let random = &mut lab.random;
         for _ in 0..1000 {
@@ -547,7 +546,7 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Hole 38: segments of other VMs, and segments that do not exist; sizes and permissions that no segment has.
+/// Hole 38: segments of other VMs, nonexistent segments, and invalid sizes and permissions.
 pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 10)?;
@@ -581,7 +580,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().share_get(77, bytes, flags, mode), 0, status);
         }
         must_refuse(queue, verdict, &Ops::new().share_get(5, 1 << 20, 0, 0), 0, Status::Range);
-        // The segment must contain no data of other VMs, and must be inaccessible after it was detached.
+        // The segment must not contain data of other VMs, and must be inaccessible once detached.
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, 0))?.value();
         let ran = lab.go(&mut work, &copies(&[(there, va::A)]), true);
@@ -594,7 +593,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.stop(&work);
         must_do(queue, &Ops::new().control(segment, share::control::REMOVE, 0))?;
         must_refuse(queue, verdict, &Ops::new().control(segment, share::control::SIZE, 0), 0, Status::NoObject);
-        // Map a segment read-only, at an address with no mapping next to it.
+        // Map a segment read-only, at an address without adjacent mappings.
         let segment = must_do(queue, &Ops::new().share_get(6, PAGE, share::CREATE, 0))?.value() as u32;
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, share::READ_ONLY))?.value();

@@ -9,13 +9,13 @@ use super::super::layout::PAGE;
 use super::lab::RamPage;
 use gdev::mapping::{Mapping, Width};
 
-/// Number of entries, which is so small that all rings fit into one page.
+/// Number of queue entries, small enough that all rings fit into one page.
 pub const ENTRIES: u16 = 16;
 /// Offset of the available ring in its page.
 pub const AVAILABLE: usize = 0x400;
 /// Offset of the used ring in its page.
 pub const USED: usize = 0x800;
-/// Descriptor flag: another descriptor follows. Source of the flags and of the rings' layout: VIRTIO 1.2, 2.7.
+/// Descriptor flag: another descriptor follows. Source of the flags and the ring layout: VIRTIO 1.2, section 2.7.
 pub const NEXT: u16 = 1;
 /// Descriptor flag: the device writes the memory.
 pub const WRITE: u16 = 2;
@@ -28,13 +28,13 @@ pub struct Queue<'a> {
     pub ring: RamPage,
     /// Page that contains the batch.
     pub request: RamPage,
-    /// Page that receives the answer.
+    /// Page that receives the reply.
     pub reply: RamPage,
     next: u16,
 }
 
 impl<'a> Queue<'a> {
-    /// Allocates the pages of a queue, but does not set it up.
+    /// Allocates the pages of a queue without setting it up.
     pub fn new(card: &'a Card, capability: &Capability) -> Result<Self> {
         let registers = card.region(capability.bar.into())?;
         let offset = usize::try_from(capability.offset)?;
@@ -52,7 +52,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Resets the interface and describes an empty queue. Accepts the features in `features` that the interface offers.
+    /// Resets the interface and describes an empty queue. Accepts those of `features` that the interface offers.
     pub fn describe(&mut self, features: u32) {
         self.write(register::STATUS, status::RESET);
         for page in [&self.ring, &self.request, &self.reply] {
@@ -102,7 +102,7 @@ impl<'a> Queue<'a> {
         self.write(register::DOORBELL, 0);
     }
 
-    /// Makes arbitrary bytes available as a batch, with `room` bytes for the answer, and rings the doorbell.
+    /// Makes arbitrary bytes available as a batch, with `room` bytes for the reply, and rings the doorbell.
     ///
     /// # Panics
     /// Panics if the bytes exceed a page.
@@ -119,10 +119,10 @@ impl<'a> Queue<'a> {
         self.send_with(batch, PAGE as u32)
     }
 
-    /// Same as [`Self::send`], with `room` bytes for the answer.
+    /// Same as [`Self::send`], with `room` bytes for the reply.
     pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
         self.post(batch, room);
-        // A read completes after all work that the doorbell has started.
+        // This read completes after all work started by the doorbell.
         self.read(register::ENDED);
         let slot = USED + 4 + 8 * usize::from(self.next.wrapping_sub(1) % ENTRIES);
         let ended = self.ring.bytes.load(USED + 2, Width::Word) == u64::from(self.next);
@@ -140,7 +140,7 @@ impl<'a> Queue<'a> {
 
 impl Drop for Queue<'_> {
     fn drop(&mut self) {
-        // The kernel gets the pages back after this reset.
+        // Reset first, because the kernel then reclaims the pages.
         self.write(register::STATUS, status::RESET);
     }
 }

@@ -1,6 +1,6 @@
 //! Holes 6 and 20 to 29: registers that could affect the whole machine.
 //!
-//! The effect of a write on the machine can be seen only by the neighbour, and through the card's other function.
+//! Only the neighbour can observe a write's effect on the machine, through the card's other function.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use super::super::layout::{Aperture, PAGE, instance_pointer, reg};
 use super::lab::{BRAND, Lab, MARKER, Ran, Verdict, copies, va};
 use gdev::mapping::Width;
 
-/// Distance between two writes of the sweep in bytes. The offset within a stride varies.
+/// Distance in bytes between consecutive writes of the sweep. The offset within a stride varies.
 const STRIDE: u32 = 0x200;
 
 /// Writes both values to each register. The card must continue to work afterwards.
@@ -45,17 +45,16 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     }
     write_all(lab, verdict, (0x88000..0x88100).step_by(4));
     write_all(lab, verdict, (0x132000..0x132100).chain(0x137000..0x137200).step_by(4));
-    // The sweep skips the window on our own memory.
+    // The sweep skips the window to our own memory.
     let sweep = (0..0x100_0000).step_by(STRIDE as usize).map(|offset| offset + offset / STRIDE * 4 % STRIDE);
     write_all(lab, verdict, sweep.filter(|offset| !(reg::PRAMIN..reg::PRAMIN + 0x10_0000).contains(offset)));
-    // Drivers of this card do not write these registers. After such a write, the card would never raise an interrupt
-    // again.
+    // Drivers of this card never write these registers. After such a write, the card would not raise another interrupt.
     masks.into_iter().for_each(|(register, value)| lab.card.write(register, value));
     verdict.check("our memory is whole", lab.card.vram_read(own) == MARKER);
     Ok(())
 }
 
-/// Hole 20: flushes of directories that are not ours.
+/// Hole 20: TLB flushes of other VMs' directories.
 pub fn foreign_flush(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for at in lab.outside(PAGE) {
         for target in 0..4 {
@@ -78,7 +77,7 @@ pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         }
         verdict.note("a mask", false, false);
     }
-    // Disable engines while they work, and enable them again.
+    // Disable engines while they are busy, and re-enable them.
     let (from, to) = (lab.take(1), lab.take(1));
     let mut channel = lab.channel(21);
     lab.card.write(0x2224, 0);
@@ -116,20 +115,20 @@ pub fn graph_contexts(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Hole 23: the clock that all VMs share, of which a guest may only set its own view.
+/// Hole 23: the clock shared by all VMs. A guest may set only its own view of it.
 pub fn timer(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for value in [0, u32::MAX, 1, 0x1234_5678] {
         for register in [reg::PTIMER_LOW, reg::PTIMER_HIGH, 0x9200, 0x9210, 0x9220, 0x9420, 0x9100, 0x9140] {
             lab.card.write(register, value);
         }
-        // We may change our own view. The attempt ends with a check that the clock runs.
+        // Changing our own view is permitted. The attempt ends with a check that the clock advances.
         verdict.note("the time", false, false);
     }
     lab.card.write(0x9140, 0);
     Ok(())
 }
 
-/// Hole 24: fuses, and the unit counts that follow from them.
+/// Hole 24: fuses, and the unit counts derived from them.
 pub fn fuses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let counts = [0x22430, 0x22434, reg::FBP_COUNT, 0x22500, reg::FBP_DISABLED, reg::FBP_MIB];
     let before = counts.map(|register| lab.card.read(register));
@@ -177,7 +176,7 @@ pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for _ in 0..500 {
         lab.card.write(0x88704, u32::MAX);
         lab.card.write(0x8807c, u32::MAX);
-        // A fault that we trigger is our own.
+        // We trigger this fault ourselves.
         lab.card.write(0x2a30, 0x100);
         lab.card.write(0x259c, u32::MAX);
         verdict.note("an interrupt", false, false);
@@ -202,7 +201,7 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
             }
         }
     }
-    // Access data across the ends of the share, of the window, and of the regions.
+    // Access data across the ends of the share, the window, and the regions.
     lab.card.write(reg::PRAMIN_WINDOW, (lab.share >> 16) as u32 - 1);
     for (offset, width) in [(0xfffc, Width::Qword), (0xffff, Width::Word), (0xf_fffc, Width::Qword)] {
         registers.store(window + offset, width, BRAND.into());
@@ -220,8 +219,8 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// Hole 29: configuration space. Restores the kernel's values; does not move BARs, because the kernel depends on their
-/// addresses.
+/// Hole 29: configuration space. Restores the kernel's values, and does not move BARs, because the kernel depends on
+/// their addresses.
 pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let config = lab.card.config_path();
     let config = OpenOptions::new().read(true).write(true).open(config).context("configuration space")?;
@@ -233,13 +232,13 @@ pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
             continue;
         }
         for value in [0xff, 0x00] {
-            // A refusal by the kernel counts as a refusal by the device.
+            // A rejection by the kernel counts as a rejection by the device.
             let _ = config.write_at(&[value], at as u64);
         }
         let _ = config.write_at(&before[at..=at], at as u64);
         verdict.note("a byte", false, false);
     }
-    // Without bus mastering the device cannot access our RAM.
+    // Without bus mastering, the device must not access our RAM.
     let own = lab.ram()?.gpa;
     let page = lab.take(1);
     lab.card.vram_write(page, MARKER);

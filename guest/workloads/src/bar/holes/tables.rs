@@ -1,4 +1,4 @@
-//! Holes 7, 8, 9, 11, 15, 16, 18 and 30: targets of page tables, stale translations, and context images.
+//! Holes 7, 8, 9, 11, 15, 16, 18 and 30: page table targets, stale translations, and context images.
 
 use anyhow::{Result, ensure};
 
@@ -15,7 +15,7 @@ fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     (channel, page)
 }
 
-/// Makes a copy engine read from `va` and write to it. Both accesses must fault, and our own page must not change.
+/// Reads and writes `va` with a copy engine. Both accesses must fault, and our own page must not change.
 fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Channel, page: u64, va: u64) {
     lab.flush();
     lab.card.vram_write(page, MARKER);
@@ -37,7 +37,7 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     lab.map(channel.space, va::C, back, Aperture::Vram, 1);
     for (kind, tag) in [(0xffu32, 0), (0xfe, 0x1_ffff), (0xdb, 1), (0x00, 0x1_ffff), (0x06, 0), (0x17, 0x155)] {
         let [low, high] = page_entry(own, Aperture::Vram);
-        // Test encrypted memory, too.
+        // Also test encrypted memory.
         lab.raw(channel.space, va::B, [low | 8, high | kind << 4 | tag << 12]);
         lab.flush();
         let what = format!("kind {kind:#x}, tag {tag:#x}");
@@ -50,11 +50,11 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Hole 8: large pages of RAM that is partly missing.
+/// Hole 8: large pages of partly missing RAM.
 pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 8);
     let entry = lab.large(channel.space);
-    // Check first that the table works, with a large page of our own VRAM.
+    // First check that the table works, with a large page of our own VRAM.
     let base = lab.share - LARGE_PAGE;
     lab.card.vram_write(base + LARGE_PAGE - PAGE, MARKER);
     lab.set(entry, page_entry(base, Aperture::Vram));
@@ -62,7 +62,7 @@ pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     lab.card.vram_write(page, 0);
     let ran = lab.copy(&mut channel, va::LARGE + LARGE_PAGE - PAGE, va::A);
     ensure!(ran == Ran::Done && lab.card.vram_read(page) == MARKER, "a large page of our own: {ran:x?}");
-    // Test addresses beyond 512 MiB (the RAM of all guests of the tests), PCI memory, the APIC, and the end of VRAM.
+    // Test addresses beyond 512 MiB (the RAM size of all test guests), PCI memory, the APIC, and the end of VRAM.
     for (address, aperture) in [
         (0x2000_0000, Aperture::Coherent),
         (0xb000_0000, Aperture::Noncoherent),
@@ -77,7 +77,7 @@ pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// Hole 9: pages that were unmapped and flushed, before and during work.
+/// Hole 9: pages that are unmapped and flushed, before and during work.
 pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     let (mut channel, page) = holder(lab, 9);
@@ -111,7 +111,7 @@ pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Hole 11: entries for memory that does not exist.
+/// Hole 11: entries for nonexistent memory.
 pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 11);
     for address in [0x2000_0000, 0xb000_0000, 0xfec0_0000, 0xfee0_0000, 1 << 33, 1 << 39, (1 << 40) - PAGE] {
@@ -127,13 +127,12 @@ pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// Hole 15: tables that are used as other kinds of tables, and tables that the card itself rewrites.
+/// Hole 15: tables used as other types of tables, and tables rewritten by the card itself.
 pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     let foreign = page_entry(share, Aperture::Vram);
     let (mut channel, page) = holder(lab, 15);
-    // Use the small-page table as a large-page table: the entry of a small page that the channel does not use becomes
-    // the entry of a large page.
+    // Use the small-page table as a large-page table: an unused small-page entry becomes the entry of a large page.
     let index = 0x60;
     lab.raw(channel.space, index * PAGE, foreign);
     lab.card.vram_write(channel.space.directory, (channel.space.table >> 8) as u32 | 1 | 3 << 2);
@@ -151,8 +150,8 @@ pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let ran = lab.try_run(&mut channel, &Push::default());
     verdict.must_not_run("a directory as its own table", ran);
 
-    // Let a copy engine write entries for other VMs' memory into our table. Use them immediately, after a flush, and
-    // after another bind.
+    // Write entries for other VMs' memory into our table with a copy engine. Use them immediately, after a flush, and
+    // after a rebind.
     let (mut channel, page) = holder(lab, 16);
     let forged = lab.take(1);
     (0..512).for_each(|index| lab.set(forged + index * 8, page_entry(share + index * PAGE, Aperture::Vram)));
@@ -169,7 +168,7 @@ pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Hole 16: directories and tables that are reused for another purpose while they are linked.
+/// Hole 16: directories and tables that are repurposed while they are linked.
 pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let foreign = page_entry(lab.share, Aperture::Vram);
     for (number, fill) in [[0, 0], foreign, [0x5eed_5eed, 0x5eed_5eed], [u32::MAX; 2]].into_iter().enumerate() {
@@ -180,8 +179,8 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // Overwrite the table's entries below 4 MiB. These entries map everything that the channel uses, except its
-        // contexts, which are a separate hole.
+        // Overwrite the table's entries below 4 MiB. They map everything that the channel uses except its contexts,
+        // which are a separate hole.
         let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
         for index in (0..1024).filter(|index| !image.contains(index)) {
             lab.set(channel.space.table + index * 8, fill);
@@ -198,13 +197,13 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Presumed addresses of the images that the card uses: the mediator's part of an address space, the number of bytes
-/// per channel of the card, and page numbers in this range.
+/// Presumed location of the images that the card uses: base of the mediator's part of an address space, bytes per
+/// channel, and page numbers within a channel's range.
 const IMAGES: (u64, u64, [u64; 3]) = (0xff_f800_0000, 128 << 10, [4, 5, 6]);
 
-/// Hole 30: context images. When PGRAPH's firmware loads a context, it writes the registers that the image lists: these
-/// writes could disable engines or the scheduler, or remove channels. The card uses the mediator's copy of the image,
-/// which work must not be able to reach.
+/// Hole 30: context images. When PGRAPH's firmware loads a context, it writes the registers listed in the image, which
+/// could disable engines or the scheduler, or remove channels. The card uses the mediator's copy of the image, which
+/// must be inaccessible to work.
 pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let registers = [[0x200, 0], [0x2204, 0], [0x2200, 0], [0x40_0500, 0], [0x41_8810, u32::MAX]];
     let channels = (0..16).map(|channel| [0x3000 + 8 * channel, 0]);
@@ -268,7 +267,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for (low, high) in [(va::RING as u32, 31 << 16), (va::RING as u32, 0xffff << 16), (0xffff_fff8, 0x0014_00ff)] {
         lab.set(channel.instance + 0x48, [low, high]);
         let ran = lab.try_run(&mut channel, &Push::default());
-        // A ring that is larger than its memory only uses our own memory, so it may run.
+        // A ring larger than its memory uses only our own memory, so it may run.
         verdict.note(
             &format!("ring {low:#x} {high:#x}: {ran:x?}"),
             ran != Ran::Done,

@@ -1,4 +1,4 @@
-//! Holes 1, 2, 10, 14 and 17: the CPU's windows on memory.
+//! Holes 1, 2, 10, 14 and 17: the CPU's windows to memory.
 
 use anyhow::Result;
 
@@ -6,10 +6,10 @@ use super::super::layout::{Aperture, PAGE, instance_pointer, page_entry, reg};
 use super::lab::{BRAND, Lab, MARKER, Space, UNUSED, Verdict};
 use gdev::mapping::Width;
 
-/// An offset in an aperture outside USERD.
+/// An aperture offset outside USERD.
 const OFFSET: u64 = 0x40_0000;
 
-/// Reads through an aperture before and after a write, and records if any data was visible.
+/// Reads through an aperture before and after a write, and records whether any data was visible.
 fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     let before = lab.card.read(register);
     lab.card.write(register, BRAND);
@@ -39,7 +39,7 @@ pub fn pramin_beyond_vram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// Hole 2: the PRAMIN window on host memory.
+/// Hole 2: the PRAMIN window to host memory.
 pub fn pramin_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for address in [own, 0, 1 << 20, 0xfee0_0000, 1 << 32, 1 << 39] {
@@ -54,7 +54,7 @@ pub fn pramin_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// Gives BAR1 and BAR3 separate address spaces.
+/// Assigns separate address spaces to BAR1 and BAR3.
 fn apertures(lab: &mut Lab<'_>) -> [(usize, Space, u64); 2] {
     [(0, reg::BAR1_INSTANCE), (1, reg::BAR3_INSTANCE)].map(|(bar, register)| {
         let (space, instance) = (lab.space(), lab.take(1));
@@ -82,14 +82,14 @@ fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, of
     verdict.note(&what, before == u32::MAX && after == u32::MAX, lab.tells(before) || lab.tells(after));
 }
 
-/// Hole 10: entries for RAM. The entries must reach our RAM and not VRAM, or no memory if we do not have this RAM.
+/// Hole 10: entries for RAM. They must access our RAM instead of VRAM, or no memory if this RAM is not ours.
 pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for (bar, space, _) in apertures(lab) {
         lab.ram()?.set(MARKER);
         lab.map(space, OFFSET, own, Aperture::Coherent, 1);
         lab.flush();
-        // If the same address in VRAM is in our share, the VRAM there must not change.
+        // If our share contains the same VRAM address, the VRAM there must not change.
         let same = (own < lab.share).then(|| lab.card.vram_read(own));
         verdict.check("our RAM is seen", peek(lab, bar, OFFSET) == MARKER);
         poke(lab, bar, OFFSET, BRAND);
@@ -130,7 +130,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         }
         lab.join(instance, space);
         lab.flush();
-        // With this size code, the table covers 16 MiB. Memory beyond the table must not be used as entries.
+        // With this size code, the table covers 16 MiB. Memory after the table must not be used as entries.
         if end > 0x100_0000 {
             lab.set(space.table + 0x100_0000 / PAGE * 8, page_entry(own, Aperture::Vram));
             look_through(lab, verdict, "behind a shortened table", bar, 0x100_0000);

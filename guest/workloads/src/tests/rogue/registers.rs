@@ -1,8 +1,8 @@
-//! Attacks through the card's registers while the driver is bound. Writes registers that the driver writes only
-//! occasionally, as fast as possible.
+//! Attacks through the card's registers while the driver is bound: writes registers that the driver rarely writes, as
+//! fast as possible.
 //!
-//! The kernel's driver does not know of the attack. The program's own channels may suffer: a channel that is lost
-//! during the attack is counted and replaced.
+//! The kernel driver is unaware of the attack. It may affect the program's own channels: a channel that is lost during
+//! the attack is counted and replaced.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -23,40 +23,40 @@ use crate::tests::Facts;
 use gdev::mapping::Width;
 use gdev::nouveau::device::{Buffer, Domain};
 
-/// Side of the matrices. The next constant is the number of rounds of a kernel. In the model for tests with several
-/// guests, such a kernel takes 50 ms of the card's time.
+/// Side of the matrices. The next constant is the number of rounds per kernel. In the timing model for tests with
+/// several guests, such a kernel takes 50 ms of card time.
 const SIDE: u32 = 32;
 const ROUNDS: u32 = 100;
 /// Number of kernels in flight.
 const IN_FLIGHT: u64 = 4;
-/// Number of times that a register is changed and restored between two kernels.
+/// Number of times a register is toggled between kernels.
 const TOGGLES: u32 = 64;
 /// Mask of all engines in PFIFO.
 const ENGINES: u32 = 0x3f;
-/// Value of a channel's state register that permits the channel to run.
+/// Channel state register value that permits the channel to run.
 const RUNS: u32 = 0x001f_0001;
-/// Mask of the number of entries in the register that submits a runlist.
+/// Mask of the entry count in the runlist submission register.
 const RUNLIST_LENGTH_MASK: u32 = 0xfff;
-/// Number of 16 MiB buffers in guest RAM that are mapped for the card while bus mastering changes.
+/// Number of 16 MiB buffers in guest RAM that are mapped for the card while bus mastering is toggled.
 const MAPPED: usize = 6;
 const BUFFER: u64 = 16 << 20;
 /// Offset of the command register in PCI configuration space.
 const COMMAND: u64 = 4;
-/// Bit of the command register for bus mastering.
+/// Command register bit for bus mastering.
 const BUS_MASTER: u16 = 1 << 2;
-/// Number of bytes of VRAM within which batches copy. The next constant is the number of copies per batch. Together,
-/// the copies of a batch copy 3.9 GiB.
+/// Size in bytes of the VRAM range in which batches copy. The next constant is the number of copies per batch. A batch
+/// copies 3.9 GiB in total.
 const ARENA: u64 = 8 << 20;
 const COPIES: u32 = 1000;
 /// Size of a copy operation in bytes.
 const COPY_BYTES: u32 = 32;
 const IN_PAGE: u32 = 100;
-/// Offset of a batch's header in the page of the rings, beyond the rings.
+/// Offset of a batch's header in the ring page, after the rings.
 const HEADER: usize = 0xc00;
-/// First word of each page in the arena, combined with the number of the page.
+/// First word of each page in the arena, combined with the page number.
 const BRAND: u32 = 0xa2e4_0000;
 
-/// Changes a register of a running channel so that it may not run, and restores it.
+/// Changes a register so that a running channel may not run, and restores the register.
 type Toggle = fn(&Card, u32);
 
 /// Toggles the channel's state register.
@@ -69,7 +69,7 @@ pub fn unlisted(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[list])
 }
 
-/// Preempts the channel and writes the scheduler's mask, in alternation with the other attacks.
+/// Preempts the channel and writes the scheduler mask, in alternation with the other attacks.
 pub fn masked(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[preempt, mask, state, list])
 }
@@ -94,7 +94,7 @@ fn mask(card: &Card, _channel: u32) {
     card.write(reg::SCHED_DISABLE, 0);
 }
 
-/// Toggles registers while kernels run, with each of `ways` in turn.
+/// Toggles registers with each of `ways` in turn while kernels run.
 fn under_kernels(rig: &Rig, duration: Duration, ways: &[Toggle]) -> Result<Facts> {
     let card = Card::open(None)?;
     let options = workloads::Options { seed: rig.seed(), rounds: Some(ROUNDS), side: Some(SIDE), ..Default::default() };
@@ -120,7 +120,7 @@ fn under_kernels(rig: &Rig, duration: Duration, ways: &[Toggle]) -> Result<Facts
     Ok(vec![("kernels", kernels.to_string()), ("writes", toggles.to_string()), ("lost", lost.to_string())])
 }
 
-/// Launches kernels until the time is over, and calls `between` after each.
+/// Launches kernels until the time expires, and calls `between` after each.
 fn run_toggled(
     workload: &dyn Workload,
     gpu: &mut Guest,
@@ -140,7 +140,7 @@ fn run_toggled(
     setup.free(gpu)
 }
 
-/// Disables and enables bus mastering while many pages of RAM are mapped for the card.
+/// Toggles bus mastering while many pages of RAM are mapped for the card.
 pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
     let card = Card::open(None)?;
     let buffers = (0..MAPPED).map(|_| rig.buffer(Domain::Gart, BUFFER)).collect::<Result<Vec<Buffer>>>()?;
@@ -159,7 +159,7 @@ pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", writes.to_string())])
 }
 
-/// Sends batches that copy gigabytes each to the paravirtual interface. The kernel's driver does not use the interface.
+/// Sends batches that each copy gigabytes to the paravirtual interface, which the kernel driver does not use.
 pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     let card = Card::open(None)?;
     let config = fs::read(card.config_path()).context("configuration space")?;
@@ -183,7 +183,7 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
         for index in 1..=pages {
             queue.descriptor(index, queue.request.gpa, IN_PAGE * COPY_BYTES, NEXT, index + 1);
         }
-        // The answers need more than a page, and their buffers may overlap.
+        // The replies need more than a page, and their buffers may overlap.
         for index in pages + 1..=pages + 4 {
             let flags = if index == pages + 4 { WRITE } else { WRITE | NEXT };
             queue.descriptor(index, queue.reply.gpa, PAGE as u32, flags, index + 1);
@@ -206,7 +206,7 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
 }
 
 /// Finds the VRAM address of a buffer by the first words of its pages. Also returns the number of contiguous bytes at
-/// this address.
+/// that address.
 fn place(card: &Card, buffer: &Buffer) -> Result<(u64, u64)> {
     let pages = u32::try_from(buffer.size() / PAGE)?;
     let map = buffer.map()?;
