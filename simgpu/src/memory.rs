@@ -48,8 +48,7 @@ pub enum BusAddr {
 }
 
 impl BusAddr {
-    /// Returns the bus address given by an instance block, directory or runlist register; `None` if the target is
-    /// reserved.
+    /// Returns the bus address in an instance block, directory or runlist register; `None` for a reserved target.
     #[must_use]
     pub const fn from_target(target: Target, address: u64) -> Option<Self> {
         match target {
@@ -171,8 +170,7 @@ impl Memory {
         self.profile.is_some()
     }
 
-    /// Returns the engines' accesses since the last call, in order, if counting is enabled. The first call starts the
-    /// recording.
+    /// Returns the engines' accesses since the last call, in order. The first call starts the recording.
     #[must_use]
     pub fn take_touches(&self) -> Vec<Touches> {
         self.profile.as_ref().map_or_else(Vec::new, |(_, log)| log.take())
@@ -245,8 +243,7 @@ impl Memory {
     /// Writes bytes.
     ///
     /// # Errors
-    /// Returns [`BusError`] if part of the range has no memory target. The bytes before that part may have been
-    /// written.
+    /// Returns [`BusError`] if part of the range has no memory target. Earlier bytes may have been written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.write(address, data),
@@ -287,8 +284,7 @@ impl Memory {
     /// Copies `len` bytes in ascending address order.
     ///
     /// # Errors
-    /// Returns [`BusError`] if part of either range has no memory target. The bytes before that part may have been
-    /// copied.
+    /// Returns [`BusError`] if part of either range has no memory target. Earlier bytes may have been copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         self.view().copy(from, to, len)
     }
@@ -390,8 +386,7 @@ impl<'a> View<'a> {
     /// Writes bytes.
     ///
     /// # Errors
-    /// Returns [`BusError`] if part of the range has no memory target. The bytes before that part may have been
-    /// written.
+    /// Returns [`BusError`] if part of the range has no memory target. Earlier bytes may have been written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         if self.post(address, data) {
             return Ok(());
@@ -482,8 +477,7 @@ impl<'a> View<'a> {
     /// already written.
     ///
     /// # Errors
-    /// Returns [`BusError`] if part of either range has no memory target. The bytes before that part may have been
-    /// copied.
+    /// Returns [`BusError`] if part of either range has no memory target. Earlier bytes may have been copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         let mut done = 0;
         if matches!(to, BusAddr::System(_)) && self.memory.posted.is_held() {

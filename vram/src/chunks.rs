@@ -312,7 +312,7 @@ impl ChunkTable {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
 
-    /// Same as [`Self::take_scrub_work`] but for only one memory, for [`Error::NeedsScrub`].
+    /// Same as [`Self::take_scrub_work`], for only one memory, for [`Error::NeedsScrub`].
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
         Some(ScrubWork { place: self.place_of(Spot::new(tier, number)), bytes: self.chunk_bytes() })

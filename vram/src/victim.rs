@@ -23,7 +23,7 @@ pub trait Choose: Debug + Send {
     /// candidates if there are fewer.
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// Same as [`Self::victims`], but for the best chunks to return to the card.
+    /// Same as [`Self::victims`], for the best chunks to return to the card.
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
     /// Returns the state of the random generator. A policy with this seed continues the same sequence.

@@ -29,7 +29,7 @@ pub mod register {
     pub const MESSAGE: u64 = 0x00;
     /// Sets the pin's level when written.
     pub const PIN: u64 = 0x08;
-    /// When written with an address, reads 8 bytes of guest memory at that address into [`DATA`].
+    /// Reads 8 bytes of guest memory at the written address into [`DATA`].
     pub const FETCH: u64 = 0x10;
     /// The fetched bytes; all ones if there is no such memory.
     pub const DATA: u64 = 0x18;

@@ -7,7 +7,8 @@
 //! report is limited to its time in flight.
 //!
 //! Each charge is subtracted from the charged member's lag and divided among all competing members by their shares.
-//! Members that are ahead wait, and members of worse latency classes (`GroupTurns::waiting`). An idle member keeps at most half of the lag for which others would wait; if it is ahead, it competes until it is not.
+//! Members that are ahead wait, and so do members of worse latency classes (`GroupTurns::waiting`). An idle member
+//! keeps at most half of the lag for which others would wait; if it is ahead, it competes until it is not.
 //!
 //! Lengths are not measured exactly, and members of equal weight do not progress at exactly the same speed. Therefore,
 //! a part of each lag is forgiven ([`FORGIVEN_PERMILLE`]): otherwise one of them would soon wait repeatedly.

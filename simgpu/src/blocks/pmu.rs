@@ -1,5 +1,4 @@
-//! PMU, a falcon. Its firmware is not executed. The model provides two queues, consumes commands, and sends no
-//! messages.
+//! PMU, a falcon. Its firmware is not executed. The model has two queues, consumes commands, and sends no messages.
 
 use crate::cx::Cx;
 use crate::falcon::{DataMemory, SavedMemory};

@@ -247,8 +247,7 @@ impl Block {
     }
 }
 
-/// Executes up to `steps` instructions of a warp. Returns the number of executed instructions, and the barrier if the
-/// warp reached one.
+/// Executes up to `steps` instructions of a warp. Returns the number executed, and the barrier if the warp reached one.
 fn run_warp(
     warp: &mut Warp,
     machine: &mut Machine<'_, '_>,

@@ -63,8 +63,7 @@ impl Code {
         self.last = (NO_LINE, 0);
     }
 
-    /// Fetches the instruction at byte offset `pc` of the code segment, for a program that declares `registers`
-    /// registers.
+    /// Fetches the instruction at byte offset `pc` of the code segment, for a program with `registers` registers.
     pub(crate) fn fetch(&mut self, pc: u32, registers: u32, session: &mut Session<'_>) -> Result<Instruction, Failure> {
         let va = self.base.wrapping_add(u64::from(pc));
         let at = va & !(LINE_BYTES as u64 - 1);

@@ -29,13 +29,11 @@ struct Entry {
     pc: u32,
 }
 
-/// Number of entries available to every warp, regardless of the size that the program requests. GUESS: these are
-/// internal storage.
+/// Minimum number of entries of every warp. GUESS: these are internal storage.
 const OWN_ENTRIES: usize = 32;
 /// Size of an entry in memory, in bytes. GUESS.
 const ENTRY_BYTES: u32 = 8;
-/// Maximum number of entries, regardless of the size that the program requests, because the model keeps the stack in
-/// host memory.
+/// Maximum number of entries, whatever size the program requests: the model keeps the stack in host memory.
 const ENTRIES_MAX: usize = 0x2000;
 
 #[derive(Clone, Debug, Default)]

@@ -162,8 +162,7 @@ impl Vram {
     /// Writes bytes.
     ///
     /// # Errors
-    /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, nothing is
-    /// written.
+    /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. Then nothing is written.
     pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
         if data.len() >= HOST_PAGE && data.iter().all(|byte| *byte == 0) {
             return self.clear(address, data.len());

@@ -80,7 +80,7 @@ pub(super) enum Source {
     Lent(#[expect(dead_code, reason = "held until the mapping is dropped")] Box<dyn LentPages>),
 }
 
-/// Whether the client shares a file's memory or uses a private copy (`share=off`).
+/// Kind of the client's mapping of a file: shared memory, or a private copy (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Not determined yet.

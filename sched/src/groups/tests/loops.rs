@@ -1,7 +1,7 @@
 //! Compares members of a group with programs that run concurrently without gates, as under MPS alone.
 //!
-//! A program is a loop that submits, waits for the end, and pauses on the host, or a job that always has work. The gains
-//! of concurrency, the lengths and the pauses are those of decode loops on an H200.
+//! A program is a loop that submits, waits for the end, and pauses on the host, or a job that always has work. The
+//! gains of concurrency, the lengths and the pauses are those of decode loops on an H200.
 
 use super::{GROUP, MS, id};
 use crate::groups::{GroupConfig, GroupTurns, Sharing};

@@ -58,8 +58,7 @@ const fn format(kind: FloatType) -> Format {
     }
 }
 
-/// Fetches a float operand and applies its modifiers. A half is always in the low bits, even in immediates and
-/// constants.
+/// Fetches a float operand and applies its modifiers. A half is in the low bits, even in immediates and constants.
 fn float(
     warp: &Warp,
     b: FloatOperand,
