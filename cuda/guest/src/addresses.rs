@@ -46,7 +46,14 @@ fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
     // SAFETY: the mapping is new; the kernel rejects the address if it is already in use.
     let found = unsafe { libc::mmap(at as *mut libc::c_void, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
     if found == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
+        let error = io::Error::last_os_error();
+        if error.kind() == io::ErrorKind::AlreadyExists {
+            return Err(io::Error::other(
+                "this process already uses the library's addresses; if it loads copies of the library under several \
+                 names, make these names links to one file",
+            ));
+        }
+        return Err(error);
     }
     if found as u64 == at { Ok(()) } else { Err(io::ErrorKind::AddrInUse.into()) }
 }
