@@ -75,6 +75,8 @@ pub struct Device {
     pub granularity: u64,
     /// True if the driver can suspend a process and release its memory.
     pub suspends: bool,
+    /// True if the driver can restore a suspended process on another card.
+    pub fetches: bool,
 }
 
 /// Returns a UUID in NVML's form: `GPU-` and the digits in five groups.
@@ -173,6 +175,10 @@ pub trait Driver: Send + Sync {
 
     /// Suspends a process: its work ends, and its memory on the card is copied to host memory and freed.
     fn suspend(&self, pid: u32) -> Result<(), DriverError>;
+
+    /// Moves a process from the card with the UUID `from` to this card. Lets a process continue whose earlier move was
+    /// interrupted; the process may then be on either card. If the call fails, the process continues on its card.
+    fn fetch(&self, pid: u32, from: [u8; 16]) -> Result<(), DriverError>;
 
     /// Resumes a suspended process.
     fn resume(&self, pid: u32) -> Result<(), DriverError>;

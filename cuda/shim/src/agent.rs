@@ -3,6 +3,8 @@
 //! UNSAFETY: waits for messages, and calls the driver on the library's thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
+mod moves;
+
 use std::ffi::c_int;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, RECONNECT_MS, Run, VERSION_CONCURRENT,
+    CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, Run, VERSION_CONCURRENT,
     VERSION_HANDOVER, Welcome,
 };
 
@@ -204,6 +206,7 @@ struct Agent {
     soon: Option<Instant>,
     turn: Option<Turn>,
     order: Option<Order>,
+    departure: moves::Departure,
 }
 
 /// Carries out the orders of a card's owner until the process ends.
@@ -217,8 +220,8 @@ fn serve(shim: &'static Shim, card: &'static Card, connection: Arc<Connection>, 
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
     }
     let tidied = Instant::now();
-    let mut agent =
-        Agent { shim, card, connection, tidied, reclaim: None, version, soon: None, turn: None, order: None };
+    let (reclaim, soon, turn, order, departure) = Default::default();
+    let mut agent = Agent { shim, card, connection, tidied, reclaim, version, soon, turn, order, departure };
     loop {
         if let Err(error) = agent.run() {
             report!("the connection to the owner ended: {error}");
@@ -236,8 +239,10 @@ impl Agent {
                 let (message, descriptors) = self.connection.receive_with_descriptors(expects)?;
                 self.obey(message, descriptors)?;
             }
-            self.tidy();
-            self.reclaim()?;
+            if !self.departure.has_left() {
+                self.tidy();
+                self.reclaim()?;
+            }
             self.look()?;
         }
     }
@@ -313,6 +318,14 @@ impl Agent {
             FromOwner::Memory { request, free_bytes, total_bytes } => {
                 link.answer(request, |_| Answer::Memory(free_bytes, total_bytes));
             }
+            FromOwner::Leave { patience_us } => self.leave(patience_us)?,
+            // An owner does not send these to a process that has left.
+            FromOwner::Quiesce { order, .. } if self.departure.has_left() => {
+                self.connection.send(&FromTenant::Busy { order }, &[])?;
+            }
+            FromOwner::Reclaim { order } if self.departure.has_left() => {
+                self.connection.send(&FromTenant::Reclaimed { order }, &[])?;
+            }
             FromOwner::Quiesce { order, patience_us } => self.quiesce(order, patience_us)?,
             FromOwner::Redirect { order, moves } => {
                 self.card.contexts.bind();
@@ -366,7 +379,7 @@ impl Agent {
             }
             FromOwner::Shared { request, share } => link.answer(request, |_| Answer::Shared(share)),
             // These messages answer requests over separate connections.
-            FromOwner::Welcome(_) | FromOwner::Processes { .. } => {}
+            FromOwner::Welcome(_) | FromOwner::Processes { .. } | FromOwner::Fetched => {}
             FromOwner::Goodbye(end) => {
                 report!("the owner says goodbye: {end:?}");
                 return Err(LinkError::Closed);
@@ -509,7 +522,9 @@ impl Agent {
         self.card.pacing.run_ahead.bound(0);
         self.card.link.abandon_requests();
         self.end_order();
-        self.open(self.card, gate::NO_SLICE | gate::ORDER);
+        if !self.departure.has_left() {
+            self.open(self.card, gate::NO_SLICE | gate::ORDER);
+        }
     }
 
     /// Connects to the owner again, and reports the chunks of this process.
@@ -517,7 +532,8 @@ impl Agent {
         let (shim, card) = (self.shim, self.card);
         let Some(socket) = shim.settings.sockets.get(card.number) else { return };
         loop {
-            std::thread::sleep(Duration::from_millis(RECONNECT_MS));
+            std::thread::sleep(self.departure.retry_interval());
+            self.return_late();
             let hello = card.link.hello(&shim.settings, true);
             let Ok((connection, welcome)) = link::connect(socket, hello) else { continue };
             let same_cards = |terms: &Terms| terms.cards.iter().all(|card| names(&welcome, card));
@@ -527,6 +543,9 @@ impl Agent {
             };
             if !card.link.terms().is_some_and(fits) {
                 let _ = connection.send(&FromTenant::Goodbye(End::Violation), &[]);
+                continue;
+            }
+            if !self.come_to(&connection, &welcome) {
                 continue;
             }
             let connection = Arc::new(connection);
@@ -544,6 +563,7 @@ impl Agent {
                 // only once, over this connection.
                 card.gate.close(gate::NO_SLICE, None);
                 (self.connection, self.version) = (connection, welcome.version);
+                self.arrive();
                 return;
             }
         }
