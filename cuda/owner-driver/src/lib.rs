@@ -1,7 +1,8 @@
 //! The calls that a CUDA card's owner makes to NVIDIA's driver, and [`Users`], which polls NVML.
 //!
 //! [`Real`] loads the driver's library by path, so that a fake driver also works; `Model` implements the rules of the
-//! virtual memory functions in this process, for tests. Any thread may make any call. A thread must not hold a lock
+//! virtual memory functions in this process, for tests. [`Vault`] keeps the pieces of memory that an owner has made or
+//! received. Any thread may make any call. A thread must not hold a lock
 //! during a call.
 //!
 //! This crate does not decide which memory to allocate, and keeps no accounts: `cuda-owner` does both.
@@ -11,11 +12,13 @@ mod functions;
 mod model;
 mod real;
 mod users;
+mod vault;
 
 #[cfg(any(test, feature = "model"))]
 pub use model::Model;
 pub use real::Real;
 pub use users::{CardUse, User, Users};
+pub use vault::{New, PieceId, Vault};
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 

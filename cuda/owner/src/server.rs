@@ -10,7 +10,6 @@ mod links;
 mod mps;
 mod outbox;
 mod peers;
-mod vault;
 mod workers;
 
 use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupError};
@@ -20,7 +19,7 @@ use limits::Limits;
 use mps::MpsServers;
 pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
-use owner_driver::{CardUse, Driver, Users};
+use owner_driver::{CardUse, Driver, New, Users, Vault};
 pub use owner_host::Rights;
 use owner_host::{Bound, Journal, Lines, Links, ListenError, OwnerLinks};
 use peers::{News, Peers};
@@ -33,7 +32,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use vault::{New, Vault};
 use vram::TenantId;
 use workers::Workers;
 
@@ -85,6 +83,8 @@ enum Note {
     Links(OwnerLinks),
     /// Cards whose owners this owner must reach, with their sockets.
     LinkWith(BTreeMap<CardId, PathBuf>),
+    /// Processes of a tenant that has moved here from another card.
+    Expect(TenantId, Vec<u32>),
     Stop,
 }
 
@@ -113,6 +113,8 @@ pub struct Server {
     driver: Arc<dyn Driver>,
     /// The cards of each tenant with several cards.
     gangs: BTreeMap<TenantId, BTreeMap<CardId, PathBuf>>,
+    /// Sockets of tenants that move to this card, until the owner listens on them.
+    held_sockets: BTreeMap<TenantId, (PathBuf, Rights)>,
 }
 
 impl Server {
@@ -179,7 +181,8 @@ impl Server {
             stopping: false,
         };
         let thread = std::thread::Builder::new().name("cuda-owner".into()).spawn(move || serving.serve())?;
-        Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None, driver, gangs: BTreeMap::new() })
+        let (sockets, gangs, held_sockets) = Default::default();
+        Ok(Self { notes, sockets, thread: Some(thread), users: None, driver, gangs, held_sockets })
     }
 
     /// Monitors the processes that use the card, and their use, through NVML and the driver. `driver` is the path of
@@ -218,11 +221,37 @@ impl Server {
         Ok(())
     }
 
+    /// Records the socket of a tenant without listening on it.
+    pub fn hold_socket(&mut self, tenant: TenantId, path: PathBuf, rights: Rights) {
+        self.held_sockets.insert(tenant, (path, rights));
+    }
+
+    /// Listens on a socket that [`Self::hold_socket`] has recorded, if any.
+    ///
+    /// # Errors
+    /// Returns an error if the socket cannot be created.
+    pub fn release_socket(&mut self, tenant: TenantId) -> Result<(), ServerError> {
+        let Some((path, rights)) = self.held_sockets.remove(&tenant) else { return Ok(()) };
+        self.listen(Some(tenant), &path, &rights)
+    }
+
     /// Closes the sockets of a tenant. The tenant's connections remain.
     pub fn unlisten(&mut self, tenant: TenantId) {
+        self.held_sockets.remove(&tenant);
         self.notes.put(Note::Unlisten(tenant));
         let of_it = |(of, _): &mut (Option<TenantId>, Bound)| *of == Some(tenant);
         self.sockets.extract_if(.., of_it).for_each(|(_, bound)| bound.remove());
+    }
+
+    /// Kills those of the processes that do not connect in time, because they have chunks that no owner counts.
+    pub fn expect(&self, tenant: TenantId, pids: Vec<u32>) {
+        self.notes.put(Note::Expect(tenant, pids));
+    }
+
+    /// Returns true if the driver can move processes to this card.
+    #[must_use]
+    pub fn fetches(&self) -> bool {
+        self.driver.device().fetches
     }
 
     /// Listens at `path` for the owners of other cards. `card` is the number of this card.
@@ -396,7 +425,11 @@ impl Serving {
                 Note::Mps(options) => self.mps.configure(options),
                 Note::Links(links) => self.links.begin(links),
                 Note::LinkWith(peers) => self.links.set_peers(&peers),
-                Note::Unlisten(tenant) => self.listeners.retain(|(of, _)| *of != Some(tenant)),
+                Note::Unlisten(tenant) => {
+                    self.listeners.retain(|(of, _)| *of != Some(tenant));
+                    self.peers.forget(tenant);
+                }
+                Note::Expect(tenant, pids) => pids.into_iter().for_each(|pid| self.peers.expect(pid, tenant)),
                 Note::Stop => self.stopping = true,
             }
         }
@@ -461,6 +494,10 @@ impl Serving {
                 Action::LookAt { session, is_overdue } => looked.push((session, is_overdue)),
                 Action::Suspend { session } => match self.peers.pid(session) {
                     Some(pid) => self.workers.suspend(session, pid),
+                    None => lost.push(session),
+                },
+                Action::Fetch { session, from } => match self.peers.pid(session) {
+                    Some(pid) => self.workers.fetch(session, pid, from),
                     None => lost.push(session),
                 },
                 Action::Make { piece, memory, zeroed } => self.workers.make(New { piece, memory, zeroed }),

@@ -119,6 +119,13 @@ const OPERATIONS: [Operation; 45] = [
         Some(schema_of::<crate::TenantPatch>),
         (200, Some(schema_of::<crate::Tenant>)),
     ),
+    change(
+        "post",
+        "/v1/tenants/{name}/move",
+        "Moves a tenant with its programs to another card",
+        Some(schema_of::<crate::MoveTo>),
+        (200, Some(schema_of::<crate::TenantMoved>)),
+    ),
     get(
         "/v1/profiles",
         "All profiles, and how many more instances of each fit on each card",

@@ -1,0 +1,124 @@
+//! Moves tenants of CUDA cards to other cards. The crate `tenant_move` has the order of the requests to the owners.
+
+use std::time::Instant;
+
+use cuda_control::{Answer, Request};
+use tenant_move::{Carried, Failure, Owner, Plan, Trouble, bound, carry_over, unsuitable};
+
+use super::{Daemon, DaemonError, cuda};
+use crate::cuda::CudaCard;
+use api::{EventKind, TenantMoved};
+use config::{CardSpec, TenantSpec};
+use events::NewEvent;
+
+/// The owner of a card, asked about a tenant.
+struct CardOwner<'a>(&'a CudaCard, String);
+
+impl Owner for CardOwner<'_> {
+    fn ask(&self, request: Request) -> Result<Answer, Trouble> {
+        let answer = self.0.change().and_then(|turn| turn.ask(&self.1, request));
+        answer.map_err(|error| match error {
+            DaemonError::Setting { what, .. } => Trouble::Refused(what),
+            other => Trouble::Absent(other.to_string()),
+        })
+    }
+}
+
+impl Daemon {
+    /// Moves a tenant to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// Returns an error if the tenant or the card is not suitable; the tenant then continues on its card.
+    pub(crate) fn move_tenant(
+        &self,
+        name: &str,
+        card: Option<&str>,
+        expected: Option<&str>,
+        reason: &str,
+    ) -> Result<TenantMoved, DaemonError> {
+        let began = Instant::now();
+        let (spec, turn) = self.tenant_turn(name)?;
+        self.state.lock().expect(expected)?;
+        let to = self.target(&spec, card)?;
+        let _changing = self.changing_cards(name);
+        drop(turn);
+        let there = TenantSpec { card: to.clone(), ..spec.clone() };
+        let event = |kind, what: String| self.events.add(NewEvent::tenant(kind, name, what).on(&to));
+        event(EventKind::MoveBegan, format!("moves to card `{to}`: {reason}"));
+        let done = self.carry_tenant(&spec, &there);
+        if matches!(done, Ok(_) | Err(Failure::Moved(_))) {
+            let mut state = self.state.lock();
+            state.tenants.insert(name.to_owned(), there);
+            state.revision.next();
+        }
+        self.keep()?;
+        let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        match done {
+            Ok(Carried { programs, bytes, pause }) => {
+                let (from, pause_ms, memory_mib) = (spec.first_card().to_owned(), ms(pause), bytes >> 20);
+                tracing::info!(tenant = name, from, to, programs, memory_mib, pause_ms, reason, "the tenant has moved");
+                event(EventKind::Moved, format!("moved from card `{from}` to card `{to}`: {reason}"));
+                let (tenant, total_ms) = (name.to_owned(), ms(began.elapsed()));
+                Ok(TenantMoved { tenant, from, to, programs, pause_ms, memory_mib, total_ms })
+            }
+            Err(failure) => {
+                let error = DaemonError::TenantStays { tenant: name.to_owned(), to: to.clone(), why: failure.to_string() };
+                tracing::warn!(tenant = name, to, %error, reason, "the move of a tenant failed");
+                event(EventKind::MoveFailed, error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    fn carry_tenant(&self, here: &TenantSpec, there: &TenantSpec) -> Result<Carried, Failure> {
+        let failed = |error: DaemonError| Failure::Stays(error.to_string());
+        let of = format!("tenant `{}`", here.name);
+        let [(from, here), (to, there)] = [here, there].map(|spec| {
+            let card = self.cuda(spec.first_card());
+            let told = card.as_ref().ok().map(|card| cuda::tenant(spec, card.spec(), &self.spec.socket_dir, None));
+            (card, told)
+        });
+        let (from, to) = (CardOwner(from.map_err(failed)?, of.clone()), CardOwner(to.map_err(failed)?, of));
+        let (Some(here), Some(there)) = (here, there) else { return Err(Failure::Stays("it has no card".to_owned())) };
+        let (here, there) = (here.map_err(failed)?, there.map_err(failed)?);
+        carry_over(Plan { from: &from, to: &to, here: &here, there: &there })
+    }
+
+    /// Returns the card to which a tenant moves: the named one, or the suitable card with the most room.
+    fn target(&self, spec: &TenantSpec, named: Option<&str>) -> Result<String, DaemonError> {
+        let stays = |to: &str, why: String| {
+            Err(DaemonError::TenantStays { tenant: spec.name.clone(), to: to.to_owned(), why })
+        };
+        let to = named.unwrap_or("of another name");
+        if let Some(why) = bound(spec) {
+            return stays(to, why.to_owned());
+        }
+        named.map_or(Ok(()), |card| self.known(card).map(drop))?;
+        let model = |card: &CardSpec| self.cards.get(&card.name).map(|card| card.backend.status().model);
+        let models: Vec<Option<String>> = self.specs.iter().map(model).collect();
+        let state = self.state.lock();
+        if state.cuda_vm(&spec.name).is_some() {
+            return stays(to, "it is a VM, whose workers cannot change their card".to_owned());
+        }
+        let cards = state.marked(&self.specs);
+        let known = || cards.iter().zip(models.iter().map(Option::as_deref));
+        let Some(from) = known().find(|(card, _)| card.name == spec.first_card()) else {
+            return stays(to, "its card does not exist".to_owned());
+        };
+        let (mut suitable, mut reasons) = (Vec::new(), Vec::new());
+        for (card, model) in known().filter(|(card, _)| named.is_none_or(|named| card.name == named)) {
+            match unsuitable(spec, (card, model), from, |there| state.refusals(there, self)) {
+                None => suitable.push(card.clone()),
+                Some(why) if named.is_some() => return stays(to, why),
+                Some(why) if card.name != spec.first_card() => reasons.push(format!("`{}`: {why}", card.name)),
+                Some(_) => {}
+            }
+        }
+        let placed = state.placed(TenantSpec { card: String::new(), ..spec.clone() }, &suitable);
+        match placed.first_card() {
+            "" if reasons.is_empty() => stays(to, "there is no other card".to_owned()),
+            "" => stays(to, reasons.join("; ")),
+            card => Ok(card.to_owned()),
+        }
+    }
+}
