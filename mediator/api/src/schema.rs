@@ -94,7 +94,7 @@ const fn act(
 }
 
 /// All requests except `/metrics`, which has its own format.
-const OPERATIONS: [Operation; 45] = [
+const OPERATIONS: [Operation; 46] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, schema_of::<crate::TenantList>),
     change(
         "post",

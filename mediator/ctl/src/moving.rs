@@ -22,14 +22,14 @@ pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<Strin
 
 /// Moves a tenant; returns the output.
 pub(super) fn move_tenant(
-    client: &Client,
+    client: Client,
     form: Form,
     name: &str,
     card: Option<String>,
 ) -> Result<String, ClientError> {
     let path = format!("/v1/tenants/{}/move", client::segment(name));
     let _progress = Progress::of_command(form, format!("moving tenant {name}"));
-    let done: TenantMoved = client.clone().waiting(MOVE_TIMEOUT).post(&path, &MoveTo { card })?;
+    let done: TenantMoved = client.waiting(MOVE_TIMEOUT).post(&path, &MoveTo { card })?;
     Ok(form.render(&done, tenant_moved))
 }
 

@@ -198,7 +198,7 @@ fn path(name: &str) -> String {
     format!("/v1/tenants/{}", client::segment(name))
 }
 
-pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Result<String, ClientError> {
+pub(super) fn answer(client: Client, form: Form, command: TenantCommand) -> Result<String, ClientError> {
     match command {
         TenantCommand::Add(add) => {
             let tenant: Tenant = client.post("/v1/tenants", &add.table()?)?;
@@ -216,7 +216,7 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
             let tenant: Tenant = client.get(&path(&name))?;
             Ok(form.render(&tenant, show))
         }
-        TenantCommand::Cdi(cdi) => cdi.run(client, form),
+        TenantCommand::Cdi(cdi) => cdi.run(&client, form),
         TenantCommand::Move { name, card } => moving::move_tenant(client, form, &name, card),
         TenantCommand::Set(set) => {
             let Set { name, vram_mib, memory, time, group_sharing, policies } = *set;

@@ -218,8 +218,10 @@ impl Plan<'_> {
                 // The owner may have the tenant still, if it was started again before it could be asked to remove it.
                 let arrive = || self.from.ask(Request::Arrive { name: self.name(), pids: pids.clone() }).map(drop);
                 match arrive() {
+                    // Without a tenant that leaves, this request has no effect.
+                    Ok(()) => self.from.ask(Request::Stay(self.name())).map(drop),
                     Err(Trouble::Refused(_)) => self.add(self.from, self.here).and_then(|()| arrive()),
-                    other => other,
+                    absent => absent,
                 }
             })
         });

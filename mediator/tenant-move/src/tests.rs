@@ -69,6 +69,7 @@ impl Owner for Fake<'_> {
                 Answer::Arrived { here, failed: None }
             }
             Request::Remove { .. } => {
+                self.has_left.set(false);
                 self.tenant.set(None);
                 Answer::Done
             }
