@@ -25,7 +25,7 @@ impl Needs {
     }
 }
 
-const BENCHES: [Bench; 30] = [
+const BENCHES: [Bench; 31] = [
     ("transport", Needs::Guests, "cost of an access over vfio-user; no figure"),
     ("shadow", Needs::Nothing, "cost of shadow page tables; no figure"),
     ("compute", Needs::Nothing, "speed of the software card; no figure"),
@@ -52,6 +52,7 @@ const BENCHES: [Bench; 30] = [
     ("isolation-disengaged", Needs::Guests, "the same with policy disengaged"),
     ("pictures", Needs::Nothing, "draws the pictures of results that exist"),
     ("cuda", Needs::Gpu, "programs on a CUDA card: docs/guides/cuda.md"),
+    ("cards", Needs::Gpu, "tenants with two cards, next to programs without the library: docs/guides/cuda.md"),
     ("vcuda", Needs::Gpu, "a CUDA program of a VM next to a native one: docs/guides/cuda-vms.md"),
     ("disk", Needs::Gpu, "Gdev's figures 8 to 10, encrypted blocks instead of files: docs/guides/gdev.md"),
     ("together", Needs::Gpu, "decode loops in a share group, with turns, and with MPS alone: docs/guides/cuda.md"),

@@ -135,7 +135,7 @@ fn run(command: &mut Command) -> Result<()> {
 
 /// Measures tenants that share a real card. Needs a GPU, NVIDIA's driver, and a `python3` with PyTorch, CuPy and JAX.
 pub fn bench(json: Option<&Path>) -> Result<bool> {
-    let built = build()?;
+    let built = build(&[])?;
     let json = json.map_or_else(|| built.join("cuda-bench.json"), Path::to_owned);
     let mut command = Command::new("python3");
     command.arg(root().join("cuda/rig/gpu/bench.py")).arg(built).arg(std::path::absolute(json)?);
@@ -143,9 +143,9 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
 }
 
 /// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. The script needs a GPU, NVIDIA's driver, and a
-/// `python3`. All scripts except `disk` also need PyTorch.
+/// `python3`. All scripts except `disk` also need PyTorch, and `cards` needs two GPUs.
 pub fn bench_with_options(name: &str, options: &BenchOptions) -> Result<bool> {
-    let built = build()?;
+    let built = build(if name == "cards" { &["mediatord", "mediatorctl"] } else { &[] })?;
     let json = options.json.clone().unwrap_or_else(|| built.join(format!("cuda-{name}.json")));
     let mut command = Command::new("python3");
     command.arg(root().join("cuda/rig/gpu").join(name).with_extension("py")).arg("--build").arg(built);
@@ -171,11 +171,12 @@ fn commit() -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Builds the library, the owner and the programs of the rig in release mode. Returns the folder of the programs.
-fn build() -> Result<PathBuf> {
-    let packages =
-        ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker", "gdev-crypt"].map(|name| ["-p", name]);
-    if !shown(cargo(&["build", "--release"]).args(packages.concat()))? {
+/// Builds the library, the owner, the programs of the rig and further packages in release mode. Returns the folder of
+/// the programs.
+fn build(further: &[&str]) -> Result<PathBuf> {
+    let packages = ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker", "gdev-crypt"];
+    let arguments = packages.iter().chain(further).flat_map(|name| ["-p", name]);
+    if !shown(cargo(&["build", "--release"]).args(arguments))? {
         bail!("the programs of the benchmark cannot be built");
     }
     Ok(target().join("release"))

@@ -45,7 +45,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuda-shim", &["chunk-arena", "cuda-driver", "cuda-pacing", "cuda-protocol", "cuda-table"]),
     ("guest-nvml", &["cuda-calls", "cuda-table"]),
     ("owner-driver", &[]),
-    ("owner-host", &["cuda-protocol", "gang"]),
+    ("owner-host", &["cuda-protocol", "gang", "vram"]),
     ("cuda-mps", &[]),
     (
         "cuda-owner",

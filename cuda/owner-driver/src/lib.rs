@@ -11,12 +11,14 @@ mod functions;
 #[cfg(any(test, feature = "model"))]
 mod model;
 mod real;
+mod speeds;
 mod users;
 mod vault;
 
 #[cfg(any(test, feature = "model"))]
 pub use model::Model;
 pub use real::Real;
+pub use speeds::Speeds;
 pub use users::{CardUse, User, Users};
 pub use vault::{New, PieceId, Vault};
 

@@ -1,5 +1,6 @@
 //! The host around the owner of a CUDA card, without its driver and its state machine.
 //!
+//! - `probes`: checks that other owners respond before a gang's program is killed.
 //! - `rights`: sockets with access rights that an operator sets.
 //! - `links`: connections to the owners of other cards, for the turns of tenants with several cards.
 //! - `journal`: the processes that an owner serves, for the next owner.
@@ -13,11 +14,13 @@
 mod journal;
 mod lines;
 mod links;
+mod probes;
 mod rights;
 mod stopped;
 
 pub use journal::Journal;
 pub use lines::Lines;
 pub use links::{LinkEvent, Links, MAX_CLOCK, OwnerLinks};
+pub use probes::{Check, Outcome, Probes};
 pub use rights::{Bound, ListenError, Rights};
 pub use stopped::is_stopped;

@@ -4,9 +4,9 @@
 //! the higher number connects to the other owner, and repeats this every [`RETRY_NS`]. Thus the owners need no other
 //! process to find each other again, for example after the restart of one of them.
 //!
-//! Both sides send a greeting first. Afterwards each packet is one [`Message`]. An owner that ends, does not read its
-//! messages, or sends anything else loses its connection, which is opened again later. No function waits for another
-//! owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
+//! Both sides send a greeting first. Afterwards each packet is one [`Message`], a probe, or the reply to a probe. An
+//! owner that exits, does not read its messages, or sends anything else loses its connection, which is opened again
+//! later. No function waits for another owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
 
 use crate::rights::{Bound, ListenError, Rights};
 use gang::{CardId, Message};
@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Version of the packets. Owners of different versions do not connect.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Maximum size of a packet in bytes.
 const MAX_PACKET: usize = 64;
 /// Maximum clock of a message. No owner reaches it by counting, so a larger value is an error, and would make the
@@ -41,8 +41,15 @@ const FULL_NS: u64 = 100_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Packet {
-    Greeting { version: u16, card: CardId },
+    Greeting {
+        version: u16,
+        card: CardId,
+    },
     Gang(Message),
+    /// Asks whether the other owner responds.
+    Probe,
+    /// Replies to a probe.
+    Reply,
 }
 
 /// News about another owner. Messages of a card come after it was reached.
@@ -54,6 +61,8 @@ pub enum LinkEvent {
     Lost(CardId),
     /// The owner of this card has sent a message.
     Said(CardId, Message),
+    /// The owner of this card has replied to a probe.
+    Replied(CardId),
 }
 
 /// A connection, before or after its greeting.
@@ -166,9 +175,18 @@ impl OwnerLinks {
     /// Sends a message to the owner of a card, or ends the connection if the owner does not read its messages. Does
     /// nothing without a connection.
     pub fn send(&mut self, card: CardId, message: Message, now: u64) {
+        self.send_packet(card, &Packet::Gang(message), now);
+    }
+
+    /// Asks the owner of a card whether it responds, like [`Self::send`].
+    pub fn probe(&mut self, card: CardId, now: u64) {
+        self.send_packet(card, &Packet::Probe, now);
+    }
+
+    fn send_packet(&mut self, card: CardId, packet: &Packet, now: u64) {
         let Some(connection) = self.peers.get(&card).and_then(|peer| peer.connection.as_ref()) else { return };
         if connection.is_greeted
-            && let Err(error) = transmit(&connection.socket, &Packet::Gang(message))
+            && let Err(error) = transmit(&connection.socket, packet)
         {
             let why = if error == Errno::AGAIN { "it does not read its messages" } else { "the connection failed" };
             self.lose(card, why, now);
@@ -216,7 +234,7 @@ impl OwnerLinks {
                         "the owner of another card has another version; its link is refused"
                     );
                 }
-                Ok(Some(Packet::Gang(_)) | None) | Err(_) => {}
+                Ok(Some(Packet::Gang(_) | Packet::Probe | Packet::Reply) | None) | Err(_) => {}
             }
         }
     }
@@ -252,6 +270,8 @@ impl OwnerLinks {
                 (Ok(Some(Packet::Gang(message))), true) if message.clock <= MAX_CLOCK => {
                     self.events.push(LinkEvent::Said(card, message));
                 }
+                (Ok(Some(Packet::Probe)), true) => self.send_packet(card, &Packet::Reply, now),
+                (Ok(Some(Packet::Reply)), true) => self.events.push(LinkEvent::Replied(card)),
                 (Ok(None), _) => return self.lose(card, "it has closed the connection", now),
                 (Ok(Some(_)), _) => return self.lose(card, "it sends invalid messages", now),
                 (Err(_), _) => return self.lose(card, "the connection failed", now),
@@ -304,6 +324,11 @@ impl Links {
     /// Sends a message, like [`OwnerLinks::send`].
     pub fn send(&mut self, card: CardId, message: Message, now: u64) {
         self.0.iter_mut().for_each(|links| links.send(card, message, now));
+    }
+
+    /// Asks an owner whether it responds, like [`OwnerLinks::probe`].
+    pub fn probe(&mut self, card: CardId, now: u64) {
+        self.0.iter_mut().for_each(|links| links.probe(card, now));
     }
 
     /// Returns the news, like [`OwnerLinks::serve`].

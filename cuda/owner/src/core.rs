@@ -267,6 +267,7 @@ pub struct Core {
     /// Number of card chunks refused since the last plan, by tenant.
     unmet: BTreeMap<TenantId, u32>,
     deadlines: Deadlines,
+    probes: owner_host::Probes,
     /// Set if a plan is due.
     needs_plan: bool,
     strangers: unmanaged::UnmanagedProcesses,
@@ -329,6 +330,7 @@ impl Core {
             misplaced: BTreeMap::new(),
             unmet: BTreeMap::new(),
             deadlines: Deadlines::default(),
+            probes: owner_host::Probes::default(),
             needs_plan: false,
             strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
@@ -686,6 +688,7 @@ impl Core {
         self.renew_servers();
         self.shares.forget(id);
         self.deadlines.cancel(Deadline::SecondLimit(id));
+        self.probes.forget(id);
     }
 
     fn sessions_of(&self, tenant: TenantId) -> impl Iterator<Item = SessionId> + '_ {

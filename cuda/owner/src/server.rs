@@ -513,6 +513,7 @@ impl Serving {
                 Action::Tell { card, message } => {
                     self.links.send(card, message, self.start.elapsed().as_nanos() as u64)
                 }
+                Action::Probe { card } => self.links.probe(card, self.now()),
             }
         }
         for session in lost {

@@ -5,7 +5,8 @@ and each token is one CUDA graph. After `SEQUENCE_TOKENS` tokens it starts the s
 must have the tokens of the first. A thread asks the driver for `PROBE_BYTES` every `PROBE_INTERVAL_S` meanwhile.
 
 Standard input controls it: `begin` starts a measurement, `end` ends it and prints it as one line of JSON, and the end
-of standard input ends the program.
+of standard input ends the program. `begin MS` decodes at most one token each MS milliseconds; a gap is then the time
+from the start of a token to its end.
 """
 
 import hashlib
@@ -206,14 +207,18 @@ class Loop:
         self._decoder.restart()
         return checksum([self._decoder.decode() for _ in range(SEQUENCE_TOKENS)])
 
-    def measure(self, commands: "queue.Queue[str | None]") -> Measurement:
-        """Decodes until the next command."""
+    def measure(self, commands: "queue.Queue[str | None]", pace_s: float = 0) -> Measurement:
+        """Decodes until the next command, at most one token each `pace_s`."""
         tokens, gaps, sequences, wrong = [], [], 0, 0
         self._probe.begin()
         # The first call that waits for a turn counts.
-        begin = last = time.perf_counter()
+        begin = last = due = time.perf_counter()
         self._decoder.restart()
         while commands.empty():
+            if pace_s:
+                time.sleep(max(0, due - time.perf_counter()))
+                last = time.perf_counter()
+                due = max(due, last - pace_s) + pace_s
             tokens.append(self._decoder.decode())
             now = time.perf_counter()
             gaps.append((now - last) * 1e3)
@@ -253,8 +258,9 @@ def serve(decoder) -> None:
     loop = Loop(decoder, Probe(driver, driver.current_context()))
     print(json.dumps({"parameters": decoder.parameters, "checksum": loop.expected}), flush=True)
     while (command := commands.get()) is not None:
-        if command == "begin":
-            print(json.dumps(asdict(loop.measure(commands))), flush=True)
+        word, *pace_ms = command.split()
+        if word == "begin":
+            print(json.dumps(asdict(loop.measure(commands, float(pace_ms[0]) / 1e3 if pace_ms else 0))), flush=True)
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ def find_driver() -> Path:
     sys.exit("no libcuda.so.1 of NVIDIA: this measurement needs a GPU, its driver, and a python3 with PyTorch")
 
 
-def parse_arguments(description: str, seconds: int) -> argparse.Namespace:
-    """Returns the options that `cargo xtask bench` passes to a measurement of cases."""
+def options(description: str, seconds: int) -> argparse.ArgumentParser:
+    """Returns a parser of the options that `cargo xtask bench` passes to a measurement of cases."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
@@ -48,6 +48,15 @@ def parse_arguments(description: str, seconds: int) -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=seconds, help="time after which no case starts")
     parser.add_argument("--only", default="", help="regular expression that selects cases by name")
     parser.add_argument("--commit", default="unknown")
+    return parser
+
+
+def parse_arguments(description: str, seconds: int, more: Callable[[argparse.ArgumentParser], object] | None = None
+                    ) -> argparse.Namespace:
+    """Returns the options that `cargo xtask bench` passes to a measurement of cases, and those that `more` adds."""
+    parser = options(description, seconds)
+    if more is not None:
+        more(parser)
     return parser.parse_args()
 
 
@@ -217,16 +226,18 @@ class Rig:
                           "GPU_MEDIATOR_CUDA_TENANT": tenant, "GPU_MEDIATOR_CUDA_LOG": "1"}
         return variables
 
-    def start(self, command: Sequence[object], tenant: str | None, before: Callable[[], None] | None = None) -> Process:
-        """Starts a process; `end` ends it at the latest."""
+    def start(self, command: Sequence[object], tenant: str | None, before: Callable[[], None] | None = None,
+              variables: Mapping[str, str] | None = None) -> Process:
+        """Starts a process with further variables in its environment; `end` ends it at the latest."""
         log = self.folder / f"{self.build.name}-{len(self._started)}-{Path(str(command[0])).name}.log"
-        process = Process(command, self.environment(tenant), log, before)
+        process = Process(command, self.environment(tenant) | dict(variables or {}), log, before)
         self._started.append(process)
         return process
 
-    def python(self, tenant: str | None, script: str, *arguments: object) -> Process:
+    def python(self, tenant: str | None, script: str, *arguments: object,
+               variables: Mapping[str, str] | None = None) -> Process:
         """Starts a Python program of this folder."""
-        return self.start([sys.executable, HERE / script, *arguments], tenant)
+        return self.start([sys.executable, HERE / script, *arguments], tenant, variables=variables)
 
     def end(self) -> None:
         """Kills every process that is left."""
@@ -251,11 +262,21 @@ class Owner:
     def accounts(self, timeout_s: float = 20) -> dict:
         """Returns the accounts, with each tenant under its name, and the time until the owner answered."""
         begin = time.perf_counter()
-        self.process.say("accounts")
-        accounts = json.loads(self.process.line(timeout_s))
+        accounts = self._ask("accounts", timeout_s)
         accounts["answered_ms"] = round((time.perf_counter() - begin) * 1e3, 3)
         accounts["tenants"] = {tenant["name"]: tenant for tenant in accounts["tenants"]}
         return accounts
+
+    def change(self, tenant: str, settings: Mapping[str, object]) -> None:
+        """Changes settings of a tenant: `weight`, `guarantee_permille`, `class` and `sharing`."""
+        self._ask(json.dumps({"tenant": tenant, **settings}), 20)
+
+    def _ask(self, line: str, timeout_s: float) -> dict:
+        self.process.say(line)
+        answer = json.loads(self.process.line(timeout_s))
+        if "error" in answer:
+            raise ValueError(f"the owner refuses {line}: {answer['error']}")
+        return answer
 
 
 @dataclass

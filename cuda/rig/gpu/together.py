@@ -1,11 +1,13 @@
-"""Measures decode loops that share a card in time and in space; writes one JSON file.
+"""Measures decode loops and training jobs that share a card in time and in space; writes one JSON file.
 
-Usage: together.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES]. FOLDER has libcuda.so (ours) and
-cuda-owner. `cargo xtask bench together` runs it.
+Usage: together.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES] [--card N]. FOLDER has
+libcuda.so (ours) and cuda-owner. `cargo xtask bench together` runs it.
 
-Each case starts the loops of `decode.py` anew and measures them at the same time: without the library with the
-hardware's time slices, without the library as clients of NVIDIA's MPS, as tenants that take turns, and as the members
-of one share group whose MPS server the owner of the card starts. Every loop checks its tokens.
+All programs of the selected cases start at once, and sleep until a case uses them: without the library with the
+hardware's time slices, without the library as clients of NVIDIA's MPS, as tenants that take turns, as members of one
+share group, and as members of two. A case changes the tenants' weights, guarantees and classes while they run. The
+cases whose names begin with `loops`, and those that begin with `jobs`, do not need each other, so two runs with
+different `--card` can take half of the cases each. `targets.py` has the targets.
 """
 
 import argparse
@@ -13,48 +15,96 @@ import json
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import Build, Gone, Owner, OwnerSettings, Process, Rig, conditions, find_driver, parse_arguments
+from targets import summarise, verdicts
 
 CONTROL = shutil.which("nvidia-cuda-mps-control") or "/usr/bin/nvidia-cuda-mps-control"
-# TIMEOUT: PyTorch starts in 10 s, four at once in 30 s.
-START_S = 120
-# TIMEOUT: only a loop that hangs does not answer within this time.
-ANSWER_S = 30
+# TIMEOUT: PyTorch starts in 10 s, thirty at once on 16 processors in a minute.
+START_S = 240
+# TIMEOUT: only a program that hangs does not answer within this time.
+ANSWER_S = 60
 MEASURED_S = 4
-# Time that a case takes at most, with the start of its loops.
+# The mode `auto` must choose within half of this time.
+AUTO_S = 6
+POLL_S = 0.05
+# Time that a case takes at most.
 LONGEST_CASE_S = 45
-MEMORY_MIB = 16384
-GROUP = "decoders"
+TENANT_MIB = 5120
+# Memory for two jobs of 3 GiB each.
+SMALL_CARD_MIB, SMALL_HOST_MIB = 4096, 8192
+SMALL_JOB_S = 7
+PACE_MS = 6
+GROUPS = ("one", "two", "small")
+DEFAULTS = {"weight": 100, "guarantee_permille": 0, "class": "normal"}
+INTERACTIVE = {"class": "interactive"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """Loops at the same time, in one way."""
+    """Programs that work at the same time. The part of a name before `-` is the way in which the program is run."""
 
     name: str
-    # "hardware", "mps", "turns" or "group".
-    way: str
-    weights: tuple[int, ...]
+    programs: tuple[str, ...]
+    # Settings of tenants that differ from `DEFAULTS`.
+    settings: dict[str, dict] = field(default_factory=dict)
+    # Shortest time between two tokens of a loop.
+    pace_ms: float = 0
+    # "rates", "auto" or "memory".
+    kind: str = "rates"
 
 
+def named(way: str, kind: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{way}-{kind}{number}" for number in range(count))
+
+
+def next_to_job(what: str, pace_ms: float) -> tuple[Case, ...]:
+    """Returns the cases of a loop next to a job."""
+    def case(way: str, loop: str, job: str) -> Case:
+        settings = {} if loop.startswith(("hw", "mps")) else {loop: INTERACTIVE}
+        return Case(f"jobs, {what} and job, {way}", (loop, job), settings, pace_ms)
+
+    return (case("hardware time slices", "hw-loop0", "hw-job0"), case("MPS", "mps-loop0", "mps-job0"),
+            case("turns", "turn-loop0", "turn-job0"), case("one group", "one-loop0", "one-job0"),
+            case("two groups", "two-loop0", "one-job0"))
+
+
+GUARANTEED = {"guarantee_permille": 500}
 CASES = (
-    Case("one, without the library", "hardware", (100,)),
-    Case("one, as an MPS client", "mps", (100,)),
-    Case("two, hardware time slices", "hardware", (100, 100)),
-    Case("two, MPS", "mps", (100, 100)),
-    Case("two, turns", "turns", (100, 100)),
-    Case("two, one group", "group", (100, 100)),
-    Case("two, one group, weights 3:1", "group", (300, 100)),
-    Case("four, MPS", "mps", (100,) * 4),
-    Case("four, one group", "group", (100,) * 4),
+    Case("loops, one, without the library", ("hw-loop0",)),
+    Case("loops, one, as an MPS client", ("mps-loop0",)),
+    Case("loops, two, hardware time slices", named("hw", "loop", 2)),
+    Case("loops, two, MPS", named("mps", "loop", 2)),
+    Case("loops, two, turns", named("turn", "loop", 2)),
+    Case("loops, two, one group", named("one", "loop", 2)),
+    Case("loops, two, one group, weights 3:1", named("one", "loop", 2), {"one-loop0": {"weight": 300}}),
+    Case("loops, four, MPS", named("mps", "loop", 4)),
+    Case("loops, four, one group", named("one", "loop", 4)),
+    Case("loops, two groups of two", (*named("one", "loop", 2), *named("two", "loop", 2))),
+    Case("loops, two groups of two, weights 3:1", (*named("one", "loop", 2), *named("two", "loop", 2)),
+         {name: {"weight": 300} for name in named("one", "loop", 2)}),
+    Case("loops, two, auto", named("one", "loop", 2), kind="auto"),
+    Case("jobs, loop alone, without the library", ("hw-loop0",)),
+    Case("jobs, one, without the library", ("hw-job0",)),
+    Case("jobs, one, turns", ("turn-job0",)),
+    Case("jobs, one, one group", ("one-job0",)),
+    Case("jobs, two, hardware time slices", named("hw", "job", 2)),
+    Case("jobs, two, MPS", named("mps", "job", 2)),
+    Case("jobs, two, turns", named("turn", "job", 2)),
+    Case("jobs, two, one group", named("one", "job", 2)),
+    Case("jobs, two, auto", named("one", "job", 2), kind="auto"),
+    Case("jobs, four, turns, guarantee of half", named("turn", "job", 4), {"turn-job0": GUARANTEED}),
+    Case("jobs, four, one group, guarantee of half", named("one", "job", 4), {"one-job0": GUARANTEED}),
+    *next_to_job("loop", 0),
+    *next_to_job("paced loop", PACE_MS),
+    Case("jobs, two, group larger than the memory", named("small", "job", 2), kind="memory"),
 )
 
 
@@ -74,140 +124,200 @@ def mps_server(folder: Path):
         daemon.wait()
 
 
-class Loops:
-    """Decode loops that run at the same time."""
+def way_of(program: str) -> str:
+    return program.split("-")[0]
 
-    def __init__(self, rig: Rig, tenants: list[str | None], variables: dict[str, str]):
-        os.environ.update(variables)
+
+class Programs:
+    """The programs of all cases, which sleep until a case uses them."""
+
+    def __init__(self, rig: Rig, small_rig: Rig, mps_folder: Path, names: list[str], stack: ExitStack):
+        self._settings: dict[str, dict] = {}
+        self._owners: dict[str, Owner] = {}
+        variables: dict[str, dict[str, str]] = {}
+        if any(way_of(name) == "mps" for name in names):
+            variables["mps"] = stack.enter_context(mps_server(mps_folder / "bare"))
+        for owner_rig, ways in ((rig, ("turn", "one", "two")), (small_rig, ("small",))):
+            tenants = [name for name in names if way_of(name) in ways]
+            if tenants:
+                owner = self._serve(owner_rig, tenants, mps_folder, stack)
+                self._owners |= dict.fromkeys(tenants, owner)
+        for group in sorted({way_of(name) for name in names} & set(GROUPS)):
+            variables[group] = {"CUDA_MPS_PIPE_DIRECTORY": str(mps_folder / group / "pipes")}
+        self._processes = {}
+        for name in names:
+            tenant = name if name in self._owners else None
+            script = "decode.py" if "loop" in name else "train.py"
+            of = small_rig if way_of(name) == "small" else rig
+            self._processes[name] = of.python(tenant, script, variables=variables.get(way_of(name)))
+        stack.callback(self._end)
+        # A program that does not start fails its own cases only.
+        self.started = {name: self._first_line(name) for name in names}
+
+    def _serve(self, rig: Rig, tenants: list[str], mps_folder: Path, stack: ExitStack) -> Owner:
+        groups = {way_of(name) for name in tenants} & set(GROUPS)
+        suffix = {name: f":normal:{way_of(name)}" if way_of(name) in GROUPS else "" for name in tenants}
+        words = tuple(f"{name}:{TENANT_MIB}:100{suffix[name]}" for name in tenants)
+        sizes = (SMALL_CARD_MIB, SMALL_HOST_MIB) if groups == {"small"} else (TENANT_MIB * len(tenants), 4096)
+        more = ("--mps-control", CONTROL, "--mps-folder", str(mps_folder)) if groups else ()
+        owner = Owner(rig, OwnerSettings(*sizes, 2, words, more))
+        stack.callback(lambda: owner.process.end(timeout_s=20))
+        # TIMEOUT: the daemons start within seconds.
+        until = time.monotonic() + 30
+        while time.monotonic() < until and any(not (mps_folder / group / "pipes" / "control").exists()
+                                               for group in groups):
+            time.sleep(0.05)
+        time.sleep(0.5 if groups else 0)
+        return owner
+
+    def _first_line(self, name: str) -> dict:
         try:
-            self._loops: list[Process] = [rig.python(tenant, "decode.py") for tenant in tenants]
-        finally:
-            for name in variables:
-                del os.environ[name]
-        self.checksums = {json.loads(loop.line(START_S))["checksum"] for loop in self._loops}
+            return json.loads(self._processes[name].line(START_S))
+        except (Gone, ValueError) as error:
+            print(f"{name}: {error!r}", flush=True)
+            return {"error": repr(error)}
 
-    def measure(self) -> list[dict]:
-        for loop in self._loops:
-            loop.say("begin")
-        time.sleep(MEASURED_S)
-        for loop in self._loops:
-            loop.say("end")
-        return [json.loads(loop.line(ANSWER_S)) for loop in self._loops]
+    def _end(self) -> None:
+        for process in self._processes.values():
+            process.close_input()
+        for process in self._processes.values():
+            process.end(timeout_s=10)
 
-    def end(self) -> None:
-        for loop in self._loops:
-            loop.end(timeout_s=10)
+    def of(self, name: str) -> Process:
+        if "error" in self.started[name]:
+            raise Gone(f"{name} did not start: {self.started[name]['error']}")
+        return self._processes[name]
 
+    def change(self, settings: dict[str, dict], automatic: set[str]) -> None:
+        """Sets the settings of all tenants that differ from their last ones. Groups in `automatic` use that mode."""
+        for name, owner in self._owners.items():
+            sharing = {"sharing": "auto" if way_of(name) in automatic else "together"}
+            wanted = DEFAULTS | settings.get(name, {}) | (sharing if way_of(name) in GROUPS else {})
+            if self._settings.get(name) != wanted:
+                owner.change(name, wanted)
+                self._settings[name] = wanted
 
-def without_library(rig: Rig, case: Case, variables: dict[str, str]) -> dict:
-    loops = Loops(rig, [None] * len(case.weights), variables)
-    try:
-        return {"loops": loops.measure(), "checksums": sorted(loops.checksums)}
-    finally:
-        loops.end()
-
-
-def with_owner(rig: Rig, case: Case, folder: Path) -> dict:
-    """Measures tenants of an owner, with the owner's accounts of the measured time."""
-    suffix = f":normal:{GROUP}" if case.way == "group" else ""
-    names = [f"tenant{number}" for number in range(len(case.weights))]
-    tenants = tuple(f"{name}:{MEMORY_MIB}:{weight}{suffix}" for name, weight in zip(names, case.weights))
-    more = ("--mps-control", CONTROL, "--mps-folder", str(folder)) if case.way == "group" else ()
-    owner = Owner(rig, OwnerSettings(MEMORY_MIB * len(names), 4096, 2, tenants, more))
-    pipes = folder / GROUP / "pipes"
-    try:
-        variables = {}
-        if case.way == "group":
-            # TIMEOUT: the daemon starts within seconds.
-            until = time.monotonic() + 30
-            while not (pipes / "control").exists() and time.monotonic() < until:
-                time.sleep(0.05)
-            time.sleep(0.5)
-            variables = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
-        loops = Loops(rig, list(names), variables)
-        try:
-            before = owner.accounts()
-            measured = loops.measure()
-            after = owner.accounts()
-        finally:
-            loops.end()
-        charged = {name: round((after["tenants"][name]["charged_ns"] - before["tenants"][name]["charged_ns"]) / 1e6)
-                   for name in names}
-        return {"loops": measured, "checksums": sorted(loops.checksums), "charged_ms": charged,
-                "owner_says": owner.process.said()[-1500:]}
-    finally:
-        owner.process.end(timeout_s=20)
+    def accounts(self, names: Iterable[str]) -> dict[str, dict]:
+        """Returns the accounts of the tenants among the programs."""
+        owners = {id(self._owners[name]): self._owners[name] for name in names if name in self._owners}
+        found = {}
+        for owner in owners.values():
+            found |= owner.accounts()["tenants"]
+        return {name: found[name] for name in names if name in found}
 
 
 class Bench:
     """All cases in rounds."""
 
-    def __init__(self, arguments: argparse.Namespace, scratch: Path):
-        self._rig = Rig(Build("this", arguments.build.resolve()), find_driver(), scratch)
-        self._scratch, self._json, self._rounds = scratch, arguments.json, arguments.rounds
-        self._only, self._end = arguments.only, time.monotonic() + arguments.seconds
-        self.report = {**conditions(arguments.commit), "rounds": []}
+    def __init__(self, arguments: argparse.Namespace):
+        self._arguments, self._end = arguments, time.monotonic() + arguments.seconds
+        self._cases = [case for case in CASES if re.search(arguments.only, case.name)]
+        self.report = {**conditions(arguments.commit), "card": arguments.card, "rounds": []}
 
-    def _measure(self, case: Case) -> dict:
-        # Paths of sockets are short.
-        with tempfile.TemporaryDirectory(dir="/tmp") as name:
-            folder = Path(name)
-            folder.chmod(0o755)
-            if case.way == "hardware":
-                return without_library(self._rig, case, {})
-            if case.way == "mps":
-                with mps_server(folder) as variables:
-                    return without_library(self._rig, case, variables)
-            return with_owner(self._rig, case, folder)
+    def _rates(self, programs: Programs, case: Case, seconds: float) -> dict:
+        """Lets the programs of a case work, and returns their results and the owner's accounts of this time."""
+        processes = {name: programs.of(name) for name in case.programs}
+        before, begin = programs.accounts(case.programs), time.monotonic()
+        for name, process in processes.items():
+            process.say(f"begin {case.pace_ms}" if case.pace_ms and "loop" in name else "begin")
+        modes: list[list] = []
+        while (lasted := time.monotonic() - begin) < seconds:
+            if case.kind != "auto":
+                time.sleep(seconds - lasted)
+                continue
+            group = programs.accounts(case.programs[:1])[case.programs[0]]["group"] or {}
+            if not modes or modes[-1][1] != group.get("together"):
+                modes.append([round(time.monotonic() - begin, 2), group.get("together")])
+            time.sleep(POLL_S)
+        after = programs.accounts(case.programs)
+        for process in processes.values():
+            process.say("end")
+        result = {"programs": {name: json.loads(process.line(ANSWER_S)) for name, process in processes.items()}}
+        keys = ("charged_ns", "busy_ns", "launches")
+        result["accounts"] = {name: {key: after[name][key] - before[name][key] for key in keys} for name in after}
+        return result | ({"modes": modes} if modes else {})
+
+    def _memory(self, programs: Programs, case: Case) -> dict:
+        """Trains jobs one after the other, and then at the same time with less memory than they need together."""
+        calibration = self._rates(programs, Case(case.name, case.programs[:1]), 1.5)["programs"][case.programs[0]]
+        steps = max(20, round(SMALL_JOB_S * calibration["steps"] / calibration["seconds"]))
+        jobs = [programs.of(name) for name in case.programs]
+
+        def run(some: list[Process]) -> dict:
+            begin = time.monotonic()
+            for job in some:
+                job.say(f"steps {steps}")
+            results = [json.loads(job.line(ANSWER_S)) for job in some]
+            return {"seconds": round(time.monotonic() - begin, 3), "results": results}
+
+        serial = [run([job]) for job in jobs]
+        before = programs.accounts(case.programs)
+        concurrent = run(jobs)
+        after = programs.accounts(case.programs)
+        moved = {name: {key: after[name][key] - before[name][key] for key in ("moved_in", "moved_out", "charged_ns")}
+                 for name in after}
+        return {"steps": steps, "serial": serial, "concurrent": concurrent, "moved": moved}
+
+    def _measure(self, programs: Programs, case: Case) -> dict:
+        programs.change(case.settings, set(map(way_of, case.programs)) if case.kind == "auto" else set())
+        if case.kind == "memory":
+            return self._memory(programs, case)
+        return self._rates(programs, case, AUTO_S if case.kind == "auto" else MEASURED_S)
 
     def run(self) -> None:
-        try:
-            for _ in range(self._rounds):
+        with ExitStack() as stack:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+            # Paths of sockets are short.
+            mps_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
+            mps_folder.chmod(0o755)
+            build, driver = Build("this", self._arguments.build.resolve()), find_driver()
+            (scratch / "small").mkdir()
+            rig, small_rig = Rig(build, driver, scratch), Rig(build, driver, scratch / "small")
+            stack.callback(rig.end)
+            stack.callback(small_rig.end)
+            names = list(dict.fromkeys(name for case in self._cases for name in case.programs))
+            begin = time.monotonic()
+            programs = Programs(rig, small_rig, mps_folder, names, stack)
+            self.report["started_in_s"] = round(time.monotonic() - begin, 1)
+            print(f"{len(names)} programs started in {self.report['started_in_s']} s", flush=True)
+            for _ in range(self._arguments.rounds):
                 self.report["rounds"].append({})
-                for case in CASES:
-                    if not re.search(self._only, case.name) or time.monotonic() + LONGEST_CASE_S > self._end:
-                        continue
-                    try:
-                        result = self._measure(case)
-                    except (Gone, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-                        result = {"error": repr(error)}
-                    self.report["rounds"][-1][case.name] = result
-                    self.report["summary"] = summary(self.report["rounds"])
-                    self._json.write_text(json.dumps(self.report, indent=1) + "\n")
-                    shown = result if "error" in result else self.report["summary"][case.name]
-                    print(f"{case.name}: {json.dumps(shown)}", flush=True)
-        finally:
-            self._rig.end()
+                for case in self._cases:
+                    if time.monotonic() + LONGEST_CASE_S < self._end:
+                        self._take(programs, case)
+        self._save()
+
+    def _take(self, programs: Programs, case: Case) -> None:
+        try:
+            result = self._measure(programs, case)
+        except (Gone, OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError) as error:
+            result = {"error": repr(error)}
+        self.report["rounds"][-1][case.name] = result
+        self._save()
+        shown = result if "error" in result else self.report["summary"][case.name]
+        print(f"{case.name}: {json.dumps(shown)}", flush=True)
+
+    def _save(self) -> None:
+        self.report["summary"] = summarise(self.report["rounds"])
+        self.report["verdicts"] = verdicts(self.report["summary"])
+        self._arguments.json.write_text(json.dumps(self.report, indent=1) + "\n")
 
 
-def rate(loop: dict) -> float:
-    return loop["tokens"] / loop["seconds"]
-
-
-def summary(rounds: list[dict]) -> dict:
-    """Returns for each case the tokens per second of all loops, the longest of their p99, and each loop's share."""
-    found: dict[str, dict] = {}
-    for case in CASES:
-        results = [one[case.name] for one in rounds if "loops" in one.get(case.name, {})]
-        if not results:
-            continue
-        totals = [sum(map(rate, result["loops"])) for result in results]
-        shares = [[round(rate(loop) / total, 4) for loop in result["loops"]] for result, total in zip(results, totals)]
-        worst = [max(loop["gap_p99_ms"] for loop in result["loops"]) for result in results]
-        found[case.name] = {
-            "tokens_per_s": {"median": round(statistics.median(totals), 1), "least": round(min(totals), 1),
-                             "most": round(max(totals), 1)},
-            "p50_ms": round(statistics.median(loop["gap_p50_ms"] for result in results for loop in result["loops"]), 3),
-            "p99_ms": {"median": statistics.median(worst), "least": min(worst), "most": max(worst)},
-            "shares": shares,
-            "wrong": sum(loop["wrong_sequences"] for result in results for loop in result["loops"])}
-    return found
+def card_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--card", type=int, help="index of the card; by default the first visible one")
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__.splitlines()[0], seconds=580)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
-        Bench(arguments, Path(scratch)).run()
+    arguments = parse_arguments(__doc__.splitlines()[0], seconds=580, more=card_option)
+    if arguments.card is not None:
+        # The name is the same for a server of MPS, which renumbers its cards, and for its clients.
+        query = ["nvidia-smi", f"--id={arguments.card}", "--query-gpu=uuid", "--format=csv,noheader"]
+        os.environ["CUDA_VISIBLE_DEVICES"] = subprocess.run(query, capture_output=True, text=True,
+                                                            check=True).stdout.strip()
+    bench = Bench(arguments)
+    bench.run()
+    for verdict in bench.report["verdicts"]:
+        print(json.dumps(verdict), flush=True)
 
 
 if __name__ == "__main__":

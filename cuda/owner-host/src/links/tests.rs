@@ -85,6 +85,17 @@ fn owners_find_each_other_and_exchange_messages_in_order() {
 }
 
 #[test]
+fn running_owner_replies_to_probes_in_order_with_messages() {
+    let mut owners = Owners::new();
+    owners.serve();
+    owners.of(ONE).probe(TWO, 0);
+    owners.of(TWO).send(ONE, message(1), 0);
+    let news = owners.serve();
+    assert_eq!(news[&ONE], [LinkEvent::Said(TWO, message(1)), LinkEvent::Replied(TWO)]);
+    assert_eq!(news[&TWO], []);
+}
+
+#[test]
 fn restarted_owner_is_lost_and_reached_again() {
     let mut owners = Owners::new();
     owners.serve();

@@ -8,11 +8,12 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use cuda_owner::core::{CardConfig, CardView, OnStranger, OnStuck, ShareGroup, TenantSpec};
+use cuda_owner::core::{CardConfig, CardView, Core, OnStranger, OnStuck, ShareGroup, TenantSpec};
 use cuda_owner::server::{MpsOptions, Rights, Server};
-use owner_driver::{Address, Driver, Memory, Queue, Real, nvml_uuid};
+use owner_driver::{Driver, Real, Speeds, nvml_uuid};
 use sched::LatencyClass;
 use sched::groups::Sharing;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -37,7 +38,8 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum What {
     /// Serves tenants until the time is over or standard input ends. Prints their accounts at the end, and once for
-    /// each line of input.
+    /// each line of input. A line with a JSON object first changes a tenant's settings, for example
+    /// `{"tenant": "a", "weight": 300}`; the other keys are `guarantee_permille`, `class` and `sharing`.
     Serve(Box<Serve>),
     /// Serves under the control of mediatord, which writes requests to standard input.
     #[command(hide = true)]
@@ -178,6 +180,41 @@ fn tenant(text: &str) -> Result<TenantSpec> {
     })
 }
 
+/// New settings of a tenant. Settings that are not named stay as they are.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Change {
+    tenant: String,
+    weight: Option<u32>,
+    guarantee_permille: Option<u32>,
+    class: Option<LatencyClass>,
+    sharing: Option<Sharing>,
+}
+
+impl Change {
+    fn apply(self, core: &mut Core) -> Result<()> {
+        let id = core.tenant(&self.tenant).with_context(|| format!("there is no tenant `{}`", self.tenant))?;
+        let mut spec = core.spec(id).context("the tenant was removed")?.clone();
+        spec.time.weight = self.weight.unwrap_or(spec.time.weight);
+        spec.time.guarantee_permille = self.guarantee_permille.unwrap_or(spec.time.guarantee_permille);
+        spec.time.class = self.class.unwrap_or(spec.time.class);
+        if let Some(sharing) = self.sharing {
+            let group = spec.share_group.as_mut();
+            group.with_context(|| format!("tenant `{}` has no share group", self.tenant))?.sharing = sharing;
+        }
+        Ok(core.change_tenant(id, &spec)?)
+    }
+}
+
+/// Changes a tenant's settings if the line is a JSON object.
+fn obey(server: &Server, line: &str) -> Result<()> {
+    if !line.starts_with('{') {
+        return Ok(());
+    }
+    let change: Change = serde_json::from_str(line).with_context(|| format!("`{line}` is not a change of a tenant"))?;
+    server.call(move |core| change.apply(core)).context("the owner has ended")?
+}
+
 fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
     let mut config = CardConfig::new(options.card_mib << 20);
     config.host_bytes = options.host_mib.unwrap_or(options.card_mib) << 20;
@@ -219,12 +256,17 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
     std::io::stdout().flush()?;
     let end = Instant::now() + Duration::from_secs(options.seconds);
     loop {
-        let goes_on = asked.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok();
+        let line = asked.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
+        if let Some(Err(error)) = line.as_deref().map(|line| obey(&server, line)) {
+            println!("{}", json!({ "error": format!("{error:#}") }));
+            std::io::stdout().flush()?;
+            continue;
+        }
         let (view, clock_ns) =
             server.call(|core| (core.view(u64::MAX), core.clock_ns())).context("the owner has ended")?;
         println!("{}", describe(&view, clock_ns));
         std::io::stdout().flush()?;
-        if !goes_on {
+        if line.is_none() {
             return Ok(());
         }
     }
@@ -256,6 +298,13 @@ fn describe(view: &CardView, clock_ns: u64) -> Value {
                 "unaccounted": tenant.unaccounted.iter().map(|one| json!([one.pid, one.bytes])).collect::<Vec<_>>(),
                 "kept_bytes": tenant.kept_bytes,
                 "over_quota_bytes": tenant.over_quota_bytes,
+                "launches": tenant.launches,
+                "group": tenant.membership.map(|group| json!({
+                    "sharing": group.sharing.name(),
+                    "together": group.together,
+                    "joined": group.joined,
+                    "lack_ns": group.lack_ns,
+                })),
             })
         })
         .collect();
@@ -272,29 +321,6 @@ fn describe(view: &CardView, clock_ns: u64) -> Value {
     })
 }
 
-/// Pieces that are mapped at consecutive addresses of one reservation.
-struct Pieces {
-    at: Address,
-    made_s: f64,
-}
-
-fn make(driver: &Real, memory: Memory, bytes: u64, chunk: u64) -> Result<Pieces> {
-    let at = driver.reserve(bytes)?;
-    let start = Instant::now();
-    for offset in (0..bytes).step_by(chunk as usize) {
-        let handle = driver.create(memory, chunk)?;
-        driver.map(at.plus(offset), chunk, handle)?;
-    }
-    Ok(Pieces { at, made_s: start.elapsed().as_secs_f64() })
-}
-
-fn queue(driver: &Real, queue: Queue, to: &Pieces, from: &Pieces, bytes: u64, chunk: u64) -> Result<()> {
-    for offset in (0..bytes).step_by(chunk as usize) {
-        driver.copy(queue, to.at.plus(offset), from.at.plus(offset), chunk)?;
-    }
-    Ok(())
-}
-
 fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()> {
     let (bytes, chunk) = (options.gib << 30, options.chunk_mib << 20);
     if !bytes.is_multiple_of(chunk) || driver.free_bytes()? < 2 * bytes + (2 << 30) {
@@ -303,44 +329,19 @@ fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()
             options.gib
         );
     }
-    let (card, other) = (make(driver, Memory::Device, bytes, chunk)?, make(driver, Memory::Device, bytes, chunk)?);
-    let (host, second) = (make(driver, Memory::Host, bytes, chunk)?, make(driver, Memory::Host, bytes, chunk)?);
-    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
-    let timed = |run: &dyn Fn() -> Result<()>| -> Result<f64> {
-        run()?;
-        let start = Instant::now();
-        run()?;
-        Ok(start.elapsed().as_secs_f64())
-    };
-    let out = timed(&|| {
-        queue(driver, Queue::Out, &host, &card, bytes, chunk)?;
-        Ok(driver.finish(Queue::Out)?)
-    })?;
-    let inward = timed(&|| {
-        queue(driver, Queue::In, &card, &host, bytes, chunk)?;
-        Ok(driver.finish(Queue::In)?)
-    })?;
-    let both = timed(&|| {
-        // Alternate between the directions: a queue holds about a thousand copies, and if one queue were full, the
-        // copies in the other direction would have to wait.
-        for offset in (0..bytes).step_by(chunk as usize) {
-            driver.copy(Queue::Out, host.at.plus(offset), card.at.plus(offset), chunk)?;
-            driver.copy(Queue::In, other.at.plus(offset), second.at.plus(offset), chunk)?;
-        }
-        driver.finish(Queue::Out)?;
-        Ok(driver.finish(Queue::In)?)
-    })?;
+    let speeds = Speeds::measure(driver, bytes, chunk)?;
     let mut result = json!({
         "device": driver.device().name,
         "gib": options.gib,
         "chunk_mib": options.chunk_mib,
-        "make_card_s": card.made_s,
-        "make_host_s": host.made_s,
-        "out_gb_per_s": rate(out),
-        "in_gb_per_s": rate(inward),
-        "both_gb_per_s_each": rate(both),
+        "make_card_s": speeds.make_card_s,
+        "make_host_s": speeds.make_host_s,
+        "out_gb_per_s": speeds.out_gb_per_s,
+        "in_gb_per_s": speeds.in_gb_per_s,
+        "both_gb_per_s_each": speeds.both_gb_per_s_each,
     });
     if !options.no_checkpoint {
+        let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
         result["checkpoint"] = match checkpoint(driver, arguments, options) {
             Ok((out_s, in_s)) => {
                 json!({ "out_s": out_s, "in_s": in_s, "out_gb_per_s": rate(out_s), "in_gb_per_s": rate(in_s) })

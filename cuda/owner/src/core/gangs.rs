@@ -6,7 +6,8 @@
 use super::types::{Action, SessionId};
 use super::{Core, TenantError, TenantSpec};
 use cuda_protocol::{FromOwner, Run, VERSION_GANGS};
-use owner_host::LinkEvent;
+use owner_host::{Check, LinkEvent, Outcome, Probes};
+use tenancy::Deadline;
 use vram::TenantId;
 
 impl Core {
@@ -39,10 +40,46 @@ impl Core {
 
     pub(super) fn link_changed(&mut self, news: LinkEvent) {
         let now = self.now();
-        match news {
-            LinkEvent::Reached(card) => self.turns.reached(card, now),
-            LinkEvent::Lost(card) => self.turns.lost(card, now),
-            LinkEvent::Said(card, message) => self.turns.receive(card, message, now),
+        let outcomes = match news {
+            LinkEvent::Reached(card) => {
+                self.turns.reached(card, now);
+                self.probes.replied(card, false, self.clock)
+            }
+            LinkEvent::Lost(card) => {
+                self.turns.lost(card, now);
+                self.probes.replied(card, false, self.clock)
+            }
+            LinkEvent::Said(card, message) => return self.turns.receive(card, message, now),
+            LinkEvent::Replied(card) => self.probes.replied(card, true, self.clock),
+        };
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Prompt(tenant) => self.overdue(tenant),
+                Outcome::Late(tenant) => self.restart_limit(tenant),
+            }
+        }
+    }
+
+    /// Returns true if the owners of a tenant's other cards respond. If this is not known yet, it sends probes, and the
+    /// tenant's limit is checked again later.
+    pub(super) fn other_owners_respond(&mut self, tenant: TenantId) -> bool {
+        let own = self.config.number;
+        let gang = self.tenants.get(&tenant).and_then(|known| known.spec.gang.as_ref());
+        let others = gang.into_iter().flat_map(|gang| gang.card_numbers()).filter(|card| *card != own);
+        match self.probes.check(tenant, others, self.clock) {
+            Check::Applies => return true,
+            Check::Ask(cards) => self.actions.extend(cards.into_iter().map(|card| Action::Probe { card })),
+            Check::Wait => {}
+        }
+        self.deadlines.set(Deadline::SecondLimit(tenant), self.clock.saturating_add(Probes::RECHECK_NS));
+        false
+    }
+
+    /// Restarts the limit of a tenant's work.
+    fn restart_limit(&mut self, tenant: TenantId) {
+        let clock = self.clock;
+        for session in self.sessions.values_mut().filter(|session| session.tenant == Some(tenant)) {
+            session.opened_at = clock;
         }
     }
 

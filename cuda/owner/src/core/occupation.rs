@@ -115,5 +115,6 @@ impl Core {
     /// Records the end of a tenant's turn.
     pub(super) fn is_not_spared_any_more(&mut self, tenant: TenantId) {
         self.deadlines.cancel(Deadline::SecondLimit(tenant));
+        self.probes.forget(tenant);
     }
 }

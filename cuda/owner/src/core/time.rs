@@ -169,7 +169,7 @@ impl Core {
         }
     }
 
-    fn overdue(&mut self, tenant: TenantId) {
+    pub(super) fn overdue(&mut self, tenant: TenantId) {
         let since = |id: SessionId| {
             let session = self.sessions.get(&id).filter(|session| session.run.is_some())?;
             Some((id, session.opened_at))
@@ -181,6 +181,9 @@ impl Core {
             let later = sessions.extract_if(.., |(_, at)| self.clock.saturating_sub(*at) < limit);
             if let Some(next) = later.map(|(_, at)| at.saturating_add(limit)).min() {
                 self.deadlines.set(Deadline::SecondLimit(tenant), next);
+            }
+            if sessions.is_empty() || !self.other_owners_respond(tenant) {
+                return;
             }
         }
         for (session, _) in sessions {

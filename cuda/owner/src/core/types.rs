@@ -300,6 +300,11 @@ pub enum Action {
         /// Name of the group.
         group: String,
     },
+    /// Ask the owner of another card whether it responds.
+    Probe {
+        /// The other card.
+        card: CardId,
+    },
     /// Send a message to the owner of another card.
     Tell {
         /// The other card.

@@ -45,13 +45,28 @@ struct Program {
     kernel_ns: u64,
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Packet {
+    Gang(Message),
+    Probe,
+    Reply,
+}
+
 struct Host {
     cores: Vec<Core>,
     /// Cards without an owner.
     dead: BTreeSet<usize>,
+    /// Cards whose owners are stopped: they handle no event, and their messages wait.
+    stopped: BTreeSet<usize>,
+    /// Messages to the stopped owner.
+    unread: Vec<(SessionId, FromTenant)>,
+    /// Number of probes that owners have sent.
+    probes: u64,
+    /// Sessions that an owner has given up.
+    given_up: Vec<SessionId>,
     programs: Vec<Program>,
-    /// Messages in transit: arrival, sender, receiver.
-    links: VecDeque<(u64, usize, usize, Message)>,
+    /// Packets in transit: arrival, sender, receiver.
+    links: VecDeque<(u64, usize, usize, Packet)>,
     step: u64,
     next: u64,
     version: u16,
@@ -85,8 +100,10 @@ fn core(card: usize, seed: u32, tenants: Tenants) -> Core {
 impl Host {
     fn new(cards: usize, tenants: Tenants) -> Self {
         let cores = (0..cards).map(|card| core(card, 1, tenants)).collect();
-        let (dead, links, version) = (BTreeSet::new(), VecDeque::new(), VERSION);
-        let mut host = Self { cores, dead, programs: Vec::new(), links, step: 0, next: 0, version };
+        let (dead, stopped, links, version) = (BTreeSet::new(), BTreeSet::new(), VecDeque::new(), VERSION);
+        let (programs, given_up, unread) = (Vec::new(), Vec::new(), Vec::new());
+        let mut host =
+            Self { cores, dead, stopped, unread, probes: 0, given_up, programs, links, step: 0, next: 0, version };
         for card in 0..cards {
             host.link(card);
         }
@@ -127,6 +144,9 @@ impl Host {
     }
 
     fn say(&mut self, card: usize, session: SessionId, message: FromTenant) {
+        if self.stopped.contains(&card) {
+            return self.unread.push((session, message));
+        }
         self.event(card, Event::Said { session, message, pieces: Vec::new() });
     }
 
@@ -138,7 +158,22 @@ impl Host {
         for action in self.cores[card].take_actions() {
             match action {
                 Action::Tell { card: to, message } => {
-                    self.links.push_back((self.step + TRANSIT, card, to.0 as usize, message));
+                    self.links.push_back((self.step + TRANSIT, card, to.0 as usize, Packet::Gang(message)));
+                }
+                Action::Probe { card: to } => {
+                    self.probes += 1;
+                    self.links.push_back((self.step + TRANSIT, card, to.0 as usize, Packet::Probe));
+                }
+                Action::LookAt { session, is_overdue } => {
+                    self.event(card, Event::Looked { session, stopped: false, is_overdue });
+                    if is_overdue {
+                        self.given_up.push(session);
+                        let has_session = |rank: &Rank| rank.session == session;
+                        for program in &mut self.programs {
+                            program.ranks.retain(|_, rank| !has_session(rank));
+                        }
+                        self.event(card, Event::Gone { session });
+                    }
                 }
                 Action::Send { session, message, .. } => self.hear(card, session, &message),
                 _ => {}
@@ -188,15 +223,32 @@ impl Host {
         true
     }
 
+    /// Delivers the packets that have arrived, except to stopped owners.
+    fn deliver(&mut self) {
+        let (now, stopped) = (self.step, self.stopped.clone());
+        let is_due = |(at, _, to, _): &(u64, usize, usize, Packet)| *at <= now && !stopped.contains(to);
+        let (due, rest) = std::mem::take(&mut self.links).into_iter().partition(is_due);
+        self.links = rest;
+        let due: VecDeque<_> = due;
+        for (_, from, to, packet) in due {
+            match packet {
+                Packet::Gang(message) => self.event(to, Event::Link(LinkEvent::Said(number(from), message))),
+                Packet::Probe => self.links.push_back((self.step + TRANSIT, to, from, Packet::Reply)),
+                Packet::Reply => self.event(to, Event::Link(LinkEvent::Replied(number(from)))),
+            }
+        }
+    }
+
     /// Runs for a time in ms.
     fn run(&mut self, ms: u64) {
-        let until = self.step + ms * MS / STEP;
+        self.run_steps(ms * MS / STEP);
+    }
+
+    fn run_steps(&mut self, steps: u64) {
+        let until = self.step + steps;
         while self.step < until {
-            while self.links.front().is_some_and(|(at, ..)| *at <= self.step) {
-                let Some((_, from, to, message)) = self.links.pop_front() else { break };
-                self.event(to, Event::Link(LinkEvent::Said(number(from), message)));
-            }
-            for card in 0..self.cores.len() {
+            self.deliver();
+            for card in (0..self.cores.len()).filter(|card| !self.stopped.contains(card)).collect::<Vec<_>>() {
                 self.event(card, Event::Tick);
             }
             for at in 0..self.programs.len() {
@@ -251,6 +303,31 @@ impl Host {
             if self.programs[at].ranks.contains_key(&card) {
                 self.connect(at, card);
             }
+        }
+    }
+
+    /// Stops the owner of card 1 while a kernel on card 0 waits for its peer behind the closed gate of card 1.
+    fn stop_owner_while_kernel_waits(&mut self) {
+        let waits = |program: &Program| {
+            let (first, second) = (program.ranks.get(&0), program.ranks.get(&1));
+            let pair = first.zip(second);
+            pair.is_some_and(|(first, second)| second.gate == Gate::Closed && first.submitted > second.submitted)
+        };
+        for _ in 0..20_000 {
+            if self.programs.iter().any(waits) {
+                self.stopped.insert(1);
+                return;
+            }
+            self.run_steps(1);
+        }
+        panic!("no kernel waits for its peer");
+    }
+
+    /// Lets the owner of a card continue: it reads the packets and messages that have waited.
+    fn continue_owner(&mut self, card: usize) {
+        self.stopped.remove(&card);
+        for (session, message) in std::mem::take(&mut self.unread) {
+            self.say(card, session, message);
         }
     }
 
@@ -347,6 +424,64 @@ fn silent_owner_delays_only_its_gangs() {
     let done = host.progress(1000);
     assert!(done[0] > 200 && done[4] > 300, "{done:?}");
     assert_eq!([done[1], done[2], done[3]], [0; 3]);
+}
+
+/// Returns the two cards of `PAIR`. The program of each gang may run for 1 s.
+fn limited_pair() -> Host {
+    let mut host = Host::new(2, PAIR);
+    for core in &mut host.cores {
+        for name in ["a", "b"] {
+            let id = core.tenant(name).expect("there");
+            let mut spec =
+                core.view(u64::MAX).tenants.into_iter().find(|tenant| tenant.spec.name == name).unwrap().spec;
+            spec.time.max_run_ns = Some(1000 * MS);
+            core.change_tenant(id, &spec).expect("valid");
+        }
+    }
+    host
+}
+
+#[test]
+fn programs_survive_a_stopped_owner_of_another_card() {
+    for ms in [100, 300] {
+        let mut host = limited_pair();
+        host.run(ms);
+        host.stop_owner_while_kernel_waits();
+        host.run(3000);
+        assert!(host.probes > 0, "the owner of the other card is asked");
+        host.continue_owner(1);
+        // The gang is charged for the time in which its kernel occupied the card, and waits until it has paid.
+        let before: Vec<u64> = host.programs.iter().map(|program| program.done).collect();
+        let progressed =
+            |host: &Host| host.programs.iter().zip(&before).all(|(program, &done)| program.done > done + 20);
+        for _ in 0..40 {
+            if !progressed(&host) {
+                host.run(1000);
+            }
+        }
+        assert_eq!(host.given_up, []);
+        assert!(progressed(&host));
+    }
+}
+
+#[test]
+fn owner_that_stays_stopped_protects_no_program_forever() {
+    let mut host = limited_pair();
+    host.run(100);
+    host.stop_owner_while_kernel_waits();
+    host.run(20_000);
+    assert_eq!(host.given_up, []);
+    host.run(15_000);
+    assert_eq!(host.given_up.len(), 1, "its kernel occupies the card");
+}
+
+#[test]
+fn endless_kernel_of_a_gang_is_given_up_at_its_limit() {
+    let mut host = limited_pair();
+    host.run(100);
+    host.programs[0].left = u64::MAX;
+    host.run(3000);
+    assert!(host.probes > 0 && !host.given_up.is_empty(), "all owners respond");
 }
 
 #[test]

@@ -403,6 +403,7 @@ impl World {
             | Action::StartServer { .. }
             | Action::RetireServer { .. }
             | Action::PollServer { .. }
+            | Action::Probe { .. }
             | Action::Tell { .. } => {}
             Action::KillStranger { .. } | Action::Adopted { .. } => {}
         }
