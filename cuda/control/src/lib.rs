@@ -213,8 +213,8 @@ pub enum Request {
         /// True if the tenant's programs are killed; if false, only their connections are closed.
         kills: bool,
     },
-    /// Prepares the move of the tenant with this name to another card: evicts its memory and makes its programs unmap it.
-    /// Answered with [`Answer::Moving`] until [`Answer::Left`]. If the request fails, [`Request::Stay`] must follow.
+    /// Prepares the move of the tenant with this name to another card: evicts its memory, and makes its programs unmap
+    /// it. Answered with [`Answer::Moving`] until [`Answer::Left`]. If the request fails, [`Request::Stay`] must follow.
     Leave(String),
     /// Ends the preparation of a move: the tenant with this name stays.
     Stay(String),

@@ -6,8 +6,8 @@
 //!
 //! A restore can name pairs of cards (driver 580): the process continues on another card, and its devices keep their
 //! numbers. As NVIDIA documents it, the pairs must contain each card of the process, and the new card needs memory. The
-//! fake is stricter in two points: the pairs must be a permutation of known cards, and a process with contexts on several
-//! cards cannot change its cards. A restore that fails for another reason than imported memory can be repeated.
+//! fake is stricter in two points: the pairs must be a permutation of known cards, and a process with contexts on
+//! several cards cannot change its cards. A restore that fails for another reason than imported memory can be repeated.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};

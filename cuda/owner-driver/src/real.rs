@@ -215,8 +215,8 @@ impl Real {
         check(CALL, unsafe { function(c_int::try_from(pid).unwrap_or(0), &mut state) }).map(|()| state)
     }
 
-    /// Returns pairs for all cards that exchange the card `from` and this card, because the driver needs a pair for each
-    /// card of the process.
+    /// Returns pairs for all cards that exchange the card `from` and this card, because the driver needs a pair for
+    /// each card of the process.
     fn exchanged(&self, from: [u8; 16]) -> Result<Vec<GpuPair>, DriverError> {
         const CALL: &str = "cuDeviceGetCount";
         let function = self.functions.device_count.ok_or(DriverError::Missing(CALL))?;

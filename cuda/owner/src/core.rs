@@ -4,7 +4,7 @@
 //! driver. The caller executes the actions and reports some of the results as events. Modules: connections
 //! (`sessions`), chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
-//! memory shared between processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`),
+//! memory shared between processes (`exports`), fixed memory and releases (`fixed`),
 //! moves of tenants to other cards (`moves`),
 //! accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
 //! (`share_groups`), and their servers (`mps`), and tenants with several cards (`gangs`). Timers are in
@@ -33,7 +33,6 @@ mod recording;
 mod relocate;
 mod sessions;
 mod share_groups;
-mod shares;
 mod size;
 mod stopped;
 mod time;
@@ -53,6 +52,7 @@ pub use view::{CardView, TenantView};
 
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
 use gang::{CardId, GangConfig, GangTurns};
+use owner_host::Shares;
 use pieces::Pieces;
 use relocate::Machine;
 use sched::groups::{GroupConfig, GroupTurns};
@@ -246,7 +246,7 @@ pub struct Core {
     pieces: Pieces,
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
-    shares: shares::Shares,
+    shares: Shares,
     /// Backings being created for requests, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
     /// Processes with requests that wait until fewer backings are being created for their tenant.
@@ -317,7 +317,7 @@ impl Core {
             machine: relocate::machine(&config),
             host_bytes: config.host_bytes,
             config,
-            shares: shares::Shares::default(),
+            shares: Shares::default(),
             making: BTreeMap::new(),
             hungry: BTreeSet::new(),
             unserved: BTreeSet::new(),

@@ -444,8 +444,8 @@ pub enum FromOwner {
     /// Lets one waiting submission pass the closed gate. The answer is `Stopped` with the number of this turn as soon
     /// as all work has ended, or at once if no submission waits. Since version 7.
     Step(Run),
-    /// Asks the process to close its gate and to unmap all chunks, which are in host memory, because it moves to another
-    /// card. The process keeps the chunks' descriptors. Since version 8.
+    /// Asks the process to close its gate and to unmap all chunks, which are in host memory, because it moves to
+    /// another card. The process keeps the chunks' descriptors. Since version 8.
     Leave {
         /// Time limit in microseconds after which the process gives up and answers [`Obstacle::Busy`].
         patience_us: u32,

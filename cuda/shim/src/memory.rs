@@ -90,8 +90,8 @@ impl Memory {
 }
 
 impl<'a> Operations<'a> {
-    /// Locks the memory, so that no part of it moves. Waits while the program is between two cards, except on the thread
-    /// that carries out the owner's orders.
+    /// Locks the memory, so that no part of it moves. Waits while the program is between two cards, except on the
+    /// thread that carries out the owner's orders.
     pub fn lock(self) -> MutexGuard<'a, ChunkMemory> {
         loop {
             let guard = self.memory.lock();

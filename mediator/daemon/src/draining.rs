@@ -168,8 +168,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Drains a card if the revision is still `expected`, and moves its virtual machines and tenants to other cards, one
-    /// after the other. Virtual machines and tenants that cannot move continue on the card and are reported; another call retries.
+    /// Drains a card if the revision is still `expected`, and moves its virtual machines and tenants to other cards,
+    /// one after the other. Those that cannot move continue on the card and are reported; another call retries.
     ///
     /// # Errors
     /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
@@ -244,30 +244,13 @@ impl Daemon {
     }
 }
 
-/// Moves virtual machines with `move_off`, one after the other. Retries machines for which no card was found as long as
-/// other machines leave, because an affinity may permit the card to which another machine has moved.
+/// Moves virtual machines with `move_off`. Returns the moved ones, and those that remain.
 fn emptied(
-    mut vms: Vec<String>,
-    mut move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,
+    vms: Vec<String>,
+    move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,
 ) -> (Vec<Moved>, Vec<Left>) {
-    let (mut moved, mut left) = (Vec::new(), Vec::new());
-    loop {
-        let before = moved.len();
-        let mut again = Vec::new();
-        for vm in std::mem::take(&mut vms) {
-            match move_off(&vm) {
-                Ok(done) => moved.extend(done),
-                Err(error @ DaemonError::Immovable { .. }) => again.push((vm, error)),
-                Err(error) => left.push(reported(vm, &error)),
-            }
-        }
-        if again.is_empty() || moved.len() == before {
-            left.extend(again.into_iter().map(|(vm, error)| reported(vm, &error)));
-            left.sort_by(|one, other| one.vm.cmp(&other.vm));
-            return (moved, left);
-        }
-        vms = again.into_iter().map(|(vm, _)| vm).collect();
-    }
+    let (moved, left) = rebalance::emptied(vms, move_off, |error| matches!(error, DaemonError::Immovable { .. }));
+    (moved, left.into_iter().map(|(vm, error)| reported(vm, &error)).collect())
 }
 
 fn reported(vm: String, error: &DaemonError) -> Left {

@@ -15,19 +15,22 @@
 //! sender can continue as before. Neither process trusts the data that it receives: sizes are bounded, and contents are
 //! checked.
 //!
-//! The crate does not interpret the package, and does not start processes.
+//! The crate defines the daemon's own part of the state ([`Roster`]). It does not interpret the package, and does not
+//! start processes.
 
 #![forbid(unsafe_code)]
 
 mod error;
 mod package;
 mod receiver;
+mod roster;
 mod sender;
 mod wire;
 
 pub use error::Error;
 pub use package::Package;
 pub use receiver::Receiver;
+pub use roster::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 pub use sender::Sender;
 
 use std::time::{Duration, SystemTime};

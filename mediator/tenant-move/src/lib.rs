@@ -1,5 +1,6 @@
 //! Moves a tenant of a CUDA card to another card, with its programs: [`carry_over`] sends the requests to the owners of
-//! both cards, one after the other, and undoes them if one fails. [`bound`] and [`unsuitable`] name what cannot move.
+//! both cards, one after the other, and undoes them if one fails. [`chosen`] chooses the other card, or names the
+//! obstacle.
 //!
 //! The owners use the same socket of the tenant. The tenant belongs to the owner that listens on it, so a program that
 //! has left one owner continues with the other one, or with the first one after a failure (decision 163).
@@ -10,7 +11,7 @@
 
 mod target;
 
-pub use target::{KnownCard, bound, unsuitable};
+pub use target::chosen;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -143,7 +143,7 @@ fn tenant_leaves_one_owner_before_the_other_one_listens() {
 }
 
 #[test]
-fn failure_at_any_request_leaves_tenant_with_the_owner_that_listens() {
+fn failed_request_leaves_tenant_with_the_owner_that_listens() {
     let all = u32::try_from(moved(None).3.len()).expect("few");
     for absent in [false, true] {
         for step in 0..all {

@@ -39,8 +39,8 @@ pub enum Leaving {
 }
 
 impl Core {
-    /// Prepares a tenant's move to another card: evicts its memory, and makes its programs unmap it. New programs of the
-    /// tenant wait. The caller repeats the request until all programs have left, and then removes the tenant, or calls
+    /// Prepares a tenant's move to another card: evicts its memory, and makes its programs unmap it. New programs of
+    /// the tenant wait. The caller repeats the request until all programs have left, and then removes the tenant, or calls
     /// [`Self::stay`].
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! Moves the program to another card: it leaves its card on request of the owner, and the owner of the other card makes
 //! the driver restore it there.
 //!
-//! Between the two owners, the gate is closed and all chunks are unmapped. The chunks are in host memory, and the program
-//! keeps their descriptors, so any owner can serve it next, also the first one.
+//! Between the two owners, the gate is closed and all chunks are unmapped. The chunks are in host memory, and the
+//! program keeps their descriptors, so any owner can serve it next, also the first one.
 //!
 //! UNSAFETY: queries the driver's card.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -32,8 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) struct Departure {
     /// Time at which the program left its card.
     left: Option<Instant>,
-    /// Card of the program when it asked an owner to move it, until the owner answers. The driver may have suspended the
-    /// program meanwhile, so a call could block.
+    /// Card of the program when it asked an owner to move it, until the owner answers. The driver may have suspended
+    /// the program meanwhile, so a call could block.
     asked_on: Option<[u8; 16]>,
     /// Time before which a program that could not move does not leave its card again.
     stays_until: Option<Instant>,

@@ -419,8 +419,8 @@ impl<'a> Operations<'a> {
         u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
     }
 
-    /// Unmaps all chunks, and makes other threads wait for [`Self::attach`] before they use the memory. No work may be in
-    /// flight. Changes nothing if the program cannot leave its card.
+    /// Unmaps all chunks, and makes other threads wait for [`Self::attach`] before they use the memory. No work may be
+    /// in flight. Changes nothing if the program cannot leave its card.
     pub fn detach(self) -> Result<(), Obstacle> {
         let mut guard = self.mapped_memory();
         let memory = &mut *guard;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use cuda_control::{Answer, Request};
-use tenant_move::{Carried, Failure, Owner, Plan, Trouble, bound, carry_over, unsuitable};
+use tenant_move::{Carried, Failure, Owner, Plan, Trouble, carry_over, chosen};
 
 use super::{Daemon, DaemonError, cuda};
 use crate::cuda::CudaCard;
@@ -86,39 +86,17 @@ impl Daemon {
 
     /// Returns the card to which a tenant moves: the named one, or the suitable card with the most room.
     fn target(&self, spec: &TenantSpec, named: Option<&str>) -> Result<String, DaemonError> {
-        let stays = |to: &str, why: String| {
-            Err(DaemonError::TenantStays { tenant: spec.name.clone(), to: to.to_owned(), why })
-        };
-        let to = named.unwrap_or("of another name");
-        if let Some(why) = bound(spec) {
-            return stays(to, why.to_owned());
-        }
         named.map_or(Ok(()), |card| self.known(card).map(drop))?;
         let model = |card: &CardSpec| self.cards.get(&card.name).map(|card| card.backend.status().model);
         let models: Vec<Option<String>> = self.specs.iter().map(model).collect();
         let state = self.state.lock();
-        if state.cuda_vm(&spec.name).is_some() {
-            return stays(to, "it is a VM, whose workers cannot change their card".to_owned());
-        }
-        let cards = state.marked(&self.specs);
-        let known = || cards.iter().zip(models.iter().map(Option::as_deref));
-        let Some(from) = known().find(|(card, _)| card.name == spec.first_card()) else {
-            return stays(to, "its card does not exist".to_owned());
+        let cards: Vec<_> = state.marked(&self.specs).into_iter().zip(models).collect();
+        let place = |spec: TenantSpec, cards: &[CardSpec]| state.placed(spec, cards);
+        let chosen = match state.cuda_vm(&spec.name) {
+            Some(_) => Err("it is a VM, whose workers cannot change their card".to_owned()),
+            None => chosen(spec, named, &cards, |there| state.refusals(there, self), place),
         };
-        let (mut suitable, mut reasons) = (Vec::new(), Vec::new());
-        for (card, model) in known().filter(|(card, _)| named.is_none_or(|named| card.name == named)) {
-            match unsuitable(spec, (card, model), from, |there| state.refusals(there, self)) {
-                None => suitable.push(card.clone()),
-                Some(why) if named.is_some() => return stays(to, why),
-                Some(why) if card.name != spec.first_card() => reasons.push(format!("`{}`: {why}", card.name)),
-                Some(_) => {}
-            }
-        }
-        let placed = state.placed(TenantSpec { card: String::new(), ..spec.clone() }, &suitable);
-        match placed.first_card() {
-            "" if reasons.is_empty() => stays(to, "there is no other card".to_owned()),
-            "" => stays(to, reasons.join("; ")),
-            card => Ok(card.to_owned()),
-        }
+        let to = named.unwrap_or("of another name").to_owned();
+        chosen.map_err(|why| DaemonError::TenantStays { tenant: spec.name.clone(), to, why })
     }
 }

@@ -18,7 +18,8 @@ use vgpu::SavedSide;
 use vmm_glue::{Link, StopHandle, SuspendedClient};
 use vram::TenantId;
 
-use super::roster::{CudaPart, EventsPart, Roster, RosterCard, RosterCudaCard, RosterVm};
+use super::EventsPart;
+use handover::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 use super::{APERTURES, CLIENTS, HANDOVER_TIMEOUT, HOST_MEMORY, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
 use super::{cuda, points};
 use crate::backend::Built;

@@ -22,7 +22,8 @@ use vram::TenantId;
 
 use super::cuda::{self, GoingCuda, SuspendedCuda};
 use super::points;
-use super::roster::{CudaPart, EventsPart, Roster, RosterCard, RosterCudaCard, RosterVm};
+use super::EventsPart;
+use handover::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 use super::{
     APERTURES, CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM,
     monotonic_ns, written_for,

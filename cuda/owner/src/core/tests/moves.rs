@@ -118,7 +118,7 @@ fn program_that_cannot_leave_is_named() {
 }
 
 #[test]
-fn program_from_another_card_is_fetched_before_it_reports_memory() {
+fn program_of_another_card_is_fetched_before_it_is_adopted() {
     let mut world = two(8, 16);
     let id = tenant(&world);
     let one = world.connect_as("one", 1000, true);
