@@ -297,7 +297,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// Creates a card without tenants. `seed` selects numbers that differ from the previous owner's numbers.
+    /// Creates a card without tenants. `seed` selects numbers that differ from the numbers of other owners.
     ///
     /// # Errors
     /// Returns an error if a setting is out of bounds.

@@ -25,6 +25,7 @@ use owner_host::{Bound, Journal, Lines, Links, ListenError, OwnerLinks};
 use peers::{News, Peers};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -146,8 +147,8 @@ impl Server {
         config.uuid = driver.device().uuid;
         let limits = Limits::raise();
         config.connections_most = config.connections_most.min(limits.connections);
-        let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let mut core = Core::new(config.clone(), seed.map_or(1, |since| since.as_millis() as u32))?;
+        // Programs bring numbers of previous owners, also of other cards. Two ranges overlap in one of 8 million cases.
+        let mut core = Core::new(config.clone(), RandomState::new().hash_one(0) as u32)?;
         let journal = journal.map(Journal::open);
         core.expect(journal.iter().flat_map(Journal::alive), COME_BACK.as_nanos() as u64);
         peers::report_rights();
