@@ -388,7 +388,7 @@ fn killed_owner_at_each_step_leaves_the_program_running() {
             program.grow();
             world.until_settled(1, 8);
             neighbour.grow();
-            if program.buffers() > 20 {
+            if program.buffers() > 10 {
                 program.end();
                 neighbour.end();
                 (program, neighbour) = (rig.program("a", &[]), rig.program("b", &[]));
