@@ -214,7 +214,7 @@ pub enum Request {
         kills: bool,
     },
     /// Prepares the move of the tenant with this name to another card: evicts its memory, and makes its programs unmap
-    /// it. Answered with [`Answer::Moving`] until [`Answer::Left`]. If the request fails, [`Request::Stay`] must follow.
+    /// it. Answered with [`Answer::Moving`] until [`Answer::Left`]. After a failure, [`Request::Stay`] must follow.
     Leave(String),
     /// Ends the preparation of a move: the tenant with this name stays.
     Stay(String),

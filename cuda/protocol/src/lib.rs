@@ -105,7 +105,8 @@
 //! ```
 //!
 //! The tenant's side compares the card of each [`Welcome`] with the driver's card, and reports chunks only to the
-//! owner of the card on which it is. If no owner serves it in time, it maps its chunks where it is, and runs without an owner.
+//! owner of the card on which it is. If no owner serves it in time, it maps its chunks where it is, and runs without
+//! an owner.
 //!
 //! # Ends
 //!

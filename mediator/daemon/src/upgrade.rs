@@ -4,8 +4,8 @@
 //! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the side of the
 //! running daemon, and `receiver` is the side of the next daemon. `cuda` contains both sides for cards with an owner
 //! process. If anything fails before the next daemon reports that it has rebuilt its state, the first daemon resumes.
-//! `handover::Roster` contains the state that cards and virtual machines do not serialize themselves. At the points in `points`,
-//! tests kill one of the two daemons.
+//! `handover::Roster` contains the state that cards and virtual machines do not serialize themselves. At the points in
+//! `points`, tests kill one of the two daemons.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;

@@ -147,9 +147,9 @@ impl Rebalancer {
     }
 }
 
-/// Moves virtual machines off a card with `move_off`, one after the other. Retries machines for whose error `is_retried`
-/// returns true as long as other machines leave, because an affinity may permit the card to which another machine has
-/// moved. Returns the moved machines, and the names of the others in order with their errors.
+/// Moves virtual machines off a card with `move_off`, one after the other. Retries machines for whose error
+/// `is_retried` returns true as long as other machines leave, because an affinity may permit the card to which another
+/// machine has moved. Returns the moved machines, and the names of the others in order with their errors.
 pub fn emptied<T, E>(
     mut vms: Vec<String>,
     mut move_off: impl FnMut(&str) -> Result<Option<T>, E>,

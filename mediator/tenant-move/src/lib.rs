@@ -33,7 +33,7 @@ const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
 // TIMEOUT: an owner that ends is back within seconds.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Reason for which an owner has not done what was asked.
+/// Reason for which an owner has not carried out a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Trouble {
     /// The owner refuses the request.

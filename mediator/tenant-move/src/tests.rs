@@ -1,4 +1,4 @@
-//! Tests the order of the requests and what remains after a failure at each of them.
+//! Tests the order of the requests, and the owner that has the tenant after a failure of each of them.
 
 use std::cell::{Cell, RefCell};
 

@@ -40,8 +40,8 @@ pub enum Leaving {
 
 impl Core {
     /// Prepares a tenant's move to another card: evicts its memory, and makes its programs unmap it. New programs of
-    /// the tenant wait. The caller repeats the request until all programs have left, and then removes the tenant, or calls
-    /// [`Self::stay`].
+    /// the tenant wait. The caller repeats the request until all programs have left, and then removes the tenant, or
+    /// calls [`Self::stay`].
     ///
     /// # Errors
     /// Returns the reason for which a program cannot leave. The caller then calls [`Self::stay`].
