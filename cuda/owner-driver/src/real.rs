@@ -26,6 +26,10 @@ const RUNNING: c_int = 0;
 /// `CU_PROCESS_STATE_LOCKED`.
 const LOCKED: c_int = 1;
 
+/// Time limit in ms for the work of a process that is moved.
+// TIMEOUT: its gate is closed and its work has ended, so only calls in other threads must return.
+const LOCK_MS: u64 = 10_000;
+
 /// `CUcheckpointGpuPair`: the UUIDs of the old and the new card.
 type GpuPair = [[u8; 16]; 2];
 
@@ -186,24 +190,29 @@ impl Real {
         call: &'static str,
         function: Option<unsafe extern "C" fn(c_int, *mut CheckpointArgs) -> c_int>,
         pid: u32,
-        pairs: &[GpuPair],
+        [first, second]: [u64; 2],
     ) -> Result<(), DriverError> {
         let function = function.ok_or(DriverError::Missing(call))?;
         let pid = c_int::try_from(pid).unwrap_or(0);
         let mut arguments = CheckpointArgs::default();
-        if !pairs.is_empty() {
-            // The first word of a restore's arguments is the pointer, and the second word begins with the count.
-            (arguments[0], arguments[1]) = (pairs.as_ptr() as u64, pairs.len() as u64);
-        }
-        // SAFETY: the argument is a local variable that is as large as the arguments of any of these functions, and the
-        // pairs outlive the call.
+        (arguments[0], arguments[1]) = (first, second);
+        // SAFETY: the argument is a local variable that is as large as the arguments of any of these functions. A
+        // pointer in it points to pairs of the caller.
         check(call, unsafe { function(pid, &mut arguments) })
+    }
+
+    /// Suspends a process. `lock_ms` limits the wait for its work; 0 means that the wait is not limited.
+    fn suspend_within(&self, pid: u32, lock_ms: u64) -> Result<(), DriverError> {
+        self.checkpoint("cuCheckpointProcessLock", self.functions.checkpoint_lock, pid, [lock_ms, 0])?;
+        self.checkpoint("cuCheckpointProcessCheckpoint", self.functions.checkpoint_take, pid, [0; 2])
     }
 
     /// Lets a restored process call the driver again. `pairs` is empty if the process keeps its cards.
     fn restore(&self, pid: u32, pairs: &[GpuPair]) -> Result<(), DriverError> {
-        self.checkpoint("cuCheckpointProcessRestore", self.functions.checkpoint_restore, pid, pairs)?;
-        self.checkpoint("cuCheckpointProcessUnlock", self.functions.checkpoint_unlock, pid, &[])
+        // The first word of the arguments is the pointer, and the second word begins with the count.
+        let words = if pairs.is_empty() { [0; 2] } else { [pairs.as_ptr() as u64, pairs.len() as u64] };
+        self.checkpoint("cuCheckpointProcessRestore", self.functions.checkpoint_restore, pid, words)?;
+        self.checkpoint("cuCheckpointProcessUnlock", self.functions.checkpoint_unlock, pid, [0; 2])
     }
 
     /// Returns a `CUprocessState`.
@@ -353,16 +362,15 @@ impl Driver for Real {
     }
 
     fn suspend(&self, pid: u32) -> Result<(), DriverError> {
-        self.checkpoint("cuCheckpointProcessLock", self.functions.checkpoint_lock, pid, &[])?;
-        self.checkpoint("cuCheckpointProcessCheckpoint", self.functions.checkpoint_take, pid, &[])
+        self.suspend_within(pid, 0)
     }
 
     fn fetch(&self, pid: u32, from: [u8; 16]) -> Result<(), DriverError> {
-        let unlock = || self.checkpoint("cuCheckpointProcessUnlock", self.functions.checkpoint_unlock, pid, &[]);
+        let unlock = || self.checkpoint("cuCheckpointProcessUnlock", self.functions.checkpoint_unlock, pid, [0; 2]);
         match self.process_state(pid)? {
             RUNNING if from == self.device.uuid => return Ok(()),
             RUNNING => {
-                if let Err(error) = self.suspend(pid) {
+                if let Err(error) = self.suspend_within(pid, LOCK_MS) {
                     // The process may be locked already.
                     let _ = unlock();
                     return Err(error);

@@ -71,16 +71,13 @@ impl Daemon {
     }
 
     fn carry_tenant(&self, here: &TenantSpec, there: &TenantSpec) -> Result<Carried, Failure> {
+        let owner = |spec: &TenantSpec| {
+            let card = self.cuda(spec.first_card())?;
+            let told = cuda::tenant(spec, card.spec(), &self.spec.socket_dir, None)?;
+            Ok((CardOwner(card, format!("tenant `{}`", spec.name)), told))
+        };
         let failed = |error: DaemonError| Failure::Stays(error.to_string());
-        let of = format!("tenant `{}`", here.name);
-        let [(from, here), (to, there)] = [here, there].map(|spec| {
-            let card = self.cuda(spec.first_card());
-            let told = card.as_ref().ok().map(|card| cuda::tenant(spec, card.spec(), &self.spec.socket_dir, None));
-            (card, told)
-        });
-        let (from, to) = (CardOwner(from.map_err(failed)?, of.clone()), CardOwner(to.map_err(failed)?, of));
-        let (Some(here), Some(there)) = (here, there) else { return Err(Failure::Stays("it has no card".to_owned())) };
-        let (here, there) = (here.map_err(failed)?, there.map_err(failed)?);
+        let ((from, here), (to, there)) = (owner(here).map_err(failed)?, owner(there).map_err(failed)?);
         carry_over(Plan { from: &from, to: &to, here: &here, there: &there })
     }
 

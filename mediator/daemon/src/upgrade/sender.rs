@@ -120,6 +120,9 @@ impl Daemon {
         if self.state.lock().closing {
             return Err(DaemonError::ShuttingDown);
         }
+        if let Some(tenant) = self.state.lock().changing_tenants.first() {
+            return Err(no(format!("the cards of tenant `{tenant}` are being changed")));
+        }
         let leaving = self.going()?;
         let program = &succession.program;
         points::here("sender: asked");
