@@ -8,6 +8,7 @@
 //! owner that exits, does not read its messages, or sends anything else loses its connection, which is opened again
 //! later. No function waits for another owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
 
+use crate::Lines;
 use crate::rights::{Bound, ListenError, Rights};
 use gang::{CardId, Message};
 use rustix::event::{PollFd, PollFlags};
@@ -94,6 +95,14 @@ pub struct OwnerLinks {
     /// Accepted connections without a greeting, oldest first.
     unknown: Vec<Connection>,
     events: Vec<LinkEvent>,
+    lines: Lines<Refusal>,
+}
+
+/// Reason to refuse a connection, for the rate of its log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Refusal {
+    User,
+    Version,
 }
 
 impl OwnerLinks {
@@ -106,7 +115,7 @@ impl OwnerLinks {
         let failed = |error: Errno| ListenError { path: path.to_owned(), source: io::Error::from(error).into() };
         rustix::io::ioctl_fionbio(&listener, true).map_err(failed)?;
         let (peers, unknown, events) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Ok(Self { card, listener, bound, accepts_from: 0, peers, unknown, events })
+        Ok(Self { card, listener, bound, accepts_from: 0, peers, unknown, events, lines: Lines::default() })
     }
 
     /// Sets the cards to whose owners this owner must be connected, each with the path of the owner's socket.
@@ -202,7 +211,13 @@ impl OwnerLinks {
                 Ok(socket) => {
                     let user = rustix::net::sockopt::socket_peercred(&socket).map(|peer| peer.uid);
                     if user != Ok(rustix::process::geteuid()) {
-                        tracing::warn!(?user, "a process of another user connects as the owner of a card; refused");
+                        if let Some(left_out) = self.lines.may_write(Refusal::User, now) {
+                            tracing::warn!(
+                                ?user,
+                                left_out,
+                                "a process of another user connects as the owner of a card; refused"
+                            );
+                        }
                         continue;
                     }
                     if self.unknown.len() >= MAX_UNKNOWN {
@@ -228,11 +243,14 @@ impl OwnerLinks {
                     self.greeted(card, connection, now);
                 }
                 Ok(Some(Packet::Greeting { version, card })) => {
-                    tracing::warn!(
-                        ?card,
-                        version,
-                        "the owner of another card has another version; its link is refused"
-                    );
+                    if let Some(left_out) = self.lines.may_write(Refusal::Version, now) {
+                        tracing::warn!(
+                            ?card,
+                            version,
+                            left_out,
+                            "the owner of another card has another version; its link is refused"
+                        );
+                    }
                 }
                 Ok(Some(Packet::Gang(_) | Packet::Probe | Packet::Reply) | None) | Err(_) => {}
             }

@@ -38,9 +38,6 @@ pub enum ServeError {
     /// The window cannot be used.
     #[error(transparent)]
     Window(#[from] WindowError),
-    /// The device closed the connection before the program started.
-    #[error("the program ended before it started")]
-    Ended,
     /// A message was invalid.
     #[error("the guest program broke the rules of its ring: {0:?}")]
     Broken(Broken),
@@ -55,7 +52,6 @@ impl ServeError {
         match self {
             Self::Broken(Broken::Limit) | Self::Window(WindowError::TooMany) => Reason::Limit,
             Self::Broken(Broken::Malformed) | Self::Window(_) => Reason::Malformed,
-            Self::Ended => Reason::Driver,
             Self::Restore(_) => Reason::Restore,
         }
     }
@@ -161,7 +157,7 @@ fn notify(control: Shared, link: &DeviceLink) {
 /// Serves a program until it ends or breaks a rule. Does not return if the program ends.
 ///
 /// # Errors
-/// Returns an error if the program breaks a rule, or ends before it starts.
+/// Returns an error if the program breaks a rule.
 pub fn serve(driver: Driver, window: OwnedFd, link: DeviceLink, start: Start) -> Result<(), ServeError> {
     let link = Arc::new(link);
     let result = serve_over(driver, window, &link, start);
@@ -207,7 +203,8 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: St
         }
         match inbox.messages.pop_front() {
             Some(ToWorker::Blob { id, kind, serial, offset, size }) => window.add(id, kind, serial, (offset, size))?,
-            Some(ToWorker::Remove { .. }) => return Err(ServeError::Ended),
+            // The program has ended: the guest's kernel removes its blobs before its context.
+            Some(ToWorker::Remove { .. }) => end(),
             _ => {}
         }
     };
@@ -321,8 +318,10 @@ impl Service {
                     // identifier by then.
                     let is_there = self.executor.window().blob(id).is_some_and(|blob| blob.serial == serial);
                     // Another program may get the range of a removed blob, so the worker must no longer write to it.
+                    // The worker ends without a report, because this is how most programs end: the guest's kernel
+                    // removes their blobs before their context.
                     if is_there && self.executor.needs_blob(id) {
-                        return Err(ServeError::Broken(Broken::Malformed));
+                        end();
                     }
                     if is_there {
                         self.executor.unpin(id);

@@ -337,8 +337,8 @@ impl Daemon {
         if !added? {
             return Ok(());
         }
-        let cards = spec.card_names().join("`, `");
-        tracing::info!(tenant = spec.name, card = cards, "tenant added");
+        let cards = spec.card_names().join(",");
+        tracing::info!(tenant = spec.name, cards, "tenant added");
         let what = format!("added to card `{cards}`");
         self.events.add(NewEvent::tenant(EventKind::Added, &spec.name, what).on(spec.first_card()));
         Ok(())

@@ -65,9 +65,10 @@ pub struct GangConfig {
 }
 
 impl Default for GangConfig {
-    /// Sets a gather limit of 45 ms, which is 1.5 times the wait for a recalled turn, and a step time of 1 ms.
+    /// Sets a gather limit of 45 ms, which is 1.5 times the wait for a recalled turn, and a step time of 0.25 ms, which
+    /// exceeds the latency of two messages between owners.
     fn default() -> Self {
-        Self { gather_ns: 45_000_000, step_ns: 1_000_000 }
+        Self { gather_ns: 45_000_000, step_ns: 250_000 }
     }
 }
 

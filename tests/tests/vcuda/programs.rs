@@ -114,6 +114,9 @@ fn driver_api_program_computes_in_a_guest() -> Result<()> {
     ensure!(trained.text().trim() == site.plain(&arguments)?, "{}", trained.text());
     let status = site.daemon.ctl_json(&["vm", "show", VM])?;
     ensure!(status["mode"] == "cuda" && status["counters"]["workers_started"] == 2, "{status}");
+    // The end of a program is no violation of a rule.
+    wait::until("the end of both workers", LIMIT, || Ok((site.shown("/counters/workers_lost")? == 2).then_some(())))?;
+    ensure!(!site.daemon.log().contains("worker of a CUDA program ends"), "{}", site.daemon.log_tail());
     Ok(())
 }
 

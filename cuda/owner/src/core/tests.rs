@@ -241,6 +241,22 @@ fn one_gate_opens_at_a_time_and_solo_program_is_unbounded() {
 }
 
 #[test]
+fn programs_of_the_only_tenant_are_unbounded() {
+    let mut world = two(8, 8);
+    let programs = [world.connect("one"), world.connect("one")];
+    let ahead = |world: &World| programs.map(|id| world.programs[&id].run.map(|run| run.run_ahead_us));
+    for program in programs {
+        world.say(program, FromTenant::Waiting { card: 0 });
+    }
+    assert_eq!(ahead(&world), [Some(0); 2]);
+    let other = world.connect("two");
+    assert!(ahead(&world).iter().all(|us| *us > Some(0)), "the work is limited now");
+    world.leave(other);
+    world.pass(20 * MS);
+    assert_eq!(ahead(&world), [Some(0); 2]);
+}
+
+#[test]
 fn run_ahead_shrinks_while_better_class_is_connected() {
     let mut world = two(8, 8);
     let urgent = sched::VgpuParams { class: sched::LatencyClass::Interactive, ..sched::VgpuParams::default() };

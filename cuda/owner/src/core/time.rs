@@ -97,7 +97,7 @@ impl Core {
     pub(super) fn terms(&self, tenant: TenantId) -> Run {
         let present = || self.sessions.values().filter_map(|session| session.tenant);
         let away = self.table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
-        let alone = present().count() < 2 && !away;
+        let alone = present().all(|other| other == tenant) && !away;
         let class = |id: &TenantId| self.tenants.get(id).map(|known| known.spec.time.class);
         let urgent = present().any(|other| class(&other) < class(&tenant));
         let (most, urgently) = (self.config.run_ahead_us, self.config.run_ahead_urgent_us);

@@ -10,6 +10,10 @@ use crate::symbols::{Arguments, COPIES, COUNT, at};
 
 /// Position of the card's number in a token.
 const CARD: u32 = 32;
+/// Bits of the card's number.
+const CARD_MASK: u64 = 0xffff;
+/// Set in a token if the stream's context may not be current.
+const HAS_CONTEXT: u64 = 1 << 48;
 
 /// Addresses to which a submission refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,14 +167,15 @@ pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
     }
     match within(context, || enter_on(shim, card, index, arguments)) {
         UNGATED_TOKEN => UNGATED_TOKEN,
-        stripe => stripe | (card.number as u64) << CARD,
+        stripe => stripe | (card.number as u64) << CARD | if context.is_some() { HAS_CONTEXT } else { 0 },
     }
 }
 
 /// Completes a submission.
 #[inline(never)]
 pub fn leave(shim: &Shim, index: usize, arguments: Arguments, token: u64, result: c_int) {
-    let card = shim.card((token >> CARD) as usize);
-    let (_, context) = place(shim, index, arguments);
+    let card = shim.card((token >> CARD & CARD_MASK) as usize);
+    // The lookup of most submissions, which use a default stream, is not repeated.
+    let context = if token & HAS_CONTEXT == 0 { None } else { place(shim, index, arguments).1 };
     within(context, || leave_on(shim, card, index, arguments, token & u64::from(u32::MAX), result));
 }
