@@ -236,14 +236,7 @@ impl Card {
     pub fn open(folder: &Path, mib: u64) -> Self {
         let _ = fs::create_dir_all(folder);
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-        Self {
-            folder,
-            total: mib << 20,
-            number: 0,
-            context: 0,
-            entered: Mutex::new(None),
-            engine: OnceLock::new(),
-        }
+        Self { folder, total: mib << 20, number: 0, context: 0, entered: Mutex::new(None), engine: OnceLock::new() }
     }
 
     /// Returns the card's index among all cards.

@@ -73,12 +73,7 @@ pub struct Vault {
 
 impl Vault {
     /// Creates a vault for at most `most` pieces of `bytes` bytes, with at most `descriptors_most` descriptors.
-    pub fn new(
-        driver: Arc<dyn Driver>,
-        bytes: u64,
-        most: u64,
-        descriptors_most: usize,
-    ) -> Result<Self, DriverError> {
+    pub fn new(driver: Arc<dyn Driver>, bytes: u64, most: u64, descriptors_most: usize) -> Result<Self, DriverError> {
         let start = driver.reserve(bytes * most)?;
         // Use the lowest addresses first.
         let free = (0..most).rev().map(|at| start.plus(at * bytes)).collect();

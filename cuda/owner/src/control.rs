@@ -3,7 +3,8 @@
 //! The owner is a separate process because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
 use crate::core::{
-    CardConfig, CardView, Core, Leaving, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView, Unaccounted,
+    CardConfig, CardView, Core, Leaving, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView,
+    Unaccounted,
 };
 use crate::server::{MpsOptions, Rights, Server, group_folder};
 use cuda_control::{Answer, Card, GangSettings, MpsSettings, Quanta, Request, Rules, ServerState, Settings, Tenant};

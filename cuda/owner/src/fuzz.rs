@@ -5,8 +5,7 @@ use crate::control::Pipe;
 use crate::core::{Action, CardConfig, Core, Event, OnStuck, PieceId, SessionId, TenantSpec};
 use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant, TimeShare};
 use cuda_protocol::{
-    Adopted, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, MAX_CHUNKS, Obstacle, Place, Share, Usage,
-    VERSION,
+    Adopted, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, MAX_CHUNKS, Obstacle, Place, Share, Usage, VERSION,
 };
 use owner_driver::{Memory, Model};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -272,7 +271,9 @@ impl World {
                 0 => FromTenant::Goodbye(End::Leaving),
                 1 => FromTenant::Used { card, turn, usage },
                 2 => FromTenant::Elsewhere { uuid: [input.byte(); 16] },
-                3 => FromTenant::Left { obstacle: [None, Some(Obstacle::Busy), Some(Obstacle::Shared)][input.below(3)] },
+                3 => {
+                    FromTenant::Left { obstacle: [None, Some(Obstacle::Busy), Some(Obstacle::Shared)][input.below(3)] }
+                }
                 _ => FromTenant::Hello(Hello {
                     version: VERSION,
                     pid: 1,
@@ -484,7 +485,9 @@ pub fn control(data: &[u8]) {
             (_, Answer::Failed(_) | Answer::Moving(_)) => assert_eq!(seen(&mut pipe), before, "{line}: {answer:?}"),
             (Request::Add(tenant), Answer::Done) => assert!(known.insert(tenant.name.clone()), "{line}: twice"),
             (Request::Remove { name, .. }, Answer::Done) => drop(known.remove(name)),
-            (_, Answer::Done) | (Request::Leave(_), Answer::Left(_)) | (Request::Arrivals(_), Answer::Arrived { .. }) => {}
+            (_, Answer::Done)
+            | (Request::Leave(_), Answer::Left(_))
+            | (Request::Arrivals(_), Answer::Arrived { .. }) => {}
             _ => panic!("{line}: {answer:?}"),
         }
         let names: BTreeSet<_> = seen(&mut pipe).into_iter().map(|(name, ..)| name).collect();

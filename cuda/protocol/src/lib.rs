@@ -161,9 +161,8 @@ mod message;
 
 pub use link::{Link, LinkError, Received};
 pub use message::{
-    Adopted, CardInfo, Chunk, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, Malformed, Obstacle, Place, Refusal,
-    Run,
-    Share, Usage, Welcome,
+    Adopted, CardInfo, Chunk, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, Malformed, Obstacle, Place,
+    Refusal, Run, Share, Usage, Welcome,
 };
 
 /// Version of the messages.

@@ -77,7 +77,9 @@ fn program_moves_back_and_forth_while_it_computes() {
         }
         until_settled(&rig, "a", 24);
         // The memory returns to the card: the tenant has its quota there.
-        until(&rig, "a", "its memory is on the card", |a| mib(a, "on_card_bytes") >= 24 && mib(a, "in_host_bytes") == 0);
+        until(&rig, "a", "its memory is on the card", |a| {
+            mib(a, "on_card_bytes") >= 24 && mib(a, "in_host_bytes") == 0
+        });
         for neighbour in &mut neighbours {
             neighbour.steps(2);
         }
@@ -126,10 +128,13 @@ fn tenant_that_cannot_move_is_refused_by_name_and_continues() {
     let mut rig = rig(|rig| {
         let cards = [("one", 0, ""), ("two", 1, ""), ("three", 2, "cuda.chunk_mib = 4\n")];
         let cards = cards.map(|(name, at, more)| {
-            card(rig, name, &format!("cuda.device = \"{at}\"\n")).replace("cuda.chunk_mib = 2\n", match more {
-                "" => "cuda.chunk_mib = 2\n",
-                more => more,
-            })
+            card(rig, name, &format!("cuda.device = \"{at}\"\n")).replace(
+                "cuda.chunk_mib = 2\n",
+                match more {
+                    "" => "cuda.chunk_mib = 2\n",
+                    more => more,
+                },
+            )
         });
         let group = tenant("g", "one", "share_group = \"team\"\nsharing = \"turns\"\n");
         let soft = "[[card]]\nname = \"soft\"\nkind = \"simgpu\"\nvram_mib = 64\n";
@@ -239,9 +244,8 @@ fn owners_of(daemon: &Daemon) -> Vec<String> {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.0.id())).expect("it runs");
-        let children = |task: std::io::Result<std::fs::DirEntry>| {
-            std::fs::read_to_string(task.ok()?.path().join("children")).ok()
-        };
+        let children =
+            |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("children")).ok();
         let all: Vec<String> = tasks.filter_map(children).collect();
         let mut all: Vec<String> = all.iter().flat_map(|list| list.split_whitespace()).map(str::to_owned).collect();
         all.sort();

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, Run, VERSION_CONCURRENT,
-    VERSION_HANDOVER, Welcome,
+    CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, Run, VERSION_CONCURRENT, VERSION_HANDOVER,
+    Welcome,
 };
 
 use crate::descriptors::{ChunkDescriptor, Connection};

@@ -11,8 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, Chunk, End, FixedKind, FromOwner, FromTenant, Hello, LinkError, MAX_PENDING, RECONNECT_MS, Refusal, Share,
-    VERSION, Welcome,
+    CardInfo, Chunk, End, FixedKind, FromOwner, FromTenant, Hello, LinkError, MAX_PENDING, RECONNECT_MS, Refusal,
+    Share, VERSION, Welcome,
 };
 
 use crate::descriptors::{ChunkDescriptor, Connection};

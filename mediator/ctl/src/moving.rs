@@ -21,12 +21,7 @@ pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<Strin
 }
 
 /// Moves a tenant; returns the output.
-pub(super) fn move_tenant(
-    client: Client,
-    form: Form,
-    name: &str,
-    card: Option<String>,
-) -> Result<String, ClientError> {
+pub(super) fn move_tenant(client: Client, form: Form, name: &str, card: Option<String>) -> Result<String, ClientError> {
     let path = format!("/v1/tenants/{}/move", client::segment(name));
     let _progress = Progress::of_command(form, format!("moving tenant {name}"));
     let done: TenantMoved = client.waiting(MOVE_TIMEOUT).post(&path, &MoveTo { card })?;
@@ -137,7 +132,8 @@ mod tests {
             "VM web has moved from card0 to card1: 512 MiB in 840 ms, of which it waited 31 ms\n"
         );
         let left = vec![api::Left { vm: "wired".to_owned(), why: "it has its card by passthrough".to_owned() }];
-        let mut all = DrainReport { card: "card0".to_owned(), moved: vec![one("web", "card1")], tenants: Vec::new(), left };
+        let mut all =
+            DrainReport { card: "card0".to_owned(), moved: vec![one("web", "card1")], tenants: Vec::new(), left };
         assert_eq!(
             report(&all),
             "card card0 takes no further VMs and tenants\n\n\

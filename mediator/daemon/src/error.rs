@@ -289,7 +289,9 @@ impl DaemonError {
             Self::Setting { .. } => "correct the value; omitted keys keep their values",
             Self::Query(_) => "correct the value",
             Self::CannotMove { .. } => "remove the obstacle, or name another card; the VM continues on its card",
-            Self::TenantStays { .. } => "remove the obstacle, or name another card; the tenant and its programs continue",
+            Self::TenantStays { .. } => {
+                "remove the obstacle, or name another card; the tenant and its programs continue"
+            }
             Self::NotSaved { .. } => {
                 "remove the obstacle, and try again; the VM continues, and the written data is not a saved VM"
             }

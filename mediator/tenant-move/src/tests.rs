@@ -79,8 +79,7 @@ impl Owner for Fake<'_> {
 }
 
 fn tenant() -> Tenant {
-    let memory =
-        MemoryShare { quota: None, guarantee: 0, swap_cap: None, weight: 100, on_full: "swap".to_owned() };
+    let memory = MemoryShare { quota: None, guarantee: 0, swap_cap: None, weight: 100, on_full: "swap".to_owned() };
     let time = TimeShare {
         weight: 100,
         guarantee_permille: 0,
@@ -129,16 +128,8 @@ fn tenant_leaves_one_owner_before_the_other_one_listens() {
     let (done, has, socket, log) = moved(None);
     assert_eq!(done.map(|carried| carried.programs), Ok(1));
     assert_eq!((has, socket), ([false, true], "to"));
-    let expected = [
-        "from.View",
-        "to.View",
-        "to.Add",
-        "from.Leave",
-        "from.Leave",
-        "to.Arrive",
-        "from.Remove",
-        "to.Arrivals",
-    ];
+    let expected =
+        ["from.View", "to.View", "to.Add", "from.Leave", "from.Leave", "to.Arrive", "from.Remove", "to.Arrivals"];
     assert_eq!(log, expected);
 }
 

@@ -161,8 +161,7 @@ struct Card<'a> {
 
 impl<'a> Card<'a> {
     fn start(rig: &'a Rig, spec: &CardSpec, tenants: BTreeMap<String, Tenant>) -> Self {
-        let card =
-            Self { rig, spec: spec.clone(), process: RefCell::default(), tenants: RefCell::new(tenants) };
+        let card = Self { rig, spec: spec.clone(), process: RefCell::default(), tenants: RefCell::new(tenants) };
         card.restart();
         card
     }
@@ -274,8 +273,7 @@ impl<'a> World<'a> {
             let mut tenants = BTreeMap::new();
             for (tenant, of) in [(0, on), (1, 1)] {
                 if of == at {
-                    let tenant =
-                        owner_settings::tenant(&config.tenants[tenant], spec, rig.path(), None, (None, None));
+                    let tenant = owner_settings::tenant(&config.tenants[tenant], spec, rig.path(), None, (None, None));
                     tenants.insert(tenant.name.clone(), tenant);
                 }
             }
@@ -292,7 +290,8 @@ impl<'a> World<'a> {
     /// Moves tenant `a` to the other card.
     fn carry(&self, report: &dyn Fn(&str, bool) -> bool) -> Result<Carried, Failure> {
         let (here, there) = (self.place(), 1 - self.place());
-        let [from, to] = [(here, "from"), (there, "to")].map(|(at, name)| Watched { card: &self.cards[at], name, report });
+        let [from, to] =
+            [(here, "from"), (there, "to")].map(|(at, name)| Watched { card: &self.cards[at], name, report });
         let tenant = |at: usize| {
             owner_settings::tenant(&self.config.tenants[0], &self.config.cards[at], self.rig.path(), None, (None, None))
         };

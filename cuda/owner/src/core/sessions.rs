@@ -394,7 +394,8 @@ impl Core {
         let late = |since: u64| clock.saturating_sub(since) >= patience;
         let all = || self.sessions.iter();
         let unsuspended: Vec<_> = all().filter(|(_, s)| s.suspends.is_some_and(late)).map(|(&id, _)| id).collect();
-        let adopting: Vec<_> = all().filter(|(_, s)| s.adopts && !s.fetching && late(s.adopts_since)).map(|(&id, _)| id).collect();
+        let adopting: Vec<_> =
+            all().filter(|(_, s)| s.adopts && !s.fetching && late(s.adopts_since)).map(|(&id, _)| id).collect();
         for id in unsuspended {
             tracing::warn!(session = ?id, "the driver does not suspend a program");
             self.suspended(id, false);

@@ -62,7 +62,8 @@ impl Daemon {
                 Ok(TenantMoved { tenant, from, to, programs, pause_ms, memory_mib, total_ms })
             }
             Err(failure) => {
-                let error = DaemonError::TenantStays { tenant: name.to_owned(), to: to.clone(), why: failure.to_string() };
+                let error =
+                    DaemonError::TenantStays { tenant: name.to_owned(), to: to.clone(), why: failure.to_string() };
                 tracing::warn!(tenant = name, to, %error, reason, "the move of a tenant failed");
                 event(EventKind::MoveFailed, error.to_string());
                 Err(error)

@@ -20,10 +20,9 @@ use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 use vram::TenantId;
 
+use super::EventsPart;
 use super::cuda::{self, GoingCuda, SuspendedCuda};
 use super::points;
-use super::EventsPart;
-use handover::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 use super::{
     APERTURES, CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM,
     monotonic_ns, written_for,
@@ -31,6 +30,7 @@ use super::{
 use crate::backend::Movable;
 use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
+use handover::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 
 /// Interval at which quiescing is retried.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
