@@ -194,8 +194,7 @@ impl Daemon {
         for tenant in tenants {
             match self.move_tenant(&tenant, None, None, "its card is drained") {
                 Ok(done) => gone.push(done),
-                // It was removed meanwhile.
-                Err(DaemonError::NoTenant(_)) => {}
+                Err(DaemonError::NoTenant(_)) => {} // It was removed meanwhile.
                 Err(error) => left.push(reported(tenant, &error)),
             }
         }

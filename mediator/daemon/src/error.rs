@@ -133,11 +133,11 @@ pub enum DaemonError {
         why: String,
     },
     /// A tenant cannot move to another card.
-    #[error("tenant `{tenant}` cannot move to card `{to}`: {why}")]
+    #[error("tenant `{tenant}` cannot move to {to}: {why}")]
     TenantStays {
         /// Name of the tenant.
         tenant: String,
-        /// Name of the target card.
+        /// The target card in words.
         to: String,
         /// Reason why the move is impossible.
         why: String,

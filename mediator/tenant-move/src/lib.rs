@@ -127,7 +127,7 @@ impl Plan<'_> {
         let id = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name).map(|(id, _)| *id);
         let account = id.and_then(|id| here.memory.summary.vms.get(&id)).copied().unwrap_or_default();
         let chunk_bytes = here.memory.summary.chunk_bytes;
-        let mib = |chunks: u32| u64::from(chunks) * chunk_bytes >> 20;
+        let mib = |chunks: u32| (u64::from(chunks) * chunk_bytes) >> 20;
         let host = |card: &Card| card.memory.summary.host.budget.saturating_sub(card.memory.summary.host.used);
         let lacks = |chunks: u32, room: u32, what: &str| {
             Err(Trouble::Refused(format!("{what} has room for {} MiB, and {} MiB are needed", mib(room), mib(chunks))))

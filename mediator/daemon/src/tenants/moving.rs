@@ -62,8 +62,8 @@ impl Daemon {
                 Ok(TenantMoved { tenant, from, to, programs, pause_ms, memory_mib, total_ms })
             }
             Err(failure) => {
-                let error =
-                    DaemonError::TenantStays { tenant: name.to_owned(), to: to.clone(), why: failure.to_string() };
+                let (tenant, card, why) = (name.to_owned(), format!("card `{to}`"), failure.to_string());
+                let error = DaemonError::TenantStays { tenant, to: card, why };
                 tracing::warn!(tenant = name, to, %error, reason, "the move of a tenant failed");
                 event(EventKind::MoveFailed, error.to_string());
                 Err(error)
@@ -94,7 +94,7 @@ impl Daemon {
             Some(_) => Err("it is a VM, whose workers cannot change their card".to_owned()),
             None => chosen(spec, named, &cards, |there| state.refusals(there, self), place),
         };
-        let to = named.unwrap_or("of another name").to_owned();
+        let to = named.map_or_else(|| "another card".to_owned(), |card| format!("card `{card}`"));
         chosen.map_err(|why| DaemonError::TenantStays { tenant: spec.name.clone(), to, why })
     }
 }
