@@ -101,10 +101,14 @@ fn several_programs_with_swapped_memory_move_together() {
     let rig = two_cards("memory.quota_mib = 16\n");
     let _daemon = Daemon::start(&rig);
     let mut all = [0, 1, 2].map(|_| run(&rig, "a", &[], &["live", "--mib", "12"]));
-    all.iter_mut().for_each(|program| drop(program.steps(2)));
+    for program in &mut all {
+        program.steps(2);
+    }
     let moved = json(&rig, &["tenant", "move", "a"]);
     assert_eq!((&moved["to"], &moved["programs"]), (&"two".into(), &3.into()), "the daemon chooses the card: {moved}");
-    all.iter_mut().for_each(|program| drop(program.steps(3)));
+    for program in &mut all {
+        program.steps(3);
+    }
     until(&rig, "a", "its quota applies", |a| mib(a, "on_card_bytes") == 16 && mib(a, "in_host_bytes") >= 20);
     assert_eq!(all.map(Program::end), ["held 6"; 3]);
 }

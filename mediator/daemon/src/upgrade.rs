@@ -158,7 +158,7 @@ fn monotonic_ns() -> u64 {
 }
 
 /// The log of events. Daemons of earlier versions ignore this part.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct EventsPart(pub events::SavedLog);
 
-first_version!(EventsPart, "events");
+saved_state::first_version!(EventsPart, "events");
