@@ -15,7 +15,7 @@ use crate::run::{cargo, root, target};
 ///
 /// Cargo unifies the features of a dependency over all packages of a command. A command for only some packages would
 /// compile a third of all dependencies again.
-pub const FEATURES: &str = "tests/vm,cuda-table/headers,cuda-rig/libraries";
+pub const FEATURES: &str = "tests/vm,cuda-table/headers,cuda-rig/libraries,tenant-move/libraries";
 
 /// Groups of crates with separate test suites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

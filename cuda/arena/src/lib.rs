@@ -3,9 +3,15 @@
 //! The strategy is best fit: the arena uses the smallest sufficiently large hole, so that small allocations fill chunks
 //! that are already in use. A caller that restores a program can specify the offset ([`Arena::place_at`]).
 //!
-//! The crate does not map memory and does not know addresses: it works on offsets.
+//! [`Ordered`] keeps the memory that programs free in the order of a stream's work.
+//!
+//! The crate does not map memory. The arena does not know addresses: it works on offsets.
 
 #![forbid(unsafe_code)]
+
+mod ordered;
+
+pub use ordered::{Behind, Lane, Ordered};
 
 use std::collections::{BTreeMap, BTreeSet};
 

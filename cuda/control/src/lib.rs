@@ -191,6 +191,9 @@ pub struct Tenant {
     /// The tenant's cards, if it has more than one.
     #[serde(default)]
     pub gang: Option<Gang>,
+    /// True if the tenant moves to the card: the owner listens on its socket only after [`Request::Arrive`].
+    #[serde(default)]
+    pub arrives: bool,
 }
 
 /// A request.
@@ -210,6 +213,20 @@ pub enum Request {
         /// If set, the tenant's programs are killed. Otherwise, only their connections are closed.
         kills: bool,
     },
+    /// Prepares the move of the tenant with this name to another card: evicts its memory, and makes its programs unmap
+    /// it. Answered with [`Answer::Moving`] until [`Answer::Left`]. After a failure, [`Request::Stay`] must follow.
+    Leave(String),
+    /// Ends the preparation of a move: the tenant with this name stays.
+    Stay(String),
+    /// Listens on the socket of a tenant that moves to this card.
+    Arrive {
+        /// Name of the tenant.
+        name: String,
+        /// The processes that have left their card and must connect soon, or are killed.
+        pids: Vec<u32>,
+    },
+    /// Queries which processes of the tenant with this name have arrived. Answered with [`Answer::Arrived`].
+    Arrivals(String),
     /// Changes the rules of the card, with immediate effect.
     Tune(Box<Rules>),
     /// Releases the tenant with this name from quarantine and clears its strikes.
@@ -247,6 +264,15 @@ pub enum Answer {
     Moving(String),
     /// The request completes when these processes have exited.
     Leaving(Vec<u32>),
+    /// All programs of the tenant have unmapped their memory: these processes.
+    Left(Vec<u32>),
+    /// Progress of a move to this card.
+    Arrived {
+        /// Processes that use this card and have reported their memory.
+        here: Vec<u32>,
+        /// Reason for which a process could not come since the last query.
+        failed: Option<String>,
+    },
     /// Lines of a record.
     Record(String),
     /// The card's current state.

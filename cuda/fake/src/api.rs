@@ -22,6 +22,14 @@ use crate::work::{self, Op};
 #[repr(C)]
 struct Ipc([u64; 8]);
 
+/// `CUcheckpointRestoreArgs`.
+#[repr(C)]
+struct CheckpointRestore {
+    pairs: *const checkpoint::Pair,
+    count: u32,
+    _reserved: [u32; 13],
+}
+
 /// ID of the process that has initialised the driver. Children of this process must initialise the driver again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
@@ -369,14 +377,22 @@ api! {
         put(milliseconds, work::elapsed(from, to))
     }
 
-    any cuCheckpointProcessLock(pid: c_int, _arguments: *const c_void) { checkpoint::order(pid, Order::Lock).0 }
+    any cuCheckpointProcessLock(pid: c_int, _arguments: *const c_void) { checkpoint::order(pid, Order::Lock, &[]).0 }
     any cuCheckpointProcessCheckpoint(pid: c_int, _arguments: *const c_void) {
-        checkpoint::order(pid, Order::Checkpoint).0
+        checkpoint::order(pid, Order::Checkpoint, &[]).0
     }
-    any cuCheckpointProcessRestore(pid: c_int, _arguments: *const c_void) { checkpoint::order(pid, Order::Restore).0 }
-    any cuCheckpointProcessUnlock(pid: c_int, _arguments: *const c_void) { checkpoint::order(pid, Order::Unlock).0 }
+    any cuCheckpointProcessRestore(pid: c_int, arguments: *const CheckpointRestore) {
+        let pairs = match arguments.as_ref() {
+            Some(arguments) if !arguments.pairs.is_null() => {
+                std::slice::from_raw_parts(arguments.pairs, arguments.count as usize)
+            }
+            _ => &[],
+        };
+        checkpoint::order(pid, Order::Restore, pairs).0
+    }
+    any cuCheckpointProcessUnlock(pid: c_int, _arguments: *const c_void) { checkpoint::order(pid, Order::Unlock, &[]).0 }
     any cuCheckpointProcessGetState(pid: c_int, state: *mut c_int) {
-        let (result, found) = checkpoint::order(pid, Order::Ask);
+        let (result, found) = checkpoint::order(pid, Order::Ask, &[]);
         put(state, if result == SUCCESS { Ok(found) } else { Err(result) })
     }
 

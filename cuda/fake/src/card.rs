@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use crate::engine::{self, Engine};
 
@@ -53,10 +53,19 @@ pub struct Card {
     number: usize,
     /// Size of a context in bytes.
     context: u64,
-    entered: OnceLock<Option<File>>,
-    /// Allocations that were lost before this process created a context.
-    lost_before: OnceLock<u64>,
+    entered: Mutex<Option<Entered>>,
     engine: OnceLock<Option<Engine>>,
+}
+
+/// Record that this process has a context on a card.
+#[derive(Debug)]
+struct Entered {
+    /// Locked file with the identity of this process.
+    _file: File,
+    /// Memory of the context.
+    _memory: Option<Allocation>,
+    /// Allocations that were lost before this process created a context.
+    lost_before: u64,
 }
 
 /// An allocation, which exists while this process has a handle or a mapping.
@@ -146,9 +155,27 @@ pub fn all() -> &'static [Card] {
     })
 }
 
+/// Cards that this process sees since it was restored on another card.
+static MOVED: RwLock<Option<&'static [usize]>> = RwLock::new(None);
+
+/// Exchanges two cards in the list of cards that this process sees: devices keep their numbers. The old list leaks.
+pub fn exchange(from: usize, to: usize) {
+    let other = |card: &usize| match *card {
+        card if card == from => to,
+        card if card == to => from,
+        card => card,
+    };
+    let cards: Vec<usize> = visible().iter().map(other).collect();
+    *MOVED.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::leak(cards.into_boxed_slice()));
+}
+
 /// Returns the cards that this process sees, in its order. The first call, in `cuInit`, reads the variable.
 pub fn visible() -> &'static [usize] {
     static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
+    let moved = *MOVED.read().unwrap_or_else(PoisonError::into_inner);
+    if let Some(cards) = moved {
+        return cards;
+    }
     VISIBLE_CARDS.get_or_init(|| {
         let Ok(list) = std::env::var(VISIBLE) else { return (0..all().len()).collect() };
         let mut seen = Vec::new();
@@ -209,15 +236,7 @@ impl Card {
     pub fn open(folder: &Path, mib: u64) -> Self {
         let _ = fs::create_dir_all(folder);
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-        Self {
-            folder,
-            total: mib << 20,
-            number: 0,
-            context: 0,
-            entered: OnceLock::new(),
-            lost_before: OnceLock::new(),
-            engine: OnceLock::new(),
-        }
+        Self { folder, total: mib << 20, number: 0, context: 0, entered: Mutex::new(None), engine: OnceLock::new() }
     }
 
     /// Returns the card's index among all cards.
@@ -261,7 +280,8 @@ impl Card {
 
     /// Returns true if a reset has destroyed this process's contexts, which is permanent.
     pub fn is_reset(&self) -> bool {
-        self.lost_before.get().is_some_and(|before| self.lost() > *before)
+        let before = self.entered().as_ref().map(|entered| entered.lost_before);
+        before.is_some_and(|before| self.lost() > before)
     }
 
     /// Returns true if the card needs a reset and therefore cannot create contexts.
@@ -290,23 +310,38 @@ impl Card {
         self.allocate(Tier::Device, self.context).map(Some).ok_or(())
     }
 
-    /// Records that this process has a context, until the process ends. Returns false if the card lacks memory for a
-    /// context.
+    fn entered(&self) -> MutexGuard<'_, Option<Entered>> {
+        self.entered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if this process has a context on the card.
+    pub fn is_entered(&self) -> bool {
+        self.entered().is_some()
+    }
+
+    /// Records that this process has a context. Returns false if the card lacks memory for a context.
     pub fn enter(&self) -> bool {
-        let mut may = true;
-        self.lost_before.get_or_init(|| self.lost());
-        self.entered.get_or_init(|| {
-            match self.context() {
-                Ok(Some(memory)) => std::mem::forget(memory),
-                Ok(None) => {}
-                Err(()) => may = false,
-            }
-            let _turn = self.turn("entering")?;
-            let path = self.folder.join(format!("process.{}", identity()));
-            let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok()?;
-            lock_as_process(&file).then_some(file)
-        });
-        may
+        let mut entered = self.entered();
+        if entered.is_some() {
+            return true;
+        }
+        let Ok(memory) = self.context() else { return false };
+        let Some(_turn) = self.turn("entering") else { return false };
+        let path = self.folder.join(format!("process.{}", identity()));
+        let Ok(file) = OpenOptions::new().create(true).truncate(false).write(true).open(path) else { return false };
+        if !lock_as_process(&file) {
+            return false;
+        }
+        *entered = Some(Entered { _file: file, _memory: memory, lost_before: self.lost() });
+        true
+    }
+
+    /// Removes the record of this process's context, and frees the context's memory.
+    pub fn leave(&self) {
+        let _turn = self.turn("entering");
+        if self.entered().take().is_some() {
+            let _ = fs::remove_file(self.folder.join(format!("process.{}", identity())));
+        }
     }
 
     /// Returns the process IDs (in this process's namespace) of processes with a context, and their bytes on the card.
@@ -349,7 +384,7 @@ impl Card {
         let mut pids = HashMap::new();
         for name in &names {
             let Some(identity) = name.strip_prefix("process.") else { continue };
-            if self.entered.get().is_some_and(Option::is_some) && identity == self::identity() {
+            if identity == self::identity() && self.is_entered() {
                 // Opening and closing the file would release the lock.
                 pids.insert(identity.to_owned(), std::process::id());
                 continue;

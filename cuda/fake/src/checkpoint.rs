@@ -3,15 +3,21 @@
 //! A thread of each process with a context listens for orders in the card's folder. A stopped process does not answer,
 //! as with NVIDIA's driver. A process that has imported another process's memory can be suspended, but cannot be
 //! resumed.
+//!
+//! A restore can name pairs of cards (driver 580): the process continues on another card, and its devices keep their
+//! numbers. As NVIDIA documents it, the pairs must contain each card of the process, and the new card needs memory. The
+//! fake is stricter in two points: the pairs must be a permutation of known cards, and a process with contexts on
+//! several cards cannot change its cards. A restore that fails for another reason than imported memory can be repeated.
 
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::card;
-use crate::result::{ILLEGAL_STATE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
-use crate::{memory, work};
+use crate::card::{self, Card};
+use crate::result::{ECC_UNCORRECTABLE, ILLEGAL_STATE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
+use crate::{further, memory, work};
 
 /// `CU_PROCESS_STATE_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +42,12 @@ pub enum Order {
     /// Queries the process's state.
     Ask,
 }
+
+/// `CUcheckpointGpuPair`: the UUIDs of the old and the new card.
+pub type Pair = [[u8; 16]; 2];
+
+/// Maximum number of pairs.
+const MAX_PAIRS: usize = 16;
 
 const ORDERS: [Order; 5] = [Order::Lock, Order::Checkpoint, Order::Restore, Order::Unlock, Order::Ask];
 
@@ -84,13 +96,21 @@ fn answer(mut stream: UnixStream) {
     let mut order = [0];
     let order = stream.read_exact(&mut order).ok().and_then(|()| ORDERS.get(usize::from(order[0])));
     let Some(&order) = order else { return };
-    let (result, state) = obey(order);
+    let mut count = [0];
+    if stream.read_exact(&mut count).is_err() || usize::from(count[0]) > MAX_PAIRS {
+        return;
+    }
+    let mut pairs = vec![[[0; 16]; 2]; usize::from(count[0])];
+    if pairs.as_flattened_mut().iter_mut().any(|uuid| stream.read_exact(uuid).is_err()) {
+        return;
+    }
+    let (result, state) = obey(order, &pairs);
     let mut text = result.to_le_bytes().to_vec();
     text.extend((state as i32).to_le_bytes());
     let _ = stream.write_all(&text);
 }
 
-fn obey(order: Order) -> (i32, State) {
+fn obey(order: Order, pairs: &[Pair]) -> (i32, State) {
     let mut state = lock();
     let result = match (order, *state) {
         (Order::Ask, _) => SUCCESS,
@@ -106,7 +126,7 @@ fn obey(order: Order) -> (i32, State) {
             *state = State::Checkpointed;
             SUCCESS
         }
-        (Order::Restore, State::Checkpointed) => match memory::put_back() {
+        (Order::Restore, State::Checkpointed) => match restore(pairs) {
             Ok(()) => {
                 *state = State::Locked;
                 SUCCESS
@@ -126,13 +146,63 @@ fn obey(order: Order) -> (i32, State) {
     (result, *state)
 }
 
+/// Returns the old and the new card of this process. Returns `None` if the process keeps its cards.
+fn destination(pairs: &[Pair]) -> Result<Option<(&'static Card, &'static Card)>, i32> {
+    let used: Vec<&Card> = card::all().iter().filter(|card| card.is_entered()).collect();
+    if pairs.is_empty() {
+        return Ok(None);
+    }
+    let known = |uuid: &[u8; 16]| card::all().iter().find(|card| card.uuid() == *uuid);
+    let named = pairs.iter().map(|[old, new]| Some((known(old)?, known(new)?)));
+    let named: Vec<_> = named.collect::<Option<_>>().ok_or(INVALID_VALUE)?;
+    let [old, new] = [0, 1].map(|at| pairs.iter().map(|pair| pair[at]).collect::<BTreeSet<_>>());
+    let all_named = used.iter().all(|card| old.contains(&card.uuid()));
+    if old.len() < pairs.len() || old != new || !all_named {
+        return Err(INVALID_VALUE);
+    }
+    let changes = named.into_iter().filter(|(old, new)| old.is_entered() && old.number() != new.number());
+    let changes: Vec<_> = changes.collect();
+    match changes[..] {
+        [] => Ok(None),
+        [change] if used.len() == 1 => Ok(Some(change)),
+        _ => Err(NOT_SUPPORTED),
+    }
+}
+
+/// Restores this process. Changes nothing if it fails.
+fn restore(pairs: &[Pair]) -> Result<(), i32> {
+    let Some((from, to)) = destination(pairs)? else { return memory::put_back(None) };
+    if to.is_broken() {
+        return Err(ECC_UNCORRECTABLE);
+    }
+    if !to.enter() {
+        return Err(OUT_OF_MEMORY);
+    }
+    let moved = further::allocate_on(to).and_then(|new| memory::put_back(Some((from, to))).map(|()| new));
+    match moved {
+        Ok(new) => {
+            further::replace(new);
+            card::exchange(from.number(), to.number());
+            from.leave();
+            Ok(())
+        }
+        Err(error) => {
+            to.leave();
+            Err(error)
+        }
+    }
+}
+
 /// Sends an order to a process and waits for the answer. Returns its result and the process's state.
-pub fn order(pid: i32, order: Order) -> (i32, i32) {
+pub fn order(pid: i32, order: Order, pairs: &[Pair]) -> (i32, i32) {
     let none = (INVALID_VALUE, 0);
     let Ok(mut stream) = UnixStream::connect(path(pid as u32)) else { return none };
     let mut answer = [0; 8];
     let number = ORDERS.iter().position(|other| *other == order).unwrap_or(0) as u8;
-    if stream.write_all(&[number]).and_then(|()| stream.read_exact(&mut answer)).is_err() {
+    let count = u8::try_from(pairs.len()).ok().filter(|count| usize::from(*count) <= MAX_PAIRS);
+    let Some(count) = count else { return none };
+    let message = [&[number, count], pairs.as_flattened().as_flattened()].concat();
+    if stream.write_all(&message).and_then(|()| stream.read_exact(&mut answer)).is_err() {
         return none;
     }
     let [result, state] =

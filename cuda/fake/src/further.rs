@@ -25,7 +25,7 @@ const DEFAULT_LIMITS_BYTES: [u64; 3] = [1024, 1 << 20, 8 << 20];
 
 /// An object that occupies memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Of {
+pub enum Of {
     Context(u64),
     Limit(usize, i32),
     Module(u64),
@@ -123,4 +123,18 @@ pub fn is_loaded(module: u64) -> bool {
 /// Unloads a module.
 pub fn unload(module: u64) -> i32 {
     with(|has, _| if has.remove(&Of::Module(module)).is_some() { SUCCESS } else { INVALID_HANDLE })
+}
+
+/// Allocates the memory of all objects on another card. Returns the memory for [`replace`].
+pub fn allocate_on(card: &Card) -> Result<Vec<(Of, Allocation)>, i32> {
+    with(|has, _| {
+        let sized = has.iter().filter_map(|(of, memory)| Some((*of, memory.as_ref()?.metadata().ok()?.len())));
+        let allocate = |(of, bytes)| Ok((of, card.allocate(Tier::Device, bytes).ok_or(OUT_OF_MEMORY)?));
+        sized.map(allocate).collect()
+    })
+}
+
+/// Replaces the memory of objects, which frees the old memory.
+pub fn replace(new: Vec<(Of, Allocation)>) {
+    with(|has, _| has.extend(new.into_iter().map(|(of, memory)| (of, Some(memory)))));
 }

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::card::{self, Allocation, Tier};
+use crate::card::{self, Allocation, Card, Tier};
 use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
 use crate::{current, pairs};
@@ -168,9 +168,14 @@ pub fn import(descriptor: i32) -> Result<u64, i32> {
     // SAFETY: the copy is new and owned by this function.
     let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(copy) };
     let mut file = file;
-    for card in card::visible().iter().filter_map(|at| card::all().get(*at)) {
+    let first = card::visible().first().copied().ok_or(INVALID_DEVICE)?;
+    for card in card::all() {
+        let sees = card::visible().contains(&card.number());
         match card.import(file) {
-            Ok((memory, tier, bytes)) => return Ok(insert(memory, card.number(), tier, bytes, true, 1)),
+            Ok((memory, tier, bytes)) if sees => return Ok(insert(memory, card.number(), tier, bytes, true, 1)),
+            // Memory of a NUMA node does not belong to a card.
+            Ok((memory, Tier::Host, bytes)) => return Ok(insert(memory, first, Tier::Host, bytes, true, 1)),
+            Ok(_) => return Err(INVALID_VALUE),
             Err(back) => file = back,
         }
     }
@@ -341,19 +346,30 @@ pub fn take_off() {
     }
 }
 
-/// Restores the memory that this process had.
-pub fn put_back() -> Result<(), i32> {
+/// Restores the memory that this process had, on its card, or from card `moves.0` on card `moves.1`. Changes nothing if
+/// it fails.
+pub fn put_back(moves: Option<(&Card, &Card)>) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
     if memory.handles.values().any(|physical| physical.imported) {
         return Err(NOT_SUPPORTED);
     }
-    for (handle, contents) in std::mem::take(&mut memory.taken_off) {
-        let Some(physical) = memory.handles.get_mut(&handle) else { continue };
-        let card = card::all().get(physical.card).ok_or(INVALID_DEVICE)?;
+    let mut made = Vec::new();
+    for (handle, contents) in &memory.taken_off {
+        let Some(physical) = memory.handles.get(handle) else { continue };
+        let card = match moves {
+            Some((from, to)) if physical.card == from.number() => to,
+            _ => card::all().get(physical.card).ok_or(INVALID_DEVICE)?,
+        };
         let file = card.allocate(physical.tier, physical.bytes).ok_or(OUT_OF_MEMORY)?;
-        file.write_all_at(&contents, 0).map_err(|_| OUT_OF_MEMORY)?;
-        physical.file = Arc::new(file);
+        file.write_all_at(contents, 0).map_err(|_| OUT_OF_MEMORY)?;
+        made.push((*handle, card.number(), file));
+    }
+    memory.taken_off.clear();
+    for (handle, card, file) in made {
+        if let Some(physical) = memory.handles.get_mut(&handle) {
+            (physical.file, physical.card) = (Arc::new(file), card);
+        }
     }
     for (start, mapping) in memory.space.mappings() {
         let (Some(physical), Some(protection)) = (memory.handles.get(&mapping.handle), protection(mapping.access))

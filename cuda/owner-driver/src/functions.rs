@@ -12,7 +12,7 @@ use std::path::Path;
 /// A `CUmemGenericAllocationHandle`.
 pub(super) type RawHandle = c_ulonglong;
 
-/// Arguments of `cuCheckpointProcess...`: 64 bytes, which are all zero here.
+/// Arguments of `cuCheckpointProcess...`: 64 bytes, which are all zero except for the pairs of a restore.
 pub(super) type CheckpointArgs = [u64; 8];
 
 /// Declares a table of functions. Results are plain numbers, because a newer driver may return codes that are not in
@@ -85,5 +85,8 @@ functions! {
         checkpoint_take = "cuCheckpointProcessCheckpoint": fn(c_int, *mut CheckpointArgs);
         checkpoint_restore = "cuCheckpointProcessRestore": fn(c_int, *mut CheckpointArgs);
         checkpoint_unlock = "cuCheckpointProcessUnlock": fn(c_int, *mut CheckpointArgs);
+        checkpoint_state = "cuCheckpointProcessGetState": fn(c_int, *mut c_int);
+        version = "cuDriverGetVersion": fn(*mut c_int);
+        device_count = "cuDeviceGetCount": fn(*mut c_int);
     }
 }

@@ -1,7 +1,8 @@
 //! The calls that a CUDA card's owner makes to NVIDIA's driver, and [`Users`], which polls NVML.
 //!
 //! [`Real`] loads the driver's library by path, so that a fake driver also works; `Model` implements the rules of the
-//! virtual memory functions in this process, for tests. Any thread may make any call. A thread must not hold a lock
+//! virtual memory functions in this process, for tests. [`Vault`] keeps the pieces of memory that an owner has made or
+//! received. Any thread may make any call. A thread must not hold a lock
 //! during a call.
 //!
 //! This crate does not decide which memory to allocate, and keeps no accounts: `cuda-owner` does both.
@@ -12,12 +13,14 @@ mod model;
 mod real;
 mod speeds;
 mod users;
+mod vault;
 
 #[cfg(any(test, feature = "model"))]
 pub use model::Model;
 pub use real::Real;
 pub use speeds::Speeds;
 pub use users::{CardUse, User, Users};
+pub use vault::{New, PieceId, Vault};
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -77,6 +80,8 @@ pub struct Device {
     pub granularity: u64,
     /// True if the driver can suspend a process and release its memory.
     pub suspends: bool,
+    /// True if the driver can restore a suspended process on another card.
+    pub fetches: bool,
 }
 
 /// Returns a UUID in NVML's form: `GPU-` and the digits in five groups.
@@ -175,6 +180,10 @@ pub trait Driver: Send + Sync {
 
     /// Suspends a process: its work ends, and its memory on the card is copied to host memory and freed.
     fn suspend(&self, pid: u32) -> Result<(), DriverError>;
+
+    /// Moves a process from the card with the UUID `from` to this card. Lets a process continue whose earlier move was
+    /// interrupted; the process may then be on either card. If the call fails, the process continues on its card.
+    fn fetch(&self, pid: u32, from: [u8; 16]) -> Result<(), DriverError>;
 
     /// Resumes a suspended process.
     fn resume(&self, pid: u32) -> Result<(), DriverError>;

@@ -50,6 +50,7 @@ impl Model {
             total_bytes,
             granularity: 64 << 10,
             suspends: true,
+            fetches: true,
         };
         Self { device, state: Mutex::default() }
     }
@@ -210,6 +211,10 @@ impl Driver for Model {
     fn suspend(&self, pid: u32) -> Result<(), DriverError> {
         self.lock().suspended.push(pid);
         Ok(())
+    }
+
+    fn fetch(&self, pid: u32, _from: [u8; 16]) -> Result<(), DriverError> {
+        self.resume(pid)
     }
 
     fn resume(&self, pid: u32) -> Result<(), DriverError> {

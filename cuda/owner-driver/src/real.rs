@@ -19,6 +19,19 @@ const POSIX: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDL
 const POSIX_NUMBER: c_uint = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 const RECOMMENDED: c_uint = 1;
+/// First `cuDriverGetVersion` of a driver that restores processes on other cards (driver 580).
+const PAIRS_VERSION: c_int = 13_000;
+/// `CU_PROCESS_STATE_RUNNING`.
+const RUNNING: c_int = 0;
+/// `CU_PROCESS_STATE_LOCKED`.
+const LOCKED: c_int = 1;
+
+/// Time limit in ms for the work of a process that is moved.
+// TIMEOUT: its gate is closed and its work has ended, so only calls in other threads must return.
+const LOCK_MS: u64 = 10_000;
+
+/// `CUcheckpointGpuPair`: the UUIDs of the old and the new card.
+type GpuPair = [[u8; 16]; 2];
 
 /// The driver with one card's primary context and a stream for each [`Queue`].
 pub struct Real {
@@ -77,7 +90,11 @@ impl Real {
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let suspends = f.checkpoint_lock.is_some() && f.checkpoint_take.is_some() && f.checkpoint_restore.is_some();
         let uuid = uuid.bytes.map(|byte| byte as u8);
-        let device_info = Device { name, uuid, total_bytes: total as u64, granularity: 0, suspends };
+        let mut version = 0;
+        // SAFETY: the pointer points to a local variable.
+        let known = f.version.is_some_and(|function| unsafe { function(&mut version) } == 0);
+        let fetches = suspends && f.checkpoint_state.is_some() && known && version >= PAIRS_VERSION;
+        let device_info = Device { name, uuid, total_bytes: total as u64, granularity: 0, suspends, fetches };
         let mut this = Self { ordinal: device, node: node.max(0), context, streams, device: device_info, functions };
         this.device.granularity = this.granularity(Memory::Device)?.max(this.granularity(Memory::Host)?);
         Ok(this)
@@ -173,12 +190,64 @@ impl Real {
         call: &'static str,
         function: Option<unsafe extern "C" fn(c_int, *mut CheckpointArgs) -> c_int>,
         pid: u32,
+        [first, second]: [u64; 2],
     ) -> Result<(), DriverError> {
         let function = function.ok_or(DriverError::Missing(call))?;
         let pid = c_int::try_from(pid).unwrap_or(0);
         let mut arguments = CheckpointArgs::default();
-        // SAFETY: the argument is a local variable that is as large as the arguments of any of these functions.
+        (arguments[0], arguments[1]) = (first, second);
+        // SAFETY: the argument is a local variable that is as large as the arguments of any of these functions. A
+        // pointer in it points to pairs of the caller.
         check(call, unsafe { function(pid, &mut arguments) })
+    }
+
+    /// Suspends a process. `lock_ms` limits the wait for its work; 0 means that the wait is not limited.
+    fn suspend_within(&self, pid: u32, lock_ms: u64) -> Result<(), DriverError> {
+        self.checkpoint("cuCheckpointProcessLock", self.functions.checkpoint_lock, pid, [lock_ms, 0])?;
+        self.checkpoint("cuCheckpointProcessCheckpoint", self.functions.checkpoint_take, pid, [0; 2])
+    }
+
+    /// Lets a restored process call the driver again. `pairs` is empty if the process keeps its cards.
+    fn restore(&self, pid: u32, pairs: &[GpuPair]) -> Result<(), DriverError> {
+        // The first word of the arguments is the pointer, and the second word begins with the count.
+        let words = if pairs.is_empty() { [0; 2] } else { [pairs.as_ptr() as u64, pairs.len() as u64] };
+        self.checkpoint("cuCheckpointProcessRestore", self.functions.checkpoint_restore, pid, words)?;
+        self.checkpoint("cuCheckpointProcessUnlock", self.functions.checkpoint_unlock, pid, [0; 2])
+    }
+
+    /// Returns a `CUprocessState`.
+    fn process_state(&self, pid: u32) -> Result<c_int, DriverError> {
+        const CALL: &str = "cuCheckpointProcessGetState";
+        let function = self.functions.checkpoint_state.ok_or(DriverError::Missing(CALL))?;
+        let mut state = 0;
+        // SAFETY: the pointer points to a local variable.
+        check(CALL, unsafe { function(c_int::try_from(pid).unwrap_or(0), &mut state) }).map(|()| state)
+    }
+
+    /// Returns pairs for all cards that exchange the card `from` and this card, because the driver needs a pair for
+    /// each card of the process.
+    fn exchanged(&self, from: [u8; 16]) -> Result<Vec<GpuPair>, DriverError> {
+        const CALL: &str = "cuDeviceGetCount";
+        let function = self.functions.device_count.ok_or(DriverError::Missing(CALL))?;
+        let (mut count, mut pairs) = (0, Vec::new());
+        // SAFETY: the pointer points to a local variable.
+        check(CALL, unsafe { function(&mut count) })?;
+        for ordinal in 0..count {
+            let (mut device, mut uuid): (CUdevice, _) = (0, CUuuid { bytes: [0; 16] });
+            // SAFETY: both pointers point to locals.
+            unsafe {
+                check("cuDeviceGet", (self.functions.device_get)(&mut device, ordinal))?;
+                check("cuDeviceGetUuid", (self.functions.device_uuid)(&mut uuid, device))?;
+            }
+            let old = uuid.bytes.map(|byte| byte as u8);
+            let new = match old {
+                old if old == from => self.device.uuid,
+                old if old == self.device.uuid => from,
+                old => old,
+            };
+            pairs.push([old, new]);
+        }
+        Ok(pairs)
     }
 }
 
@@ -293,12 +362,35 @@ impl Driver for Real {
     }
 
     fn suspend(&self, pid: u32) -> Result<(), DriverError> {
-        self.checkpoint("cuCheckpointProcessLock", self.functions.checkpoint_lock, pid)?;
-        self.checkpoint("cuCheckpointProcessCheckpoint", self.functions.checkpoint_take, pid)
+        self.suspend_within(pid, 0)
+    }
+
+    fn fetch(&self, pid: u32, from: [u8; 16]) -> Result<(), DriverError> {
+        let unlock = || self.checkpoint("cuCheckpointProcessUnlock", self.functions.checkpoint_unlock, pid, [0; 2]);
+        match self.process_state(pid)? {
+            RUNNING if from == self.device.uuid => return Ok(()),
+            RUNNING => {
+                if let Err(error) = self.suspend_within(pid, LOCK_MS) {
+                    // The process may be locked already.
+                    let _ = unlock();
+                    return Err(error);
+                }
+            }
+            LOCKED => return unlock(),
+            // Suspended by an owner that ended before it could continue. For other states, the restore fails.
+            _ => {}
+        }
+        let pairs = if from == self.device.uuid { Vec::new() } else { self.exchanged(from)? };
+        let moved = self.restore(pid, &pairs);
+        if moved.is_err()
+            && let Err(error) = self.restore(pid, &[])
+        {
+            tracing::error!(pid, %error, "a program that could not be moved does not continue on its card either");
+        }
+        moved
     }
 
     fn resume(&self, pid: u32) -> Result<(), DriverError> {
-        self.checkpoint("cuCheckpointProcessRestore", self.functions.checkpoint_restore, pid)?;
-        self.checkpoint("cuCheckpointProcessUnlock", self.functions.checkpoint_unlock, pid)
+        self.restore(pid, &[])
     }
 }

@@ -5,6 +5,7 @@
 //! - `links`: connections to the owners of other cards, for the turns of tenants with several cards.
 //! - `journal`: the processes that an owner serves, for the next owner.
 //! - `lines`: limits the rate of log lines.
+//! - `shares`: bounded records of the tokens with which processes share memory.
 //! - `stopped`: detects stopped processes.
 //!
 //! The crate starts no threads, and no function waits for another process. Read `links` first.
@@ -16,6 +17,7 @@ mod lines;
 mod links;
 mod probes;
 mod rights;
+mod shares;
 mod stopped;
 
 pub use journal::Journal;
@@ -23,4 +25,5 @@ pub use lines::Lines;
 pub use links::{LinkEvent, Links, MAX_CLOCK, OwnerLinks};
 pub use probes::{Check, Outcome, Probes};
 pub use rights::{Bound, ListenError, Rights};
+pub use shares::{Named, Shares};
 pub use stopped::is_stopped;

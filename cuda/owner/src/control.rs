@@ -3,7 +3,8 @@
 //! The owner is a separate process because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
 use crate::core::{
-    CardConfig, CardView, Core, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView, Unaccounted,
+    CardConfig, CardView, Core, Leaving, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView,
+    Unaccounted,
 };
 use crate::server::{MpsOptions, Rights, Server, group_folder};
 use cuda_control::{Answer, Card, GangSettings, MpsSettings, Quanta, Request, Rules, ServerState, Settings, Tenant};
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use vram::{Limits, QuantaConfig};
+use vram::{Limits, QuantaConfig, TenantId};
 
 /// Replies to requests from `input` until `input` ends. Programs then keep their memory and search for the next owner.
 ///
@@ -124,8 +125,18 @@ fn rules(rules: &Rules, chunk_bytes: u64) -> Result<(sched::Config, vram::balanc
     Ok((rules.scheduler, balance, quanta))
 }
 
+/// Error of a request after the end of the owner's thread.
+const ENDED: &str = "the owner has ended";
+/// Error of moves with a driver that cannot make them.
+const NO_MOVES: &str = "NVIDIA's driver cannot move programs between cards: install version 580 or later";
+
+/// Returns the tenant with a name.
+fn known(server: &Server, name: String) -> Result<TenantId, String> {
+    let found = server.call(move |core| core.tenant(&name).ok_or_else(|| format!("there is no tenant `{name}`")));
+    found.ok_or(ENDED)?
+}
+
 fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<Answer, String> {
-    const ENDED: &str = "the owner has ended";
     match request {
         Request::Add(tenant) => {
             let (spec, rights) = spec(server, &tenant)?;
@@ -133,7 +144,9 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
                 Ok(id) => id,
                 Err(later) => return Ok(later),
             };
-            if let Err(error) = server.listen(Some(id), &tenant.socket, &rights) {
+            if tenant.arrives {
+                server.hold_socket(id, tenant.socket, rights);
+            } else if let Err(error) = server.listen(Some(id), &tenant.socket, &rights) {
                 let _ = server.call(move |core| core.remove_tenant(id));
                 return Err(error.to_string());
             }
@@ -142,9 +155,7 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
         }
         Request::Change(tenant) => {
             let (spec, _) = spec(server, &tenant)?;
-            let name = spec.name.clone();
-            let known = server.call(move |core| core.tenant(&name)).ok_or(ENDED)?;
-            let id = known.ok_or_else(|| format!("there is no tenant `{}`", spec.name))?;
+            let id = known(server, spec.name.clone())?;
             let changed = promise(server, move |core| core.change_tenant(id, &spec))?;
             Ok(changed.map_or_else(|later| later, |()| Answer::Done))
         }
@@ -165,6 +176,30 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
             };
             Ok(if pids.is_empty() { Answer::Done } else { Answer::Leaving(pids) })
         }
+        Request::Leave(name) => {
+            if !server.fetches() {
+                return Err(NO_MOVES.to_owned());
+            }
+            let id = known(server, name)?;
+            match server.call(move |core| core.leave(id)).ok_or(ENDED)?? {
+                Leaving::Waits(why) => Ok(Answer::Moving(why)),
+                Leaving::Left(pids) => Ok(Answer::Left(pids)),
+            }
+        }
+        Request::Stay(name) => {
+            let id = known(server, name)?;
+            server.call(move |core| core.stay(id)).map(|()| Answer::Done).ok_or_else(|| ENDED.to_owned())
+        }
+        Request::Arrive { name, pids } => {
+            let id = known(server, name)?;
+            server.expect(id, pids);
+            server.release_socket(id).map(|()| Answer::Done).map_err(|error| error.to_string())
+        }
+        Request::Arrivals(name) => {
+            let id = known(server, name)?;
+            let (here, failed) = server.call(move |core| core.arrivals(id)).ok_or(ENDED)?;
+            Ok(Answer::Arrived { here, failed })
+        }
         Request::Tune(changed) => {
             let chunk_bytes = server.call(|core| core.config().chunk_bytes).ok_or(ENDED)?;
             let (time, balance, quanta) = rules(&changed, chunk_bytes)?;
@@ -172,12 +207,8 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
             tuned.map(|()| Answer::Done).map_err(|error| error.to_string())
         }
         Request::Release(name) => {
-            let released = server.call(move |core| {
-                let id = core.tenant(&name).ok_or_else(|| format!("there is no tenant `{name}`"))?;
-                core.release(id);
-                Ok(Answer::Done)
-            });
-            released.ok_or(ENDED)?
+            let id = known(server, name)?;
+            server.call(move |core| core.release(id)).map(|()| Answer::Done).ok_or_else(|| ENDED.to_owned())
         }
         Request::Record(limit) => {
             let begun = server.call(move |core| core.start_record(limit)).ok_or(ENDED)?;

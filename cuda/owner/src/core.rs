@@ -4,7 +4,8 @@
 //! driver. The caller executes the actions and reports some of the results as events. Modules: connections
 //! (`sessions`), chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
-//! memory shared between processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`),
+//! memory shared between processes (`exports`), fixed memory and releases (`fixed`),
+//! moves of tenants to other cards (`moves`),
 //! accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
 //! (`share_groups`), and their servers (`mps`), and tenants with several cards (`gangs`). Timers are in
 //! [`tenancy::Deadlines`].
@@ -23,6 +24,7 @@ mod gangs;
 mod given_up;
 mod indices;
 mod memory;
+mod moves;
 mod mps;
 mod occupation;
 mod pieces;
@@ -31,7 +33,6 @@ mod recording;
 mod relocate;
 mod sessions;
 mod share_groups;
-mod shares;
 mod size;
 mod stopped;
 mod time;
@@ -41,6 +42,7 @@ mod view;
 mod waits;
 
 pub use given_up::{GivenUp, Reason};
+pub use moves::Leaving;
 pub use tenancy::Wait;
 pub use types::{
     Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, ShareGroup, TenantError, TenantSpec, Unaccounted,
@@ -50,6 +52,7 @@ pub use view::{CardView, TenantView};
 
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
 use gang::{CardId, GangConfig, GangTurns};
+use owner_host::Shares;
 use pieces::Pieces;
 use relocate::Machine;
 use sched::groups::{GroupConfig, GroupTurns};
@@ -223,6 +226,10 @@ struct Tenant {
     given_up: VecDeque<GivenUp>,
     /// Set if the tenant will be removed as soon as its programs have ended.
     retired: bool,
+    /// Time of the last request to let the tenant leave for another card.
+    leaving: Option<u64>,
+    /// Reason for which the last program could not leave for another card, or come from one.
+    obstacle: Option<String>,
     past: accounts::Past,
 }
 
@@ -239,7 +246,7 @@ pub struct Core {
     pieces: Pieces,
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
-    shares: shares::Shares,
+    shares: Shares,
     /// Backings being created for requests, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
     /// Processes with requests that wait until fewer backings are being created for their tenant.
@@ -283,12 +290,14 @@ pub struct Core {
     expected: BTreeSet<u32>,
     /// Abandoned processes that have not exited, each with the name of its tenant.
     given_up: BTreeMap<u32, String>,
+    /// Processes that have left for another card, while NVML lists them.
+    moved: BTreeSet<u32>,
     incidents: given_up::Incidents,
     servers: mps::Servers,
 }
 
 impl Core {
-    /// Creates a card without tenants. `seed` selects numbers that differ from the previous owner's numbers.
+    /// Creates a card without tenants. `seed` selects numbers that differ from the numbers of other owners.
     ///
     /// # Errors
     /// Returns an error if a setting is out of bounds.
@@ -308,7 +317,7 @@ impl Core {
             machine: relocate::machine(&config),
             host_bytes: config.host_bytes,
             config,
-            shares: shares::Shares::default(),
+            shares: Shares::default(),
             making: BTreeMap::new(),
             hungry: BTreeSet::new(),
             unserved: BTreeSet::new(),
@@ -337,6 +346,7 @@ impl Core {
             next_tenant: 1,
             expected: BTreeSet::new(),
             given_up: BTreeMap::new(),
+            moved: BTreeSet::new(),
             incidents: given_up::Incidents::default(),
             servers: mps::Servers::default(),
         };
@@ -377,6 +387,7 @@ impl Core {
             Event::Made { piece, memory } => self.made(piece, memory),
             Event::Copied { batch, done, ns } => self.copied(batch, done, ns),
             Event::Suspended { session, done } => self.suspended(session, done),
+            Event::Fetched { session, error } => self.fetched(session, error),
             Event::Signalled { tenant, done } => self.signalled(tenant, done),
             Event::Looked { session, stopped, is_overdue } => self.looked_at(session, stopped, is_overdue),
             Event::Ended { pid } => drop(self.given_up.remove(&pid)),
@@ -484,6 +495,8 @@ impl Core {
             suspended: 0,
             given_up: VecDeque::new(),
             retired: false,
+            leaving: None,
+            obstacle: None,
             past: accounts::Past::default(),
         };
         self.tenants.insert(id, tenant);
@@ -507,7 +520,7 @@ impl Core {
         for session in sessions {
             if kills {
                 self.give_up(session, Reason::Removed);
-            } else {
+            } else if !self.end_moved(session) {
                 self.end(session, End::Evicted);
             }
         }
@@ -622,6 +635,7 @@ impl Core {
 
     /// Handles consequences of the event until none are left.
     fn follow_up(&mut self) {
+        self.end_forgotten_moves();
         self.go_on_working();
         self.take_retired_away();
         self.scrub();

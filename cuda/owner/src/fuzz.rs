@@ -5,7 +5,7 @@ use crate::control::Pipe;
 use crate::core::{Action, CardConfig, Core, Event, OnStuck, PieceId, SessionId, TenantSpec};
 use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant, TimeShare};
 use cuda_protocol::{
-    Adopted, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, MAX_CHUNKS, Place, Share, Usage, VERSION,
+    Adopted, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, MAX_CHUNKS, Obstacle, Place, Share, Usage, VERSION,
 };
 use owner_driver::{Memory, Model};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -169,6 +169,9 @@ impl World {
                 }
                 self.event(Event::Copied { batch, done: !fails, ns: 1000 });
             }
+            Some(Action::Fetch { session, .. }) => {
+                self.event(Event::Fetched { session, error: fails.then(|| "error 1".to_owned()) });
+            }
             Some(Action::Suspend { session }) => self.event(Event::Suspended { session, done: !fails }),
             _ => {}
         }
@@ -264,9 +267,13 @@ impl World {
                     .collect();
                 FromTenant::Adopt { chunks, more: input.byte() & 1 == 0 }
             }
-            _ => match input.below(3) {
+            _ => match input.below(5) {
                 0 => FromTenant::Goodbye(End::Leaving),
                 1 => FromTenant::Used { card, turn, usage },
+                2 => FromTenant::Elsewhere { uuid: [input.byte(); 16] },
+                3 => {
+                    FromTenant::Left { obstacle: [None, Some(Obstacle::Busy), Some(Obstacle::Shared)][input.below(3)] }
+                }
                 _ => FromTenant::Hello(Hello {
                     version: VERSION,
                     pid: 1,
@@ -333,7 +340,15 @@ fn play(data: &[u8]) -> BTreeSet<String> {
                 world.work_on(fails);
             }
             7 => {
-                world.now += u64::from(input.byte()) * 2_000_000;
+                let byte = input.byte();
+                let tenant = TenantId(u32::from(byte % 4));
+                match byte {
+                    240..248 => drop(world.core.leave(tenant)),
+                    248..252 => world.core.stay(tenant),
+                    252.. => drop(world.core.arrivals(tenant)),
+                    _ => {}
+                }
+                world.now += u64::from(byte) * 2_000_000;
                 world.event(Event::Tick);
             }
             _ => world.say(&mut input),
@@ -413,6 +428,7 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
         gid: None,
         share_group: None,
         gang: None,
+        arrives: input.byte() == 255,
         sharing: sched::groups::Sharing::Auto,
     }
 }
@@ -440,7 +456,17 @@ pub fn control(data: &[u8]) {
             3 => Request::Change(tenant(&mut input, &folder)),
             4 => Request::Remove { name: ["a", "b", "c", "d"][input.below(4)].into(), kills: input.byte() & 1 == 0 },
             5 => Request::Tune(Box::new(rules(&mut input))),
-            6 => Request::Release(["a", "b", "c", "d"][input.below(4)].into()),
+            6 => {
+                let byte = input.byte();
+                let name = ["a", "b", "c", "d"][usize::from(byte % 4)].to_owned();
+                match byte {
+                    ..200 => Request::Release(name),
+                    200..220 => Request::Leave(name),
+                    220..232 => Request::Stay(name),
+                    232..244 => Request::Arrivals(name),
+                    _ => Request::Arrive { name, pids: Vec::new() },
+                }
+            }
             _ => {
                 let length = input.below(64).min(input.0.len());
                 let (line, rest) = input.0.split_at(length);
@@ -459,7 +485,9 @@ pub fn control(data: &[u8]) {
             (_, Answer::Failed(_) | Answer::Moving(_)) => assert_eq!(seen(&mut pipe), before, "{line}: {answer:?}"),
             (Request::Add(tenant), Answer::Done) => assert!(known.insert(tenant.name.clone()), "{line}: twice"),
             (Request::Remove { name, .. }, Answer::Done) => drop(known.remove(name)),
-            (_, Answer::Done) => {}
+            (_, Answer::Done)
+            | (Request::Leave(_), Answer::Left(_))
+            | (Request::Arrivals(_), Answer::Arrived { .. }) => {}
             _ => panic!("{line}: {answer:?}"),
         }
         let names: BTreeSet<_> = seen(&mut pipe).into_iter().map(|(name, ..)| name).collect();

@@ -10,7 +10,6 @@ mod links;
 mod mps;
 mod outbox;
 mod peers;
-mod vault;
 mod workers;
 
 use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupError};
@@ -20,12 +19,13 @@ use limits::Limits;
 use mps::MpsServers;
 pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
-use owner_driver::{CardUse, Driver, Users};
+use owner_driver::{CardUse, Driver, New, Users, Vault};
 pub use owner_host::Rights;
 use owner_host::{Bound, Journal, Lines, Links, ListenError, OwnerLinks};
 use peers::{News, Peers};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use vault::{New, Vault};
 use vram::TenantId;
 use workers::Workers;
 
@@ -85,6 +84,8 @@ enum Note {
     Links(OwnerLinks),
     /// Cards whose owners this owner must reach, with their sockets.
     LinkWith(BTreeMap<CardId, PathBuf>),
+    /// Processes of a tenant that has moved here from another card.
+    Expect(TenantId, Vec<u32>),
     Stop,
 }
 
@@ -113,6 +114,8 @@ pub struct Server {
     driver: Arc<dyn Driver>,
     /// The cards of each tenant with several cards.
     gangs: BTreeMap<TenantId, BTreeMap<CardId, PathBuf>>,
+    /// Sockets of tenants that move to this card, until the owner listens on them.
+    held_sockets: BTreeMap<TenantId, (PathBuf, Rights)>,
 }
 
 impl Server {
@@ -144,8 +147,8 @@ impl Server {
         config.uuid = driver.device().uuid;
         let limits = Limits::raise();
         config.connections_most = config.connections_most.min(limits.connections);
-        let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let mut core = Core::new(config.clone(), seed.map_or(1, |since| since.as_millis() as u32))?;
+        // Programs bring numbers of previous owners, also of other cards. Two ranges overlap in one of 8 million cases.
+        let mut core = Core::new(config.clone(), RandomState::new().hash_one(0) as u32)?;
         let journal = journal.map(Journal::open);
         core.expect(journal.iter().flat_map(Journal::alive), COME_BACK.as_nanos() as u64);
         peers::report_rights();
@@ -179,7 +182,8 @@ impl Server {
             stopping: false,
         };
         let thread = std::thread::Builder::new().name("cuda-owner".into()).spawn(move || serving.serve())?;
-        Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None, driver, gangs: BTreeMap::new() })
+        let (sockets, gangs, held_sockets) = Default::default();
+        Ok(Self { notes, sockets, thread: Some(thread), users: None, driver, gangs, held_sockets })
     }
 
     /// Monitors the processes that use the card, and their use, through NVML and the driver. `driver` is the path of
@@ -218,11 +222,37 @@ impl Server {
         Ok(())
     }
 
+    /// Records the socket of a tenant without listening on it.
+    pub fn hold_socket(&mut self, tenant: TenantId, path: PathBuf, rights: Rights) {
+        self.held_sockets.insert(tenant, (path, rights));
+    }
+
+    /// Listens on a socket that [`Self::hold_socket`] has recorded, if any.
+    ///
+    /// # Errors
+    /// Returns an error if the socket cannot be created.
+    pub fn release_socket(&mut self, tenant: TenantId) -> Result<(), ServerError> {
+        let Some((path, rights)) = self.held_sockets.remove(&tenant) else { return Ok(()) };
+        self.listen(Some(tenant), &path, &rights)
+    }
+
     /// Closes the sockets of a tenant. The tenant's connections remain.
     pub fn unlisten(&mut self, tenant: TenantId) {
+        self.held_sockets.remove(&tenant);
         self.notes.put(Note::Unlisten(tenant));
         let of_it = |(of, _): &mut (Option<TenantId>, Bound)| *of == Some(tenant);
         self.sockets.extract_if(.., of_it).for_each(|(_, bound)| bound.remove());
+    }
+
+    /// Kills those of the processes that do not connect in time, because they have chunks that no owner counts.
+    pub fn expect(&self, tenant: TenantId, pids: Vec<u32>) {
+        self.notes.put(Note::Expect(tenant, pids));
+    }
+
+    /// Returns true if the driver can move processes to this card.
+    #[must_use]
+    pub fn fetches(&self) -> bool {
+        self.driver.device().fetches
     }
 
     /// Listens at `path` for the owners of other cards. `card` is the number of this card.
@@ -396,7 +426,11 @@ impl Serving {
                 Note::Mps(options) => self.mps.configure(options),
                 Note::Links(links) => self.links.begin(links),
                 Note::LinkWith(peers) => self.links.set_peers(&peers),
-                Note::Unlisten(tenant) => self.listeners.retain(|(of, _)| *of != Some(tenant)),
+                Note::Unlisten(tenant) => {
+                    self.listeners.retain(|(of, _)| *of != Some(tenant));
+                    self.peers.forget(tenant);
+                }
+                Note::Expect(tenant, pids) => pids.into_iter().for_each(|pid| self.peers.expect(pid, tenant)),
                 Note::Stop => self.stopping = true,
             }
         }
@@ -461,6 +495,10 @@ impl Serving {
                 Action::LookAt { session, is_overdue } => looked.push((session, is_overdue)),
                 Action::Suspend { session } => match self.peers.pid(session) {
                     Some(pid) => self.workers.suspend(session, pid),
+                    None => lost.push(session),
+                },
+                Action::Fetch { session, from } => match self.peers.pid(session) {
+                    Some(pid) => self.workers.fetch(session, pid, from),
                     None => lost.push(session),
                 },
                 Action::Make { piece, memory, zeroed } => self.workers.make(New { piece, memory, zeroed }),

@@ -90,6 +90,25 @@
 //! the other cards may wait for a kernel that the closed gate blocks. A process without a waiting submission replies
 //! immediately.
 //!
+//! # Moves between cards
+//!
+//! The owners of both cards use the same socket of the tenant, one after the other.
+//!
+//! ```text
+//! owner  -> tenant  Leave { .. }: all chunks are in host memory
+//! tenant -> owner   Left { obstacle: None }: gate closed, all chunks unmapped, no request in progress
+//! owner  -> tenant  Goodbye(Moved)
+//!                   (the tenant's side connects again, and gets `Welcome` from the owner of the other card)
+//! tenant -> owner   Elsewhere { uuid }
+//!                   (the owner makes the driver checkpoint the process and restore it on its card)
+//! owner  -> tenant  Fetched, or Goodbye(Moved)
+//! tenant -> owner   Adopt..., as after any reconnection
+//! ```
+//!
+//! The tenant's side compares the card of each [`Welcome`] with the driver's card, and reports chunks only to the
+//! owner of the card on which it is. If no owner serves it in time, it maps its chunks where it is, and runs without
+//! an owner.
+//!
 //! # Ends
 //!
 //! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason, and the connection is closed afterwards. If a
@@ -110,6 +129,7 @@
 //! | message | own steps | deferred |
 //! |---|---|---|
 //! | `Hello`, the end of a connection | connections | all chunks of the process |
+//! | `Left`, `Elsewhere` | connections | |
 //! | `Adopt`, `Free` | [`MAX_CHUNKS`] | |
 //! | `Allocate` | 1 | its chunks; 32 pieces of a tenant are made at a time |
 //! | `Fix`, `Unfix` | 1 | their bytes, in chunks |
@@ -143,12 +163,12 @@ mod message;
 
 pub use link::{Link, LinkError, Received};
 pub use message::{
-    Adopted, CardInfo, Chunk, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, Malformed, Place, Refusal, Run,
-    Share, Usage, Welcome,
+    Adopted, CardInfo, Chunk, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, Malformed, Obstacle, Place,
+    Refusal, Run, Share, Usage, Welcome,
 };
 
 /// Version of the messages.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 /// Oldest version that an owner supports. Programs outlive owners, and keep the library with which they started.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
@@ -163,6 +183,8 @@ pub const VERSION_RECLAIM: u16 = 5;
 pub const VERSION_CONCURRENT: u16 = 6;
 /// First version with [`FromOwner::Drain`] and [`FromOwner::Step`].
 pub const VERSION_GANGS: u16 = 7;
+/// First version with [`FromOwner::Leave`], [`FromTenant::Elsewhere`] and [`End::Moved`].
+pub const VERSION_MOVES: u16 = 8;
 /// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
 /// answers.
 pub const MAX_PENDING: usize = 64;

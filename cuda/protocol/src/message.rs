@@ -157,6 +157,24 @@ pub enum End {
     Evicted,
     /// The tenant or user has reached its connection limit. Since version 4.
     Crowded,
+    /// The tenant moves between cards: connect to the same socket again, where the owner of its card listens. Since
+    /// version 8.
+    Moved,
+}
+
+/// Reason why a process cannot leave its card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Obstacle {
+    /// Its work, a request or a relocation does not end in time: repeat the message later.
+    Busy,
+    /// It uses several cards.
+    Cards,
+    /// It manages mappings of chunks itself (`cuMemCreate`), or keeps no descriptor of a chunk.
+    Mappings,
+    /// It shares memory with other processes.
+    Shared,
+    /// It has a chunk that is not in host memory.
+    NotEvicted,
 }
 
 /// Token for memory shared between processes of one tenant: the first 32 bytes of a `CUipcMemHandle`.
@@ -302,6 +320,17 @@ pub enum FromTenant {
         /// Card.
         card: u8,
     },
+    /// Answer to `Leave`. Since version 8.
+    Left {
+        /// Reason why the process stays; `None` if its gate is closed and it has unmapped all chunks.
+        obstacle: Option<Obstacle>,
+    },
+    /// Reports that the process is on another card than the owner's, with all chunks unmapped. The owner answers with
+    /// `Fetched`, or ends the connection. Since version 8.
+    Elsewhere {
+        /// `cuDeviceGetUuid` of the process's card.
+        uuid: [u8; 16],
+    },
 }
 
 /// A message from the owner.
@@ -413,6 +442,15 @@ pub enum FromOwner {
     /// Lets one waiting submission pass the closed gate. The reply is `Stopped` with the number of this turn. It is
     /// sent when all work has completed, or immediately if no submission is waiting. Since version 7.
     Step(Run),
+    /// Asks the process to close its gate and to unmap all chunks, which are in host memory, because it moves to
+    /// another card. The process keeps the chunks' descriptors. Since version 8.
+    Leave {
+        /// Time limit in microseconds after which the process gives up and answers [`Obstacle::Busy`].
+        patience_us: u32,
+    },
+    /// The driver has moved the process, or found that it was interrupted and lets it continue: its calls work again.
+    /// Since version 8.
+    Fetched,
 }
 
 /// Reason why a packet is not a valid message.

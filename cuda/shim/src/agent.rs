@@ -3,6 +3,8 @@
 //! UNSAFETY: waits for messages, and calls the driver on the library's thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
+mod moves;
+
 use std::ffi::c_int;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
@@ -10,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, RECONNECT_MS, Run, VERSION_CONCURRENT,
-    VERSION_HANDOVER, Welcome,
+    CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, Run, VERSION_CONCURRENT, VERSION_HANDOVER,
+    Welcome,
 };
 
 use crate::descriptors::{ChunkDescriptor, Connection};
@@ -204,6 +206,7 @@ struct Agent {
     soon: Option<Instant>,
     turn: Option<Turn>,
     order: Option<Order>,
+    departure: moves::Departure,
 }
 
 /// Executes the commands of a card's owner until the process exits.
@@ -216,8 +219,8 @@ fn serve(shim: &'static Shim, card: &'static Card, connection: Arc<Connection>, 
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
     }
     let tidied = Instant::now();
-    let mut agent =
-        Agent { shim, card, connection, tidied, reclaim: None, version, soon: None, turn: None, order: None };
+    let (reclaim, soon, turn, order, departure) = Default::default();
+    let mut agent = Agent { shim, card, connection, tidied, reclaim, version, soon, turn, order, departure };
     loop {
         if let Err(error) = agent.run() {
             report!("the connection to the owner ended: {error}");
@@ -235,8 +238,10 @@ impl Agent {
                 let (message, descriptors) = self.connection.receive_with_descriptors(expects)?;
                 self.obey(message, descriptors)?;
             }
-            self.tidy();
-            self.reclaim()?;
+            if !self.departure.has_left() {
+                self.tidy();
+                self.reclaim()?;
+            }
             self.look()?;
         }
     }
@@ -311,6 +316,14 @@ impl Agent {
             FromOwner::Memory { request, free_bytes, total_bytes } => {
                 link.answer(request, |_| Answer::Memory(free_bytes, total_bytes));
             }
+            FromOwner::Leave { patience_us } => self.leave(patience_us)?,
+            // An owner does not send these to a process that has left.
+            FromOwner::Quiesce { order, .. } if self.departure.has_left() => {
+                self.connection.send(&FromTenant::Busy { order }, &[])?;
+            }
+            FromOwner::Reclaim { order } if self.departure.has_left() => {
+                self.connection.send(&FromTenant::Reclaimed { order }, &[])?;
+            }
             FromOwner::Quiesce { order, patience_us } => self.quiesce(order, patience_us)?,
             FromOwner::Redirect { order, moves } => {
                 self.card.contexts.bind();
@@ -364,7 +377,7 @@ impl Agent {
             }
             FromOwner::Shared { request, share } => link.answer(request, |_| Answer::Shared(share)),
             // These messages answer requests over separate connections.
-            FromOwner::Welcome(_) | FromOwner::Processes { .. } => {}
+            FromOwner::Welcome(_) | FromOwner::Processes { .. } | FromOwner::Fetched => {}
             FromOwner::Goodbye(end) => {
                 report!("the owner says goodbye: {end:?}");
                 return Err(LinkError::Closed);
@@ -507,7 +520,9 @@ impl Agent {
         self.card.pacing.run_ahead.bound(0);
         self.card.link.abandon_requests();
         self.end_order();
-        self.open(self.card, gate::NO_SLICE | gate::ORDER);
+        if !self.departure.has_left() {
+            self.open(self.card, gate::NO_SLICE | gate::ORDER);
+        }
     }
 
     /// Reconnects to the owner, and reports the chunks of this process.
@@ -515,7 +530,8 @@ impl Agent {
         let (shim, card) = (self.shim, self.card);
         let Some(socket) = shim.settings.sockets.get(card.number) else { return };
         loop {
-            std::thread::sleep(Duration::from_millis(RECONNECT_MS));
+            std::thread::sleep(self.departure.retry_interval());
+            self.return_late();
             let hello = card.link.hello(&shim.settings, true);
             let Ok((connection, welcome)) = link::connect(socket, hello) else { continue };
             let same_cards = |terms: &Terms| terms.cards.iter().all(|card| names(&welcome, card));
@@ -525,6 +541,9 @@ impl Agent {
             };
             if !card.link.terms().is_some_and(fits) {
                 let _ = connection.send(&FromTenant::Goodbye(End::Violation), &[]);
+                continue;
+            }
+            if !self.come_to(&connection, &welcome) {
                 continue;
             }
             let connection = Arc::new(connection);
@@ -542,6 +561,7 @@ impl Agent {
                 // over this connection.
                 card.gate.close(gate::NO_SLICE, None);
                 (self.connection, self.version) = (connection, welcome.version);
+                self.arrive();
                 return;
             }
         }

@@ -10,7 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, Chunk, FixedKind, FromOwner, FromTenant, Hello, LinkError, MAX_PENDING, Refusal, Share, VERSION, Welcome,
+    CardInfo, Chunk, End, FixedKind, FromOwner, FromTenant, Hello, LinkError, MAX_PENDING, RECONNECT_MS, Refusal,
+    Share, VERSION, Welcome,
 };
 
 use crate::descriptors::{ChunkDescriptor, Connection};
@@ -73,6 +74,8 @@ pub struct Link {
     /// The program's fixed memory in bytes, by card and kind. Locked while a change is reported to an owner.
     fixed: Mutex<HashMap<(u8, FixedKind), u64>>,
     in_flight: Mutex<usize>,
+    /// UUID of the program's only card, once the program has moved.
+    moved_to: Mutex<Option<[u8; 16]>>,
     /// Signalled when a request releases its place.
     left: Condvar,
 }
@@ -100,13 +103,23 @@ impl Drop for Place<'_> {
 
 /// Connects to the owner at `socket`, and sends `hello`. Returns the connection and the owner's terms.
 pub fn connect(socket: &Path, hello: Hello) -> Result<(Connection, Welcome), LinkError> {
-    let connection = Connection::open(socket)?;
-    connection.send(&FromTenant::Hello(hello), &[])?;
-    match connection.receive()?.message {
-        FromOwner::Welcome(welcome) => Ok((connection, welcome)),
-        other => {
-            report!("the owner at {} refuses this process: {other:?}", socket.display());
-            Err(LinkError::Closed)
+    let begin = Instant::now();
+    loop {
+        let connected = Connection::open(socket).and_then(|connection| {
+            connection.send(&FromTenant::Hello(hello.clone()), &[])?;
+            Ok((connection.receive()?.message, connection))
+        });
+        match connected {
+            Ok((FromOwner::Welcome(welcome), connection)) => return Ok((connection, welcome)),
+            // The tenant is between two cards. A program that has memory retries anyway.
+            Ok((FromOwner::Goodbye(End::Moved), _)) if !hello.adopts && begin.elapsed() < OWNER_TIMEOUT => {
+                std::thread::sleep(Duration::from_millis(RECONNECT_MS));
+            }
+            Ok((other, _)) => {
+                report!("the owner at {} refuses this process: {other:?}", socket.display());
+                return Err(LinkError::Closed);
+            }
+            Err(error) => return Err(error),
         }
     }
 }
@@ -123,6 +136,7 @@ impl Link {
             answered: Condvar::new(),
             fixed: Mutex::default(),
             in_flight: Mutex::new(0),
+            moved_to: Mutex::default(),
             left: Condvar::new(),
         }
     }
@@ -188,7 +202,36 @@ impl Link {
         connection.is_some_and(|connection| connection.send(message, &[]).is_ok())
     }
 
-    fn is_connected(&self) -> bool {
+    /// Stops sending requests to the connected owner. Fails, and changes nothing, if a request waits for its answer.
+    pub fn hold_requests(&self) -> bool {
+        let connection = self.connection.write().unwrap_or_else(PoisonError::into_inner).take();
+        let is_idle = !self.any_requests();
+        if !is_idle && let Some(connection) = &connection {
+            self.resume_requests(connection);
+        }
+        is_idle
+    }
+
+    /// Sends later requests to an owner.
+    pub fn resume_requests(&self, connection: &Arc<Connection>) {
+        self.set_connection(Some(connection));
+        // Take the lock once, because a thread that is about to wait may not have seen the connection yet.
+        drop(self.answers());
+        self.answered.notify_all();
+    }
+
+    /// Returns the UUID of the program's card, if the program has moved.
+    pub fn moved_to(&self) -> Option<[u8; 16]> {
+        *self.moved_to.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records the card of a program.
+    pub fn set_moved_to(&self, uuid: [u8; 16]) {
+        *self.moved_to.lock().unwrap_or_else(PoisonError::into_inner) = Some(uuid);
+    }
+
+    /// Returns true if requests are sent to an owner.
+    pub fn is_connected(&self) -> bool {
         self.connection.read().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
@@ -315,9 +358,7 @@ impl Link {
             self.send(&FromTenant::Fix { request: 0, card, kind, bytes });
         }
         drop(fixed);
-        // Take the lock once, because a thread that is about to wait may not have seen the connection yet.
-        drop(self.answers());
-        self.answered.notify_all();
+        self.resume_requests(connection);
     }
 }
 

@@ -1,7 +1,6 @@
 //! The program's memory.
 //!
 //! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks ([`region`]);
-//! - [`ordered`]: memory that is freed in the order of a stream's work;
 //! - [`handles`]: virtual memory that the program manages itself, backed by chunks;
 //! - [`opened`]: memory shared between processes of a tenant;
 //! - [`access`]: access from the program's other cards;
@@ -9,6 +8,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::captures::Captures;
 use crate::contexts::Contexts;
@@ -23,13 +23,16 @@ pub mod foreign;
 pub mod graphs;
 pub mod handles;
 pub mod opened;
-mod ordered;
 pub mod pages;
 mod region;
 
 use chunks::ChunkMemory;
 use fixed::Fixed;
 use graphs::Graphs;
+
+/// Interval at which threads check if the program has arrived on another card.
+// TIMEOUT: a move takes a fraction of a second, so polling costs nothing.
+const DETACHED_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Memory of the program on one card.
 #[derive(Debug)]
@@ -87,8 +90,16 @@ impl Memory {
 }
 
 impl<'a> Operations<'a> {
-    /// Locks the memory, so that no part of it moves.
+    /// Locks the memory, so that no part of it moves. Waits while the program is between two cards, except on the
+    /// thread that carries out the owner's orders.
     pub fn lock(self) -> MutexGuard<'a, ChunkMemory> {
-        self.memory.lock()
+        loop {
+            let guard = self.memory.lock();
+            if guard.detached_by.is_none_or(|thread| thread == std::thread::current().id()) {
+                return guard;
+            }
+            drop(guard);
+            std::thread::sleep(DETACHED_POLL_INTERVAL);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Body of `POST /v1/vms/NAME/move`.
+/// Body of `POST /v1/vms/NAME/move` and `POST /v1/tenants/NAME/move`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoveTo {
@@ -28,6 +28,25 @@ pub struct Moved {
     /// Size of the copied memory, in MiB.
     pub memory_mib: u64,
     /// Total duration of the move, in ms.
+    pub total_ms: u64,
+}
+
+/// Response to `POST /v1/tenants/NAME/move`: the tenant and its programs use another card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TenantMoved {
+    /// The tenant.
+    pub tenant: String,
+    /// Previous card.
+    pub from: String,
+    /// New card.
+    pub to: String,
+    /// Number of programs that have moved.
+    pub programs: usize,
+    /// Time for which the programs had no card, in ms.
+    pub pause_ms: u64,
+    /// MiB of memory in chunks.
+    pub memory_mib: u64,
+    /// Total time of the move, in ms. The memory returns to the card while the programs run.
     pub total_ms: u64,
 }
 
@@ -66,6 +85,9 @@ pub struct DrainReport {
     pub card: String,
     /// Moved virtual machines, in order.
     pub moved: Vec<Moved>,
+    /// Tenants that were moved, in order.
+    #[serde(default)]
+    pub tenants: Vec<TenantMoved>,
     /// Virtual machines and tenants that remain on the card, and continue to run.
     pub left: Vec<Left>,
 }

@@ -94,7 +94,7 @@ const fn act(
 }
 
 /// All requests except `/metrics`, whose response is not JSON.
-const OPERATIONS: [Operation; 45] = [
+const OPERATIONS: [Operation; 46] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, schema_of::<crate::TenantList>),
     change(
         "post",
@@ -118,6 +118,13 @@ const OPERATIONS: [Operation; 45] = [
         NONE,
         Some(schema_of::<crate::TenantPatch>),
         (200, Some(schema_of::<crate::Tenant>)),
+    ),
+    change(
+        "post",
+        "/v1/tenants/{name}/move",
+        "Moves a tenant with its programs to another card",
+        Some(schema_of::<crate::MoveTo>),
+        (200, Some(schema_of::<crate::TenantMoved>)),
     ),
     get(
         "/v1/profiles",

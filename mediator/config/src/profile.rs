@@ -150,6 +150,28 @@ impl ProfileSpec {
         let refusal = refusals.into_iter().find(|refusal| !["name", "socket"].contains(&refusal.field));
         refusal.map(|refusal| format!("{}: {}", refusal.field, refusal.what))
     }
+
+    /// Computes the number of further users of the profile on a card: adds users to a copy of the state until the card
+    /// rejects one. Also returns the reason for which it does. The number is limited to the maximum number of users
+    /// that a daemon supports.
+    #[must_use]
+    pub fn room(&self, daemon: &DaemonSpec, card: &CardSpec, vms: &[VmSpec], tenants: &[TenantSpec]) -> (u32, String) {
+        let (mut vms, mut tenants) = (vms.to_vec(), tenants.to_vec());
+        let mut left = 0;
+        loop {
+            let drained = crate::place::drained(card).map(|refusal| format!("{}: {}", refusal.field, refusal.what));
+            if let Some(lacks) = drained.or_else(|| self.lacks(daemon, card, &vms, &tenants)) {
+                return (left, lacks);
+            }
+            // Operators cannot use these names, because they contain a space.
+            let name = format!("further {left}");
+            match card.kind {
+                CardKind::Cuda => tenants.extend(self.tenant(&name, &card.name)),
+                CardKind::Simgpu | CardKind::Vfio => vms.extend(self.vm(&name, &card.name)),
+            }
+            left += 1;
+        }
+    }
 }
 
 /// Returns a table extended with the keys of its profile, if it names one. The table's own keys take precedence.

@@ -531,7 +531,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         Command::Daemon(command) => command.run(&client, form)?,
         Command::Sched(command) => sched::answer(&client, form, command)?,
         Command::Memory(command) => memory::answer(&client, form, command)?,
-        Command::Tenant(command) => tenant::answer(&client, form, command)?,
+        Command::Tenant(command) => tenant::answer(client, form, command)?,
         Command::Profile(command) => profile::answer(&client, form, command)?,
         Command::Run(run) => run.run(&client)?,
         Command::Top(top) => top.run(&client, form)?,

@@ -1,4 +1,4 @@
-//! Moving virtual machines between cards, and draining cards.
+//! Moving virtual machines and tenants between cards, and draining cards.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::client::{self, Client, ClientError};
 use super::progress::Progress;
 use super::{Code, Form, output};
-use api::{DrainReport, MoveTo, Moved, RestartWorkers, WorkerRestart, WorkerRestarts};
+use api::{DrainReport, MoveTo, Moved, RestartWorkers, TenantMoved, WorkerRestart, WorkerRestarts};
 
 /// Time limit for moves.
 // TIMEOUT: moving 64 virtual machines with several GiB each through the host takes minutes.
@@ -18,6 +18,14 @@ pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<Strin
     let _progress = Progress::of_command(form, format!("moving VM {name}"));
     let done: Moved = client.waiting(MOVE_TIMEOUT).post(&path, &MoveTo { card })?;
     Ok(form.render(&done, moved))
+}
+
+/// Moves a tenant and returns the output.
+pub(super) fn move_tenant(client: Client, form: Form, name: &str, card: Option<String>) -> Result<String, ClientError> {
+    let path = format!("/v1/tenants/{}/move", client::segment(name));
+    let _progress = Progress::of_command(form, format!("moving tenant {name}"));
+    let done: TenantMoved = client.waiting(MOVE_TIMEOUT).post(&path, &MoveTo { card })?;
+    Ok(form.render(&done, tenant_moved))
 }
 
 /// Restarts a virtual machine's workers. Returns the output, and an exit code that indicates whether all programs
@@ -51,7 +59,7 @@ fn restarted(done: &WorkerRestarts) -> String {
 /// Drains a card. Returns the output, and an exit code that indicates whether VMs or tenants remain.
 pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, Code), ClientError> {
     let path = format!("/v1/cards/{}/drain", client::segment(name));
-    let _progress = Progress::of_command(form, format!("moving the VMs of card {name}"));
+    let _progress = Progress::of_command(form, format!("moving the VMs and tenants of card {name}"));
     let done: DrainReport = client.waiting(MOVE_TIMEOUT).post(&path, &())?;
     let code = if done.left.is_empty() { Code::Good } else { Code::Conflict };
     Ok((form.render(&done, report), code))
@@ -68,14 +76,26 @@ fn moved(moved: &Moved) -> String {
     format!("VM {vm} has moved from {from} to {to}: {memory_mib} MiB in {total_ms} ms, paused for {pause_ms} ms\n")
 }
 
+fn tenant_moved(moved: &TenantMoved) -> String {
+    let TenantMoved { tenant, from, to, programs, pause_ms, memory_mib, total_ms } = moved;
+    format!(
+        "tenant {tenant} has moved from {from} to {to}: {programs} programs with {memory_mib} MiB in {total_ms} ms, \
+         paused for {pause_ms} ms\n"
+    )
+}
+
 fn report(report: &DrainReport) -> String {
-    let DrainReport { card, moved, left } = report;
+    let DrainReport { card, moved, tenants, left } = report;
     let mut text = format!("card {card} accepts no new VMs and tenants\n");
-    if !moved.is_empty() {
+    if !moved.is_empty() || !tenants.is_empty() {
         let mut rows = vec![output::heads(&["MOVED", "TO", "MIB", "PAUSE MS", "TOTAL MS"])];
         rows.extend(moved.iter().map(|one| {
             let Moved { vm, to, pause_ms, memory_mib, total_ms, .. } = one;
             vec![vm.clone(), to.clone(), memory_mib.to_string(), pause_ms.to_string(), total_ms.to_string()]
+        }));
+        rows.extend(tenants.iter().map(|one| {
+            let TenantMoved { tenant, to, pause_ms, memory_mib, total_ms, .. } = one;
+            vec![tenant.clone(), to.clone(), memory_mib.to_string(), pause_ms.to_string(), total_ms.to_string()]
         }));
         // Writing to a string cannot fail.
         let _ = write!(text, "\n{}", output::table(rows, &[2, 3, 4]));
@@ -110,7 +130,8 @@ mod tests {
             "VM web has moved from card0 to card1: 512 MiB in 840 ms, paused for 31 ms\n"
         );
         let left = vec![api::Left { vm: "wired".to_owned(), why: "it has its card by passthrough".to_owned() }];
-        let mut all = DrainReport { card: "card0".to_owned(), moved: vec![one("web", "card1")], left };
+        let mut all =
+            DrainReport { card: "card0".to_owned(), moved: vec![one("web", "card1")], tenants: Vec::new(), left };
         assert_eq!(
             report(&all),
             "card card0 accepts no new VMs and tenants\n\n\

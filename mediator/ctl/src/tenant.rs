@@ -13,6 +13,7 @@ use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
 use super::cdi;
 use super::client::{self, Client, ClientError};
 use super::memory::MemoryFlags;
+use super::moving;
 use super::output::{self, NOTHING, heads};
 use super::sched::TimeFlags;
 use super::values::named;
@@ -48,6 +49,14 @@ pub(super) enum TenantCommand {
     Cdi(cdi::Cdi),
     /// Changes a tenant's share of its card, with immediate effect even while its programs run
     Set(Box<Set>),
+    /// Moves a tenant to another card of the same model, also while its programs run
+    Move {
+        /// Name of the tenant
+        name: String,
+        /// Target card; by default, the suitable card with the most room
+        #[arg(long, value_name = "NAME")]
+        card: Option<String>,
+    },
 }
 
 #[derive(Clone, Debug, Args)]
@@ -189,7 +198,7 @@ fn path(name: &str) -> String {
     format!("/v1/tenants/{}", client::segment(name))
 }
 
-pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Result<String, ClientError> {
+pub(super) fn answer(client: Client, form: Form, command: TenantCommand) -> Result<String, ClientError> {
     match command {
         TenantCommand::Add(add) => {
             let tenant: Tenant = client.post("/v1/tenants", &add.table()?)?;
@@ -207,7 +216,8 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
             let tenant: Tenant = client.get(&path(&name))?;
             Ok(form.render(&tenant, show))
         }
-        TenantCommand::Cdi(cdi) => cdi.run(client, form),
+        TenantCommand::Cdi(cdi) => cdi.run(&client, form),
+        TenantCommand::Move { name, card } => moving::move_tenant(client, form, &name, card),
         TenantCommand::Set(set) => {
             let Set { name, vram_mib, memory, time, group_sharing, policies } = *set;
             let Policies { on_stuck, on_remove } = policies;

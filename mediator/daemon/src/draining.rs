@@ -1,4 +1,4 @@
-//! Drains cards: marks a card, so that it rejects new VMs and tenants, and moves its VMs to other cards.
+//! Drains cards: marks a card, so that it rejects new VMs and tenants, and moves its VMs and tenants to other cards.
 //!
 //! The mark is set first, so that a virtual machine that arrives during the drain is placed elsewhere or rejected.
 //! Virtual machines are moved one by one, and other changes are possible between two moves.
@@ -6,7 +6,7 @@
 use super::{Daemon, DaemonError, Entry, Life, State};
 use api::{DrainReport, EventKind, Left, Moved};
 use config::check::{self, Refusal};
-use config::{CardSpec, TenantSpec, VmSpec, place};
+use config::{CardSpec, VmSpec, place};
 use events::NewEvent;
 
 /// Reason why a virtual machine or tenant is placed on a card.
@@ -168,8 +168,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Drains a card if the revision is still `expected`, and moves its virtual machines to other cards, one after the
-    /// other. Virtual machines that cannot move continue on the card and are reported; another call retries.
+    /// Drains a card if the revision is still `expected`, and moves its virtual machines and tenants to other cards,
+    /// one after the other. Those that cannot move continue on the card and are reported; another call retries.
     ///
     /// # Errors
     /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
@@ -180,23 +180,31 @@ impl Daemon {
             self.mark(card, true, expected)?;
         }
         self.keep()?;
-        let (vms, mut left) = {
+        let (vms, tenants) = {
             // Each arrival that was accepted before the mark is now complete or rejected.
             let _one_at_a_time = self.changing.lock();
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;
             let vms: Vec<String> = state.vms.values().filter(of_card).map(|entry| entry.spec.name.clone()).collect();
             let tenants = state.tenants.values().filter(|tenant| tenant.uses(card));
-            (vms, tenants.map(tenant_left).collect::<Vec<_>>())
+            (vms, tenants.map(|tenant| tenant.name.clone()).collect::<Vec<_>>())
         };
-        let (moved, stayed) = emptied(vms, |vm| self.move_off(vm, card));
-        left.extend(stayed);
+        let (moved, mut left) = emptied(vms, |vm| self.move_off(vm, card));
+        let mut gone = Vec::new();
+        for tenant in tenants {
+            match self.move_tenant(&tenant, None, None, "its card is drained") {
+                Ok(done) => gone.push(done),
+                Err(DaemonError::NoTenant(_)) => {} // It was removed meanwhile.
+                Err(error) => left.push(reported(tenant, &error)),
+            }
+        }
         // Save changes that a failed save after a move left unsaved, or report the error.
         self.keep()?;
-        tracing::info!(card, moved = moved.len(), left = left.len(), "the card is drained");
-        let what = format!("drained: {} VMs were moved, {} VMs and tenants remain", moved.len(), left.len());
+        let count = moved.len() + gone.len();
+        tracing::info!(card, moved = count, left = left.len(), "the card is drained");
+        let what = format!("drained: {count} VMs and tenants were moved, {} remain", left.len());
         self.events.add(NewEvent::card(EventKind::Drained, card, what));
-        Ok(DrainReport { card: card.to_owned(), moved, left })
+        Ok(DrainReport { card: card.to_owned(), moved, tenants: gone, left })
     }
 
     /// Moves a virtual machine off a card that is being drained. Does nothing if the virtual machine has already left.
@@ -235,35 +243,13 @@ impl Daemon {
     }
 }
 
-fn tenant_left(tenant: &TenantSpec) -> Left {
-    let why = "it is a tenant: its programs' memory on the card cannot move; end them, or remove the tenant".to_owned();
-    Left { vm: tenant.name.clone(), why }
-}
-
-/// Moves virtual machines with `move_off`, one after the other. Retries machines for which no card was found as long as
-/// other machines leave, because an affinity may permit the card to which another machine has moved.
+/// Moves virtual machines with `move_off`. Returns the moved ones, and those that remain.
 fn emptied(
-    mut vms: Vec<String>,
-    mut move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,
+    vms: Vec<String>,
+    move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,
 ) -> (Vec<Moved>, Vec<Left>) {
-    let (mut moved, mut left) = (Vec::new(), Vec::new());
-    loop {
-        let before = moved.len();
-        let mut again = Vec::new();
-        for vm in std::mem::take(&mut vms) {
-            match move_off(&vm) {
-                Ok(done) => moved.extend(done),
-                Err(error @ DaemonError::Immovable { .. }) => again.push((vm, error)),
-                Err(error) => left.push(reported(vm, &error)),
-            }
-        }
-        if again.is_empty() || moved.len() == before {
-            left.extend(again.into_iter().map(|(vm, error)| reported(vm, &error)));
-            left.sort_by(|one, other| one.vm.cmp(&other.vm));
-            return (moved, left);
-        }
-        vms = again.into_iter().map(|(vm, _)| vm).collect();
-    }
+    let (moved, left) = rebalance::emptied(vms, move_off, |error| matches!(error, DaemonError::Immovable { .. }));
+    (moved, left.into_iter().map(|(vm, error)| reported(vm, &error)).collect())
 }
 
 fn reported(vm: String, error: &DaemonError) -> Left {

@@ -132,6 +132,16 @@ pub enum DaemonError {
         /// Reason why the move is impossible.
         why: String,
     },
+    /// A tenant cannot move to another card.
+    #[error("tenant `{tenant}` cannot move to {to}: {why}")]
+    TenantStays {
+        /// Name of the tenant.
+        tenant: String,
+        /// The target card in words.
+        to: String,
+        /// Reason why the move is impossible.
+        why: String,
+    },
     /// A virtual machine could not be saved.
     #[error("VM `{vm}` is not saved: {why}")]
     NotSaved {
@@ -219,7 +229,7 @@ impl DaemonError {
             Self::NoAccount { .. } | Self::Folder(_) | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
             Self::NoDomain(_) | Self::IsDomain(..) | Self::Unwatched(_) => ErrorCode::Invalid,
             Self::Changed { .. } | Self::NotHandedOver(_) => ErrorCode::Conflict,
-            Self::CannotMove { .. } | Self::Immovable { .. } => ErrorCode::Conflict,
+            Self::CannotMove { .. } | Self::Immovable { .. } | Self::TenantStays { .. } => ErrorCode::Conflict,
             Self::NotSaved { .. } | Self::NotRestored { .. } | Self::NotRestarted { .. } => ErrorCode::Conflict,
             Self::Desired(obstacles) => {
                 // Report the error that the operator should resolve first.
@@ -283,6 +293,9 @@ impl DaemonError {
             Self::Setting { .. } => "correct the value; omitted keys keep their values",
             Self::Query(_) => "correct the value",
             Self::CannotMove { .. } => "remove the obstacle, or specify another card; the VM continues on its card",
+            Self::TenantStays { .. } => {
+                "remove the obstacle, or specify another card; the tenant and its programs continue"
+            }
             Self::NotSaved { .. } => {
                 "remove the obstacle, and try again; the VM continues, and the written data is not a saved VM"
             }

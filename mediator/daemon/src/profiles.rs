@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{Daemon, DaemonError};
 use config::profile::{Of, expanded};
-use config::{CardKind, CardSpec, ProfileSpec, TenantSpec, VmSpec, place};
+use config::{CardKind, CardSpec, ProfileSpec, TenantSpec, VmSpec};
 
 impl Daemon {
     /// Returns a table with the keys of its profile added.
@@ -58,8 +58,7 @@ impl Daemon {
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
     }
 
-    /// Computes the number of further users of a profile: adds users to a copy of the state until every card rejects
-    /// one. The number is limited to the maximum number of users that a daemon supports.
+    /// Returns the users of a profile on a card, and the number of further ones.
     fn capacity(
         &self,
         profile: &ProfileSpec,
@@ -67,26 +66,12 @@ impl Daemon {
         vms: &[VmSpec],
         tenants: &[TenantSpec],
     ) -> api::Capacity {
-        let (mut vms, mut tenants) = (vms.to_vec(), tenants.to_vec());
         let is_of = |uses_card: bool, of: Option<&String>| uses_card && of == Some(&profile.name);
         let of_vms = vms.iter().filter(|vm| is_of(vm.card == card.name, vm.profile.as_ref())).map(|vm| &vm.name);
         let of_tenants = tenants.iter().filter(|tenant| is_of(tenant.uses(&card.name), tenant.profile.as_ref()));
         let of_tenants = of_tenants.map(|tenant| &tenant.name);
         let users = of_vms.chain(of_tenants).cloned().collect();
-        let mut left = 0;
-        let lacks = loop {
-            let drained = place::drained(card).map(|refusal| format!("{}: {}", refusal.field, refusal.what));
-            if let Some(lacks) = drained.or_else(|| profile.lacks(&self.spec, card, &vms, &tenants)) {
-                break lacks;
-            }
-            // Operators cannot use these names, because they contain a space.
-            let name = format!("further {left}");
-            match card.kind {
-                CardKind::Cuda => tenants.extend(profile.tenant(&name, &card.name)),
-                CardKind::Simgpu | CardKind::Vfio => vms.extend(profile.vm(&name, &card.name)),
-            }
-            left += 1;
-        };
+        let (left, lacks) = profile.room(&self.spec, card, vms, tenants);
         let of = if card.kind == CardKind::Cuda { "tenant" } else { "vm" };
         api::Capacity { card: card.name.clone(), of: of.to_owned(), users, left, lacks }
     }

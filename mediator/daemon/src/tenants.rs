@@ -2,6 +2,8 @@
 //!
 //! A change holds only its card's lock while it waits for the owner, so readers and other changes do not wait.
 
+mod moving;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -4,8 +4,8 @@
 //! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the side of the
 //! running daemon, and `receiver` is the side of the next daemon. `cuda` contains both sides for cards with an owner
 //! process. If anything fails before the next daemon reports that it has rebuilt its state, the first daemon resumes.
-//! `roster` contains the state that cards and virtual machines do not serialize themselves. At the points in `points`,
-//! tests kill one of the two daemons.
+//! `handover::Roster` contains the state that cards and virtual machines do not serialize themselves. At the points in
+//! `points`, tests kill one of the two daemons.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -25,10 +25,9 @@ use vmm_glue::SavedClients;
 mod cuda;
 pub(crate) mod points;
 pub(crate) mod receiver;
-mod roster;
 mod sender;
 
-use roster::{CudaPart, EventsPart, Roster};
+use handover::{CudaPart, Roster};
 
 /// Timeout for the next program to introduce itself and read its configuration; no VM waits during this time.
 // TIMEOUT: a busy host starts a program within seconds.
@@ -157,3 +156,9 @@ fn monotonic_ns() -> u64 {
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
+
+/// The log of events. Daemons of earlier versions ignore this part.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct EventsPart(pub events::SavedLog);
+
+saved_state::first_version!(EventsPart, "events");

@@ -13,19 +13,22 @@
 //! If the receiver rejects the package, does not respond in time, exits, or cannot read the state before step 4, the
 //! sender can continue as before. Neither process trusts received data: sizes are bounded, and contents are checked.
 //!
-//! The crate does not interpret the package, and does not start processes.
+//! The crate defines the daemon's own part of the state ([`Roster`]). It does not interpret the package, and does not
+//! start processes.
 
 #![forbid(unsafe_code)]
 
 mod error;
 mod package;
 mod receiver;
+mod roster;
 mod sender;
 mod wire;
 
 pub use error::Error;
 pub use package::Package;
 pub use receiver::Receiver;
+pub use roster::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 pub use sender::Sender;
 
 use std::time::{Duration, SystemTime};

@@ -213,6 +213,10 @@ impl Supervisor {
             (Request::Remove { name, .. }, Answer::Done | Answer::Leaving(_)) => {
                 self.tenants.remove(name);
             }
+            // The next process listens on the tenant's socket from its start.
+            (Request::Arrive { name, .. }, Answer::Done) => {
+                self.tenants.get_mut(name).into_iter().for_each(|tenant| tenant.arrives = false);
+            }
             (Request::Tune(rules), Answer::Done) => self.settings.rules = (**rules).clone(),
             _ => {}
         }

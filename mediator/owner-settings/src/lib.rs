@@ -134,5 +134,6 @@ pub fn tenant(
         share_group: Some(spec.share_group.clone()).filter(|name| !name.is_empty()),
         sharing: spec.sharing,
         gang,
+        arrives: false,
     }
 }

@@ -147,5 +147,33 @@ impl Rebalancer {
     }
 }
 
+/// Moves virtual machines off a card with `move_off`, one after the other. Retries machines for whose error
+/// `is_retried` returns true as long as other machines leave, because an affinity may permit the card to which another
+/// machine has moved. Returns the moved machines, and the names of the others in order with their errors.
+pub fn emptied<T, E>(
+    mut vms: Vec<String>,
+    mut move_off: impl FnMut(&str) -> Result<Option<T>, E>,
+    is_retried: impl Fn(&E) -> bool,
+) -> (Vec<T>, Vec<(String, E)>) {
+    let (mut moved, mut left) = (Vec::new(), Vec::new());
+    loop {
+        let before = moved.len();
+        let mut again = Vec::new();
+        for vm in std::mem::take(&mut vms) {
+            match move_off(&vm) {
+                Ok(done) => moved.extend(done),
+                Err(error) if is_retried(&error) => again.push((vm, error)),
+                Err(error) => left.push((vm, error)),
+            }
+        }
+        if again.is_empty() || moved.len() == before {
+            left.extend(again);
+            left.sort_by(|(one, _), (other, _)| one.cmp(other));
+            return (moved, left);
+        }
+        vms = again.into_iter().map(|(vm, _)| vm).collect();
+    }
+}
+
 #[cfg(test)]
 mod tests;

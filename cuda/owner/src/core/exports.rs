@@ -1,10 +1,10 @@
 //! Memory that several processes of a tenant share. A process exports chunks as a token, and other processes open the
 //! token.
 
-use super::shares::Named;
 use super::types::SessionId;
 use super::{Body, Core};
 use cuda_protocol::{ChunkId, FromOwner, MAX_CHUNKS, Refusal, Share};
+use owner_host::Named;
 use std::collections::BTreeSet;
 use std::hash::BuildHasher as _;
 use vram::TenantId;

@@ -2,12 +2,13 @@
 
 use super::fixed::Fixing;
 use super::given_up::Reason;
+use super::moves::Departure;
 use super::reclaim::Reclaims;
 use super::types::{Action, SessionId};
 use super::{Core, OnStuck, PieceId};
 use cuda_protocol::{
     CardInfo, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, MAX_PENDING, MAX_PROCESSES, Refusal, VERSION,
-    VERSION_CROWDED, VERSION_OLDEST, Welcome,
+    VERSION_CROWDED, VERSION_MOVES, VERSION_OLDEST, Welcome,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use tenancy::Deadline;
@@ -89,6 +90,10 @@ pub(super) struct Session {
     pub(super) reclaims: Reclaims,
     /// Time at which the driver was called to suspend the process. Unset once the driver has confirmed the suspension.
     pub(super) suspends: Option<u64>,
+    /// Progress of a move to another card.
+    pub(super) departure: Departure,
+    /// Set while the driver moves the process to this card.
+    pub(super) fetching: bool,
     /// Set if the owner has abandoned the process: the process has no turn and no memory, and its messages are ignored.
     pub(super) stuck: bool,
 }
@@ -147,7 +152,8 @@ impl Core {
     /// Returns true if a process has chunks.
     #[must_use]
     pub fn holds_chunks(&self, id: SessionId) -> bool {
-        self.sessions.get(&id).is_some_and(|session| !session.chunks.is_empty())
+        // A process that has left brings its chunks to the owner of its next card.
+        self.sessions.get(&id).is_some_and(|session| !session.chunks.is_empty() && session.departure != Departure::Left)
     }
 
     pub(super) fn connected(&mut self, id: SessionId, pid: u32, uid: u32, bound: Option<TenantId>) {
@@ -179,6 +185,8 @@ impl Core {
             reclaims: Reclaims::default(),
             suspends: None,
             stuck: false,
+            departure: Departure::Stays,
+            fetching: false,
             stopped_in: None,
         };
         self.sessions.insert(id, session);
@@ -226,6 +234,8 @@ impl Core {
             FromTenant::Export { request, chunks } => self.export(id, tenant, request, &chunks),
             FromTenant::Open { request, share } => self.open(id, tenant, request, share),
             FromTenant::Reclaimed { order } => self.reclaimed(id, order),
+            FromTenant::Left { obstacle } => self.has_left(id, tenant, obstacle),
+            FromTenant::Elsewhere { uuid } => self.elsewhere(id, uuid),
             FromTenant::Goodbye(_) => self.actions.push(Action::Close { session: id }),
         }
         self.drop_all(pieces);
@@ -253,6 +263,9 @@ impl Core {
         let asked = |tenant: &super::Tenant| hello.tenant.is_empty() || tenant.spec.name == hello.tenant;
         let found = self.tenants.iter().find(|(id, tenant)| asked(tenant) && allowed(id, tenant));
         let Some((&tenant, known)) = found else { return self.end(id, End::Denied) };
+        if known.leaving.is_some() {
+            return self.end(id, if hello.version >= VERSION_MOVES { End::Moved } else { End::Leaving });
+        }
         if self.sessions_of(tenant).count() >= self.config.connections_most {
             return self.end(id, if hello.version >= VERSION_CROWDED { End::Crowded } else { End::Denied });
         }
@@ -381,7 +394,8 @@ impl Core {
         let late = |since: u64| clock.saturating_sub(since) >= patience;
         let all = || self.sessions.iter();
         let unsuspended: Vec<_> = all().filter(|(_, s)| s.suspends.is_some_and(late)).map(|(&id, _)| id).collect();
-        let adopting: Vec<_> = all().filter(|(_, s)| s.adopts && late(s.adopts_since)).map(|(&id, _)| id).collect();
+        let adopting: Vec<_> =
+            all().filter(|(_, s)| s.adopts && !s.fetching && late(s.adopts_since)).map(|(&id, _)| id).collect();
         for id in unsuspended {
             tracing::warn!(session = ?id, "the driver does not suspend a program");
             self.suspended(id, false);

@@ -5,6 +5,7 @@ mod bounds;
 mod empty;
 mod gangs;
 mod given_up;
+mod moves;
 mod outside;
 mod quanta;
 mod random;

@@ -4,7 +4,7 @@ use cuda_control::Gang;
 use cuda_protocol::{FromOwner, FromTenant};
 use gang::{CardId, Message};
 use owner_driver::Memory;
-pub use owner_driver::User;
+pub use owner_driver::{PieceId, User};
 use owner_host::LinkEvent;
 use sched::VgpuParams;
 use sched::groups::Sharing;
@@ -13,10 +13,6 @@ use vram::{Limits, TenantId};
 /// A process's connection, as numbered by the server. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
-
-/// One physical allocation of a chunk's size. Numbers are never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PieceId(pub u64);
 
 /// Number of a batch of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,6 +112,13 @@ pub enum Event {
         session: SessionId,
         /// Set on success.
         done: bool,
+    },
+    /// The driver has moved a process to this card, or has failed to.
+    Fetched {
+        /// The process's connection.
+        session: SessionId,
+        /// The driver's error.
+        error: Option<String>,
     },
     /// SIGKILL was sent to a process that was abandoned or has left, or could not be sent.
     Signalled {
@@ -248,6 +251,13 @@ pub enum Action {
     Suspend {
         /// The process's connection.
         session: SessionId,
+    },
+    /// Make the driver move a process to this card from another one. [`Event::Fetched`] reports the result.
+    Fetch {
+        /// The process's connection.
+        session: SessionId,
+        /// UUID of the other card.
+        from: [u8; 16],
     },
     /// Kill a process that has no connection.
     KillStranger {

@@ -18,7 +18,8 @@ impl Core {
     pub(super) fn users(&mut self, users: Vec<User>) {
         let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
         let mut before = std::mem::take(&mut self.strangers.0);
-        let is_ours = |pid: u32| served.contains(&pid) || self.is_server(pid);
+        self.moved.retain(|pid| users.iter().any(|user| user.pid == *pid));
+        let is_ours = |pid: u32| served.contains(&pid) || self.moved.contains(&pid) || self.is_server(pid);
         let others: Vec<User> = users.into_iter().filter(|user| !is_ours(user.pid)).collect();
         for User { pid, program, bytes, occupies } in others {
             let looks = before.remove(&pid).map_or(0, |(_, looks)| looks) + 1;

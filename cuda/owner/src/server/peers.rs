@@ -218,6 +218,21 @@ impl Peers {
         }
     }
 
+    /// Adds a process that has left another owner and must connect to this one.
+    pub(super) fn expect(&mut self, pid: u32, tenant: TenantId) {
+        let connected = self.peers.values().any(|peer| peer.pid() == pid);
+        let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw).filter(|_| !connected) else { return };
+        // If this fails, the process has exited.
+        let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+        let (given_up, failed, peer) = (false, false, Peer { pid, uid: 0, handle });
+        self.left.push(Left { peer, tenant: Some(tenant), looks: 0, signals: 0, given_up, failed });
+    }
+
+    /// Forgets the processes of a tenant that have left.
+    pub(super) fn forget(&mut self, tenant: TenantId) {
+        self.left.retain(|left| left.given_up || left.tenant != Some(tenant));
+    }
+
     fn remove(&mut self, session: SessionId) -> Option<Peer> {
         let peer = self.peers.remove(&session)?;
         let _ = epoll::delete(&self.ends, &peer.handle);

@@ -1,15 +1,14 @@
 //! The threads that call the driver.
 
-use super::vault::{New, Vault};
 use super::{Note, Notes};
 use crate::core::{BatchId, Event, PieceId, SessionId};
-use owner_driver::{DriverError, Memory, Queue};
+use owner_driver::{DriverError, Memory, New, Queue, Vault};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use vram::TenantId;
 
 /// Maximum number of pieces that are released together, between two readings of the card's free memory.
@@ -30,9 +29,15 @@ enum Job {
 
 /// Maximum number of processes that the driver suspends concurrently.
 const SUSPENDING_MOST: usize = 16;
+/// Maximum number of processes that the driver moves to this card concurrently.
+const FETCHING_MOST: usize = 16;
+/// Time limit for moves of processes when the owner ends. A process that is not finished then stays suspended until the
+/// next owner.
+// TIMEOUT: the daemon waits as long for an owner that it ends.
+const FETCHES_END: Duration = Duration::from_secs(2);
 
 /// The workers. On drop, each worker completes its orders and ends. Suspensions are not awaited, because the driver
-/// waits for a stopped process without a limit.
+/// waits for a stopped process without a limit. Moves of processes are awaited for [`FETCHES_END`].
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,
@@ -42,6 +47,7 @@ pub(super) struct Workers {
     vault: Arc<Vault>,
     notes: Notes,
     suspending: Arc<AtomicUsize>,
+    fetching: Arc<AtomicUsize>,
 }
 
 impl Workers {
@@ -56,8 +62,8 @@ impl Workers {
         };
         let (card, host) = (worker("cuda-card")?, worker("cuda-host")?);
         let (out, inward) = (worker("cuda-out")?, worker("cuda-in")?);
-        let (vault, notes, suspending) = (Arc::clone(vault), notes.clone(), Arc::default());
-        Ok(Self { card, host, out, inward, threads, vault, notes, suspending })
+        let (vault, notes, suspending, fetching) = (Arc::clone(vault), notes.clone(), Arc::default(), Arc::default());
+        Ok(Self { card, host, out, inward, threads, vault, notes, suspending, fetching })
     }
 
     pub(super) fn make(&self, new: New) {
@@ -89,27 +95,47 @@ impl Workers {
         }
     }
 
-    /// Makes the driver suspend a process on a separate thread, so that a call that hangs does not delay others.
+    /// Makes the driver suspend a process.
     pub(super) fn suspend(&self, session: SessionId, pid: u32) {
-        let (vault, notes, suspending) = (Arc::clone(&self.vault), self.notes.clone(), Arc::clone(&self.suspending));
-        let failed = Event::Suspended { session, done: false };
-        if suspending.fetch_add(1, Ordering::SeqCst) >= SUSPENDING_MOST {
-            suspending.fetch_sub(1, Ordering::SeqCst);
-            tracing::warn!(pid, most = SUSPENDING_MOST, "too many programs are being suspended: killing this program");
-            return self.notes.put(Note::Event(failed));
-        }
-        let body = move || {
-            let done = vault.driver().suspend(pid);
+        let report = move |done: Result<(), String>| {
             if let Err(error) = &done {
                 tracing::warn!(pid, %error, "a program cannot be suspended");
             }
-            suspending.fetch_sub(1, Ordering::SeqCst);
-            notes.put(Note::Event(Event::Suspended { session, done: done.is_ok() }));
+            Event::Suspended { session, done: done.is_ok() }
+        };
+        self.call(&self.suspending, SUSPENDING_MOST, move |vault| vault.driver().suspend(pid), report);
+    }
+
+    /// Makes the driver move a process to this card from the card with the UUID `from`.
+    pub(super) fn fetch(&self, session: SessionId, pid: u32, from: [u8; 16]) {
+        let report = move |done: Result<(), String>| Event::Fetched { session, error: done.err() };
+        self.call(&self.fetching, FETCHING_MOST, move |vault| vault.driver().fetch(pid, from), report);
+    }
+
+    /// Calls the driver on a separate thread, so that a call that hangs does not delay others. `report` gets the result
+    /// or the reason for which no call was made.
+    fn call(
+        &self,
+        running: &Arc<AtomicUsize>,
+        most: usize,
+        call: impl FnOnce(&Vault) -> Result<(), DriverError> + Send + 'static,
+        report: impl FnOnce(Result<(), String>) -> Event + Copy + Send + 'static,
+    ) {
+        let (vault, notes) = (Arc::clone(&self.vault), self.notes.clone());
+        if running.fetch_add(1, Ordering::SeqCst) >= most {
+            running.fetch_sub(1, Ordering::SeqCst);
+            let why = format!("the driver already works on {most} programs");
+            return self.notes.put(Note::Event(report(Err(why))));
+        }
+        let count = Arc::clone(running);
+        let body = move || {
+            let done = call(&vault).map_err(|error| error.to_string());
+            count.fetch_sub(1, Ordering::SeqCst);
+            notes.put(Note::Event(report(done)));
         };
         if let Err(error) = std::thread::Builder::new().name("cuda-suspend".into()).spawn(body) {
-            tracing::warn!(pid, %error, "no thread to suspend a program: killing the program");
-            self.suspending.fetch_sub(1, Ordering::SeqCst);
-            self.notes.put(Note::Event(failed));
+            running.fetch_sub(1, Ordering::SeqCst);
+            self.notes.put(Note::Event(report(Err(format!("no thread for the call: {error}")))));
         }
     }
 
@@ -126,6 +152,10 @@ impl Drop for Workers {
         (self.card, self.host, self.out, self.inward) = (None, None, None, None);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
+        }
+        let ended = Instant::now();
+        while self.fetching.load(Ordering::SeqCst) > 0 && ended.elapsed() < FETCHES_END {
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }

@@ -8,14 +8,14 @@ use std::ffi::c_int;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 
-use chunk_arena::rounded;
-use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS};
+use chunk_arena::{Behind, Lane, Ordered, rounded};
+use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS, Obstacle, Place};
 
 use super::Operations;
 use super::handles::{Backing, Handles, Pages as _};
 use super::opened::Opened;
-use super::ordered::{Behind, Lane, Ordered};
 use super::pages::Driver;
 use super::region::Region;
 use crate::captures::Captures;
@@ -43,6 +43,8 @@ pub struct ChunkMemory {
     ordered: Ordered,
     /// Number of evicted chunks, which are not mapped.
     away: Arc<AtomicUsize>,
+    /// Thread that has unmapped all chunks because the program leaves its card. Other threads wait for it.
+    pub(super) detached_by: Option<ThreadId>,
 }
 
 /// The chunks that back an allocation.
@@ -414,6 +416,36 @@ impl<'a> Operations<'a> {
             report!("redirected chunks of the program's own mappings cannot be accessed");
         }
         u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Unmaps all chunks, and makes other threads wait for [`Self::attach`] before they use the memory. No work may be
+    /// in flight. Changes nothing if the program cannot leave its card.
+    pub fn detach(self) -> Result<(), Obstacle> {
+        let mut guard = self.mapped_memory();
+        let memory = &mut *guard;
+        if memory.handles.chunks().next().is_some() {
+            return Err(Obstacle::Mappings);
+        }
+        if memory.opened.chunks().next().is_some() {
+            return Err(Obstacle::Shared);
+        }
+        for chunk in memory.regions.iter().flat_map(Region::chunks) {
+            match chunk {
+                Backing { shared: true, .. } => return Err(Obstacle::Shared),
+                Backing { descriptor: None, .. } => return Err(Obstacle::Mappings),
+                Backing { place: Place::Device, .. } => return Err(Obstacle::NotEvicted),
+                _ => {}
+            }
+        }
+        driver::relaxed(|| memory.regions.iter_mut().for_each(|region| region.detach(&mut Driver)));
+        memory.count_away();
+        memory.detached_by = Some(std::thread::current().id());
+        Ok(())
+    }
+
+    /// Lets other threads use the memory again. The chunks are mapped like evicted chunks.
+    pub fn attach(self) {
+        self.lock().detached_by = None;
     }
 
     /// Reports all chunks through `tell`, in parts with a flag that is set if more parts follow, and then calls

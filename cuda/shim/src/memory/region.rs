@@ -160,6 +160,13 @@ impl Region {
         }
     }
 
+    /// Unmaps all chunks, which are in host memory.
+    pub fn detach(&mut self, pages: &mut impl Pages) {
+        let numbers: Vec<u32> = self.slots.keys().copied().collect();
+        self.take_away(pages, numbers.iter().copied());
+        self.away.extend(numbers);
+    }
+
     /// Imports a descriptor and maps it at an unmapped chunk.
     fn attach(&self, pages: &mut impl Pages, number: u32, descriptor: &ChunkDescriptor) -> Option<Handle> {
         let handle = pages.import(descriptor.as_fd())?;

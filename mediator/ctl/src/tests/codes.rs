@@ -97,6 +97,7 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
             "tenant show",
             "tenant set",
             "tenant cdi",
+            "tenant move",
             "run",
             "card bind",
             "card unbind",
@@ -141,13 +142,14 @@ fn each_status_of_the_man_pages_is_given_by_a_command() {
 #[test]
 fn commands_about_something_that_is_not_there_end_with_3() {
     let served = served();
-    let unknown: [&[&str]; 12] = [
+    let unknown: [&[&str]; 13] = [
         &["vm", "show", "z"],
         &["vm", "remove", "z"],
         &["vm", "launch-args", "z"],
         &["vm", "add", "b", "--card", "z", "--vram-mib", "16"],
         &["card", "show", "z"],
         &["profile", "show", "z"],
+        &["tenant", "move", "z", "--card", "card0"],
         &["sched", "show", "z"],
         &["sched", "set", "z", "--strikes", "4"],
         &["sched", "set-vm", "z", "--weight", "5"],

@@ -71,6 +71,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/tenants", get(tenants).post(add_tenant))
         .route("/v1/tenants/{name}", get(tenant).patch(set_tenant).delete(remove_tenant))
         .route("/v1/tenants/{name}/lease", post(lease_tenant))
+        .route("/v1/tenants/{name}/move", post(moving::move_tenant))
         .route("/v1/profiles", get(profiles))
         .route("/v1/profiles/{name}", get(profile))
         .route("/v1/desired", get(export).patch(apply))

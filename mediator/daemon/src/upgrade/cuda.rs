@@ -14,12 +14,12 @@ use vcuda::SuspendedFunction;
 use vmm_glue::{Link, StopHandle};
 
 use super::receiver::{Coming, Successor};
-use super::roster::{RosterCudaCard, RosterVm};
 use super::{CLIENTS, FUNCTION, OWNER, SOCKET, known};
 use crate::Endpoint;
 use crate::cuda::{CudaCard, GivenOwner, function};
 use crate::vm::{Rest, Running};
 use config::Config;
+use handover::{RosterCudaCard, RosterVm};
 use listening::Sockets;
 
 /// Identity of the file. It can be constant, because the file is passed directly to one other process and is not

@@ -18,7 +18,7 @@ use vgpu::SavedSide;
 use vmm_glue::{Link, StopHandle, SuspendedClient};
 use vram::TenantId;
 
-use super::roster::{CudaPart, EventsPart, Roster, RosterCard, RosterCudaCard, RosterVm};
+use super::EventsPart;
 use super::{APERTURES, CLIENTS, HANDOVER_TIMEOUT, HOST_MEMORY, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
 use super::{cuda, points};
 use crate::backend::Built;
@@ -28,6 +28,7 @@ use crate::endpoint::EndpointServer;
 use crate::vm::{EarlierClient, Running, Seen};
 use crate::{Card, Daemon, DaemonError, Endpoint, Entry, Life, memory};
 use config::{CardSpec, Config, VmSpec};
+use handover::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 use listening::Activated;
 use listening::{SocketPath, Sockets};
 use overrides::OverrideStore;

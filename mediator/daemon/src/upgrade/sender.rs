@@ -20,9 +20,9 @@ use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 use vram::TenantId;
 
+use super::EventsPart;
 use super::cuda::{self, GoingCuda, SuspendedCuda};
 use super::points;
-use super::roster::{CudaPart, EventsPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 use super::{
     APERTURES, CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM,
     monotonic_ns, written_for,
@@ -30,6 +30,7 @@ use super::{
 use crate::backend::Movable;
 use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
+use handover::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 
 /// Retry interval of quiescing.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -119,6 +120,9 @@ impl Daemon {
         let succession = self.line.succession.get().ok_or_else(|| no("this daemon was not started as a program"))?;
         if self.state.lock().closing {
             return Err(DaemonError::ShuttingDown);
+        }
+        if let Some(tenant) = self.state.lock().changing_tenants.first() {
+            return Err(no(format!("the cards of tenant `{tenant}` are being changed")));
         }
         let leaving = self.going()?;
         let program = &succession.program;

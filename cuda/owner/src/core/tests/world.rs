@@ -47,6 +47,10 @@ pub(super) struct Program {
     pub(super) soon: Option<u32>,
     /// Number of the turn that the program was requested to end when it waits for a result.
     pub(super) yields: Option<u32>,
+    /// Answer to a request to leave the card.
+    pub(super) obstacle: Option<cuda_protocol::Obstacle>,
+    /// Set once the driver has moved the program to this card.
+    pub(super) fetched: bool,
 }
 
 impl Program {
@@ -82,6 +86,10 @@ pub(super) struct World {
     pub(super) told: usize,
     /// The driver's reply to a suspension; `None` if the call does not return.
     pub(super) suspends: Option<bool>,
+    /// Reasons for which the owner has ended connections.
+    pub(super) ends: BTreeMap<SessionId, End>,
+    /// The driver's error when it moves a process to this card.
+    pub(super) fetch_error: Option<String>,
     /// Set if programs can be killed.
     pub(super) kills: bool,
     /// Set if released pieces stay in use because a process has them.
@@ -132,6 +140,8 @@ impl World {
             told,
             suspends,
             kills: true,
+            ends: BTreeMap::new(),
+            fetch_error: None,
             keeps_dropped: false,
             dropped: 0,
         };
@@ -302,7 +312,12 @@ impl World {
                 program.returned.clear();
                 program.answers.push_back(FromTenant::Reclaimed { order });
             }
-            FromOwner::Goodbye(why) => program.ended = Some(why),
+            FromOwner::Leave { .. } => program.answers.push_back(FromTenant::Left { obstacle: program.obstacle }),
+            FromOwner::Fetched => program.fetched = true,
+            FromOwner::Goodbye(why) => {
+                program.ended = Some(why);
+                self.ends.insert(session, why);
+            }
         }
     }
 
@@ -370,6 +385,10 @@ impl World {
                 if let Some(done) = self.suspends {
                     self.event(Event::Suspended { session, done });
                 }
+            }
+            Action::Fetch { session, .. } => {
+                let error = self.fetch_error.clone();
+                self.event(Event::Fetched { session, error });
             }
             Action::Kill { session, tenant } => {
                 self.event(Event::Signalled { tenant, done: self.kills });

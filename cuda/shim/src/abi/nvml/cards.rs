@@ -15,7 +15,13 @@ const MAX_CARDS: u32 = 256;
 
 /// Returns the tenant's cards in the tenant's order, each with the position of its owner's socket and its UUID. The
 /// list is empty until each owner has answered once, because a card's index does not change.
-fn cards() -> &'static [(usize, [u8; 16])] {
+fn cards() -> Vec<(usize, [u8; 16])> {
+    let now = |&(number, uuid): &(usize, [u8; 16])| (number, shim().card(number).link.moved_to().unwrap_or(uuid));
+    first_cards().iter().map(now).collect()
+}
+
+/// Returns the cards with which the program started.
+fn first_cards() -> &'static [(usize, [u8; 16])] {
     let shim = shim();
     let known = &shim.libraries.cards;
     if let Some(cards) = known.get() {

@@ -1,4 +1,4 @@
-//! Requests that move virtual machines between cards.
+//! Requests that move virtual machines and tenants between cards.
 
 use std::sync::Arc;
 
@@ -9,16 +9,31 @@ use axum::extract::{Path, State};
 use super::{Answer, Failure, IfMatch, beside};
 use crate::Daemon;
 
+/// Remedy for an invalid body of a move.
+const MOVE_ADVICE: &str = "send a JSON object with `card`, or without `card` to let the daemon choose";
+
 pub(super) async fn move_vm(
     State(daemon): State<Arc<Daemon>>,
     IfMatch(expected): IfMatch,
     Path(name): Path<String>,
     body: Result<Json<api::MoveTo>, JsonRejection>,
 ) -> Answer<api::Moved> {
-    let advice = "send a JSON object with `card`, or without `card` to let the daemon choose";
     let Json(api::MoveTo { card }) =
-        body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+        body.map_err(|error| Failure::invalid(error.status(), error.body_text(), MOVE_ADVICE))?;
     Ok(Json(beside(move || daemon.move_if(&name, card.as_deref(), expected.as_deref())).await?))
+}
+
+pub(super) async fn move_tenant(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+    body: Result<Json<api::MoveTo>, JsonRejection>,
+) -> Answer<api::TenantMoved> {
+    let Json(api::MoveTo { card }) =
+        body.map_err(|error| Failure::invalid(error.status(), error.body_text(), MOVE_ADVICE))?;
+    let reason = "requested by an operator";
+    let moved = beside(move || daemon.move_tenant(&name, card.as_deref(), expected.as_deref(), reason));
+    Ok(Json(moved.await?))
 }
 
 pub(super) async fn restart_workers(

@@ -1,23 +1,28 @@
 //! The physical pieces: their handles, the owner's own mappings of them, and their descriptors.
 
-use crate::core::PieceId;
-use owner_driver::{Address, Driver, DriverError, Handle, Memory, Queue};
+use crate::{Address, Driver, DriverError, Handle, Memory, Queue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// One physical allocation of a chunk's size. Numbers are never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PieceId(pub u64);
+
 /// A piece to make.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct New {
-    pub(super) piece: PieceId,
-    pub(super) memory: Memory,
+pub struct New {
+    /// Number of the piece.
+    pub piece: PieceId,
+    /// Memory of the piece.
+    pub memory: Memory,
     /// Set if the piece must be zeroed.
-    pub(super) zeroed: bool,
+    pub zeroed: bool,
 }
 
 impl New {
     /// Returns true if zeroing the piece takes less time than waiting for the card.
-    pub(super) fn is_quick(&self) -> bool {
+    pub fn is_quick(&self) -> bool {
         self.memory == Memory::Device && self.zeroed
     }
 
@@ -57,8 +62,8 @@ impl State {
     }
 }
 
-/// All pieces of a card. The lock is never held during a driver call.
-pub(super) struct Vault {
+/// All pieces of a card, for the threads that call the driver. The lock is never held during a driver call.
+pub struct Vault {
     driver: Arc<dyn Driver>,
     bytes: u64,
     /// Maximum number of descriptors of pieces.
@@ -68,12 +73,7 @@ pub(super) struct Vault {
 
 impl Vault {
     /// Creates a vault for at most `most` pieces of `bytes` bytes, with at most `descriptors_most` descriptors.
-    pub(super) fn new(
-        driver: Arc<dyn Driver>,
-        bytes: u64,
-        most: u64,
-        descriptors_most: usize,
-    ) -> Result<Self, DriverError> {
+    pub fn new(driver: Arc<dyn Driver>, bytes: u64, most: u64, descriptors_most: usize) -> Result<Self, DriverError> {
         let start = driver.reserve(bytes * most)?;
         // Use the lowest addresses first.
         let free = (0..most).rev().map(|at| start.plus(at * bytes)).collect();
@@ -86,12 +86,14 @@ impl Vault {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn driver(&self) -> &dyn Driver {
+    /// Returns the driver.
+    #[must_use]
+    pub fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
 
     /// Stores a received descriptor, if the limit allows. Otherwise the piece cannot be imported.
-    pub(super) fn receive(&self, piece: PieceId, descriptor: OwnedFd) {
+    pub fn receive(&self, piece: PieceId, descriptor: OwnedFd) {
         let mut state = self.lock();
         if state.descriptors() < self.descriptors_most {
             state.received.insert(piece, descriptor);
@@ -99,30 +101,34 @@ impl Vault {
     }
 
     /// Orders a piece. [`Self::cancel`] can cancel the order until a worker starts to make the piece.
-    pub(super) fn order(&self, piece: PieceId) {
+    pub fn order(&self, piece: PieceId) {
         self.lock().ordered.insert(piece);
     }
 
     /// Cancels the order of a piece, unless a worker is already making the piece.
-    pub(super) fn cancel(&self, piece: PieceId) {
+    pub fn cancel(&self, piece: PieceId) {
         self.lock().ordered.remove(&piece);
     }
 
     /// Returns true if an ordered piece is still wanted. From now on, [`Self::drop_piece`] releases it.
-    pub(super) fn begins(&self, piece: PieceId) -> bool {
+    pub fn begins(&self, piece: PieceId) -> bool {
         self.lock().ordered.remove(&piece)
     }
 
-    pub(super) fn descriptor(&self, piece: PieceId) -> Option<Arc<OwnedFd>> {
+    /// Returns the descriptor of a piece that exists.
+    #[must_use]
+    pub fn descriptor(&self, piece: PieceId) -> Option<Arc<OwnedFd>> {
         self.lock().pieces.get(&piece).map(|physical| Arc::clone(&physical.descriptor))
     }
 
-    pub(super) fn memory(&self, piece: PieceId) -> Option<Memory> {
+    /// Returns the memory of a piece that exists.
+    #[must_use]
+    pub fn memory(&self, piece: PieceId) -> Option<Memory> {
         self.lock().pieces.get(&piece).map(|physical| physical.memory)
     }
 
     /// Makes pieces of one memory. Waits once for all pieces that must be zeroed.
-    pub(super) fn make(&self, pieces: Vec<New>) -> Vec<(New, Result<(), DriverError>)> {
+    pub fn make(&self, pieces: Vec<New>) -> Vec<(New, Result<(), DriverError>)> {
         let begun: Vec<_> = pieces.into_iter().map(|new| (new, self.begin(new))).collect();
         let queues: BTreeSet<Queue> = begun.iter().filter_map(|(new, _)| new.queue()).collect();
         let zeroed = queues.into_iter().try_for_each(|queue| self.driver.finish(queue));
@@ -169,7 +175,7 @@ impl Vault {
     }
 
     /// Maps a piece that a program has brought.
-    pub(super) fn import(&self, piece: PieceId) -> Result<Memory, DriverError> {
+    pub fn import(&self, piece: PieceId) -> Result<Memory, DriverError> {
         let descriptor = self.lock().received.remove(&piece).ok_or(DriverError::Missing("descriptor of a chunk"))?;
         let handle = self.driver.import(descriptor.as_fd())?;
         let at = match self.map(handle) {
@@ -194,7 +200,7 @@ impl Vault {
 
     /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards. Such
     /// memory is still in use elsewhere, or another process has allocated the same amount in the meantime.
-    pub(super) fn give_up(&self, pieces: &[PieceId]) -> u64 {
+    pub fn give_up(&self, pieces: &[PieceId]) -> u64 {
         let before = self.driver.free_bytes();
         pieces.iter().for_each(|piece| self.drop_piece(*piece));
         let (Ok(before), Ok(after)) = (before, self.driver.free_bytes()) else { return 0 };
@@ -202,7 +208,7 @@ impl Vault {
     }
 
     /// Releases a piece.
-    pub(super) fn drop_piece(&self, piece: PieceId) {
+    pub fn drop_piece(&self, piece: PieceId) {
         let (physical, _descriptor) = {
             let mut state = self.lock();
             (state.pieces.remove(&piece), state.received.remove(&piece))
@@ -214,7 +220,7 @@ impl Vault {
     }
 
     /// Copies pieces and waits until the copies complete.
-    pub(super) fn copy(&self, queue: Queue, pieces: &[(PieceId, PieceId)]) -> Result<(), DriverError> {
+    pub fn copy(&self, queue: Queue, pieces: &[(PieceId, PieceId)]) -> Result<(), DriverError> {
         let places: Vec<(Address, Address)> = {
             let state = self.lock();
             let at = |piece| state.pieces.get(piece).map(|physical: &Physical| physical.at);

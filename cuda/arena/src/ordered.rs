@@ -6,7 +6,8 @@
 
 use foldhash::{HashMap, HashSet};
 
-use crate::driver::Address;
+/// Address of an allocation.
+type Address = u64;
 
 /// A stream, as identified in a call that frees memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +54,7 @@ pub struct Ordered {
 
 impl Ordered {
     /// Returns true if memory was freed and has not been reused.
+    #[must_use]
     pub fn is_freed(&self, address: Address) -> bool {
         self.freed.contains(&address)
     }
@@ -63,16 +65,19 @@ impl Ordered {
     }
 
     /// Returns true if any memory waits for an event.
+    #[must_use]
     pub fn waits_for_events(&self) -> bool {
         self.waits.iter().any(|waits| matches!(waits.behind, Behind::Event(_)))
     }
 
     /// Returns true if no memory waits.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.freed.is_empty()
     }
 
     /// Returns the number of bytes that only the lanes that freed them may reuse.
+    #[must_use]
     pub fn loose_bytes(&self) -> u64 {
         self.loose_bytes
     }
@@ -105,6 +110,7 @@ impl Ordered {
     }
 
     /// Returns the lanes that have freed memory.
+    #[must_use]
     pub fn lanes(&self) -> Vec<Lane> {
         self.loose
             .iter()
@@ -122,6 +128,7 @@ impl Ordered {
     }
 
     /// Returns true if memory waits for all work of a context.
+    #[must_use]
     pub fn waits_for_all(&self) -> bool {
         self.waits.iter().any(|waits| waits.behind == Behind::All)
     }

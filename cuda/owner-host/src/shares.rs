@@ -6,14 +6,14 @@ use cuda_protocol::Share;
 use vram::TenantId;
 
 /// Maximum number of tokens of a tenant.
-pub(super) const SHARES_MOST: usize = 1 << 16;
+const SHARES_MOST: usize = 1 << 16;
 /// Maximum number of chunks in all tokens of a tenant together.
 const NAMED_MOST: usize = 1 << 18;
 /// Number of tokens examined for each new one. Two are enough to keep stale tokens in the minority.
 const SWEPT_AT_ONCE: usize = 4;
 
 /// A chunk in a token: its index, and the number of the chunk that used the index when the token was made.
-pub(super) type Named = (u32, u64);
+pub type Named = (u32, u64);
 
 /// The tokens of one tenant.
 #[derive(Debug, Default)]
@@ -32,21 +32,23 @@ struct Own {
 /// Freeing a chunk costs nothing here. The chunk's tokens then contain an unused number. Each time a new token is made,
 /// a few such tokens are removed.
 #[derive(Debug, Default)]
-pub(super) struct Shares(HashMap<TenantId, Own>);
+pub struct Shares(HashMap<TenantId, Own>);
 
 impl Shares {
     /// Returns the chunks of a tenant's token. Some of them may no longer exist.
-    pub(super) fn chunks(&self, tenant: TenantId, share: Share) -> Option<&Vec<Named>> {
+    #[must_use]
+    pub fn chunks(&self, tenant: TenantId, share: Share) -> Option<&Vec<Named>> {
         self.0.get(&tenant)?.by_token.get(&share)
     }
 
     /// Returns the token for these chunks of a tenant.
-    pub(super) fn token(&self, tenant: TenantId, chunks: &[Named]) -> Option<Share> {
+    #[must_use]
+    pub fn token(&self, tenant: TenantId, chunks: &[Named]) -> Option<Share> {
         self.0.get(&tenant)?.by_chunks.get(chunks).copied()
     }
 
     /// Removes some of the tokens with a chunk that no longer `exists`. Returns the number of visited chunks.
-    pub(super) fn sweep(&mut self, tenant: TenantId, exists: impl Fn(&Named) -> bool) -> usize {
+    pub fn sweep(&mut self, tenant: TenantId, exists: impl Fn(&Named) -> bool) -> usize {
         let Some(own) = self.0.get_mut(&tenant) else { return 0 };
         let mut looked_at = 0;
         for _ in 0..SWEPT_AT_ONCE.min(own.ring.len()) {
@@ -64,13 +66,14 @@ impl Shares {
     }
 
     /// Returns true if a tenant may have one more token with this many chunks.
-    pub(super) fn has_room(&self, tenant: TenantId, chunks: usize) -> bool {
+    #[must_use]
+    pub fn has_room(&self, tenant: TenantId, chunks: usize) -> bool {
         let own = self.0.get(&tenant);
         own.is_none_or(|own| own.by_token.len() < SHARES_MOST && own.named + chunks <= NAMED_MOST)
     }
 
     /// Adds a token.
-    pub(super) fn add(&mut self, tenant: TenantId, share: Share, chunks: Vec<Named>) {
+    pub fn add(&mut self, tenant: TenantId, share: Share, chunks: Vec<Named>) {
         let own = self.0.entry(tenant).or_default();
         own.named += chunks.len();
         own.ring.push_back(share);
@@ -79,13 +82,16 @@ impl Shares {
     }
 
     /// Removes all tokens of a tenant that has no programs.
-    pub(super) fn forget(&mut self, tenant: TenantId) {
+    pub fn forget(&mut self, tenant: TenantId) {
         self.0.remove(&tenant);
     }
 
-    /// Returns the number of tokens and of the chunks in them, for the audit in tests.
-    #[cfg(any(test, feature = "fuzz"))]
-    pub(super) fn count(&self, tenant: TenantId) -> (usize, usize) {
+    /// Returns the number of tokens and of the chunks in them, for audits.
+    ///
+    /// # Panics
+    /// Panics if the records of a token disagree.
+    #[must_use]
+    pub fn count(&self, tenant: TenantId) -> (usize, usize) {
         self.0.get(&tenant).map_or((0, 0), |own| {
             assert_eq!(own.named, own.by_token.values().map(Vec::len).sum::<usize>());
             assert_eq!((own.by_token.len(), own.ring.len()), (own.by_chunks.len(), own.by_token.len()));

@@ -1,0 +1,279 @@
+//! Moves a tenant of a CUDA card to another card, with its programs: [`carry_over`] sends the requests to the owners of
+//! both cards, one after the other, and undoes them if one fails. [`chosen`] chooses the other card, or names the
+//! obstacle.
+//!
+//! The owners use the same socket of the tenant. The tenant belongs to the owner that listens on it, so a program that
+//! has left one owner continues with the other one, or with the first one after a failure (decision 163).
+//!
+//! The crate does not start owners, and does not know which tenants exist.
+
+#![forbid(unsafe_code)]
+
+mod target;
+
+pub use target::chosen;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use cuda_control::{Answer, Card, Request, Tenant};
+
+/// Interval at which an owner is asked for progress. A program waits meanwhile.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Time limit for evicting the tenant's memory and for the work of its programs.
+// TIMEOUT: 60 GiB are evicted in 6 s, and a program whose kernel runs longer cannot move now.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for the programs to continue on the other card.
+// TIMEOUT: the driver restores the memory of contexts within seconds; an owner that ends is back within seconds.
+const ARRIVE_TIMEOUT: Duration = Duration::from_secs(45);
+/// Time limit for evicting the memory of the other card's tenants for a guarantee.
+// TIMEOUT: the same as for a new tenant.
+const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
+/// Time limit for undoing a step.
+// TIMEOUT: an owner that ends is back within seconds.
+const UNDO_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Reason for which an owner has not carried out a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    /// The owner refuses the request.
+    #[error("{0}")]
+    Refused(String),
+    /// No owner answers now.
+    #[error("{0}")]
+    Absent(String),
+}
+
+/// The owner of a card.
+pub trait Owner {
+    /// Sends a request and waits for its answer.
+    ///
+    /// # Errors
+    /// Returns an error if the owner refuses the request or does not answer.
+    fn ask(&self, request: Request) -> Result<Answer, Trouble>;
+}
+
+/// A tenant on its card and on another one.
+#[derive(Clone, Copy)]
+pub struct Plan<'a> {
+    /// The owner of the tenant's card.
+    pub from: &'a dyn Owner,
+    /// The owner of the other card.
+    pub to: &'a dyn Owner,
+    /// The tenant for the owner of its card.
+    pub here: &'a Tenant,
+    /// The tenant for the owner of the other card.
+    pub there: &'a Tenant,
+}
+
+/// A completed move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Number of programs that have moved.
+    pub programs: usize,
+    /// Size of the tenant's memory in chunks, in bytes.
+    pub bytes: u64,
+    /// Time for which the programs were without a card.
+    pub pause: Duration,
+}
+
+/// A move that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The tenant continues on its card.
+    #[error("{0}")]
+    Stays(String),
+    /// The tenant belongs to the other card, because it could not be returned.
+    #[error("it has moved, but {0}")]
+    Moved(String),
+}
+
+/// Moves a tenant to another card.
+///
+/// # Errors
+/// Returns the reason for which the move failed, and on which card the tenant is.
+pub fn carry_over(plan: Plan<'_>) -> Result<Carried, Failure> {
+    let stays = |trouble: Trouble| Failure::Stays(trouble.to_string());
+    let bytes = plan.room().map_err(stays)?;
+    plan.add(plan.to, &Tenant { arrives: true, ..plan.there.clone() }).map_err(stays)?;
+    let left = plan.leave(plan.from, LEAVE_TIMEOUT);
+    let began = Instant::now();
+    let arrived = left.and_then(|pids| {
+        plan.to.ask(Request::Arrive { name: plan.name(), pids: pids.clone() })?;
+        Ok(pids)
+    });
+    let pids = match arrived {
+        Ok(pids) => pids,
+        Err(trouble) => {
+            plan.undo("it stays", || plan.from.ask(Request::Stay(plan.name())).map(drop));
+            plan.undo("the other card", || plan.remove(plan.to));
+            return Err(stays(trouble));
+        }
+    };
+    if let Err(trouble) = plan.remove(plan.from).and_then(|()| plan.wait_for(&pids)) {
+        return Err(plan.take_back(&pids, trouble.to_string()));
+    }
+    Ok(Carried { programs: pids.len(), bytes, pause: began.elapsed() })
+}
+
+impl Plan<'_> {
+    fn name(&self) -> String {
+        self.here.name.clone()
+    }
+
+    /// Checks that both cards have room for the tenant's memory. Returns the size of this memory.
+    fn room(&self) -> Result<u64, Trouble> {
+        let (here, there) = (view(self.from)?, view(self.to)?);
+        let id = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name).map(|(id, _)| *id);
+        let account = id.and_then(|id| here.memory.summary.vms.get(&id)).copied().unwrap_or_default();
+        let chunk_bytes = here.memory.summary.chunk_bytes;
+        let mib = |chunks: u32| (u64::from(chunks) * chunk_bytes) >> 20;
+        let host = |card: &Card| card.memory.summary.host.budget.saturating_sub(card.memory.summary.host.used);
+        let lacks = |chunks: u32, room: u32, what: &str| {
+            Err(Trouble::Refused(format!("{what} has room for {} MiB, and {} MiB are needed", mib(room), mib(chunks))))
+        };
+        if account.placed > host(&here) {
+            return lacks(account.placed, host(&here), "the host memory of its card");
+        }
+        let (all, room) = (account.placed + account.host, there.memory.summary.spare().saturating_add(host(&there)));
+        if all > room {
+            return lacks(all, room, "the other card, with its host memory,");
+        }
+        Ok(u64::from(all) * chunk_bytes)
+    }
+
+    /// Adds the tenant to an owner.
+    fn add(&self, owner: &dyn Owner, tenant: &Tenant) -> Result<(), Trouble> {
+        let begin = Instant::now();
+        loop {
+            match owner.ask(Request::Add(tenant.clone()))? {
+                Answer::Moving(_) if begin.elapsed() < GUARANTEE_TIMEOUT => std::thread::sleep(POLL_INTERVAL),
+                Answer::Moving(why) => return Err(Trouble::Refused(why)),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Makes the programs of the tenant leave a card. Returns their process IDs.
+    fn leave(&self, owner: &dyn Owner, limit: Duration) -> Result<Vec<u32>, Trouble> {
+        let begin = Instant::now();
+        loop {
+            match owner.ask(Request::Leave(self.name()))? {
+                Answer::Moving(_) if begin.elapsed() < limit => std::thread::sleep(POLL_INTERVAL),
+                Answer::Moving(why) => return Err(Trouble::Refused(format!("{why} after {} s", limit.as_secs()))),
+                Answer::Left(pids) => return Ok(pids),
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// Removes the tenant from an owner, which disconnects its programs.
+    fn remove(&self, owner: &dyn Owner) -> Result<(), Trouble> {
+        let begin = Instant::now();
+        loop {
+            match owner.ask(Request::Remove { name: self.name(), kills: false })? {
+                Answer::Leaving(_) if begin.elapsed() < UNDO_TIMEOUT => std::thread::sleep(POLL_INTERVAL),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Waits until all programs that still run have arrived.
+    fn wait_for(&self, pids: &[u32]) -> Result<(), Trouble> {
+        let (begin, mut absent) = (Instant::now(), None);
+        loop {
+            let missing: Vec<u32> = match self.to.ask(Request::Arrivals(self.name())) {
+                Ok(Answer::Arrived { failed: Some(why), .. }) => return Err(Trouble::Refused(why)),
+                Ok(Answer::Arrived { here, .. }) => {
+                    let here: BTreeSet<u32> = here.into_iter().collect();
+                    pids.iter().copied().filter(|pid| !here.contains(pid) && lives(*pid)).collect()
+                }
+                Ok(other) => return Err(unexpected(&other)),
+                // The daemon starts an owner that has ended again.
+                Err(Trouble::Absent(why)) => {
+                    absent = Some(why);
+                    pids.iter().copied().filter(|pid| lives(*pid)).collect()
+                }
+                Err(refused) => return Err(refused),
+            };
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if begin.elapsed() >= ARRIVE_TIMEOUT {
+                let why = absent.unwrap_or_else(|| "see the log of the owners".to_owned());
+                let limit = ARRIVE_TIMEOUT.as_secs();
+                return Err(Trouble::Refused(format!(
+                    "the processes {missing:?} have not continued on it within {limit} s: {why}"
+                )));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Returns the tenant to its card.
+    fn take_back(&self, pids: &[u32], why: String) -> Failure {
+        let undone = self.retry(|| self.leave(self.to, LEAVE_TIMEOUT).map(drop));
+        let undone = undone.and_then(|()| {
+            let pids: Vec<u32> = pids.iter().copied().filter(|pid| lives(*pid)).collect();
+            self.retry(|| {
+                // The owner may have the tenant still, if it was started again before it could be asked to remove it.
+                let arrive = || self.from.ask(Request::Arrive { name: self.name(), pids: pids.clone() }).map(drop);
+                match arrive() {
+                    // Without a tenant that leaves, this request has no effect.
+                    Ok(()) => self.from.ask(Request::Stay(self.name())).map(drop),
+                    Err(Trouble::Refused(_)) => self.add(self.from, self.here).and_then(|()| arrive()),
+                    absent => absent,
+                }
+            })
+        });
+        match undone {
+            Ok(()) => {
+                self.undo("the other card", || self.remove(self.to));
+                Failure::Stays(why)
+            }
+            Err(trouble) => {
+                self.undo("the move back", || self.to.ask(Request::Stay(self.name())).map(drop));
+                Failure::Moved(format!("{why}; it cannot return to its card: {trouble}"))
+            }
+        }
+    }
+
+    /// Makes an attempt again while no owner answers.
+    fn retry(&self, mut attempt: impl FnMut() -> Result<(), Trouble>) -> Result<(), Trouble> {
+        let begin = Instant::now();
+        loop {
+            match attempt() {
+                Err(Trouble::Absent(_)) if begin.elapsed() < UNDO_TIMEOUT => std::thread::sleep(POLL_INTERVAL),
+                done => return done,
+            }
+        }
+    }
+
+    /// Undoes a step.
+    fn undo(&self, what: &str, attempt: impl FnMut() -> Result<(), Trouble>) {
+        if let Err(error) = self.retry(attempt) {
+            tracing::error!(tenant = self.here.name, what, %error, "a step of a failed move is not undone");
+        }
+    }
+}
+
+fn view(owner: &dyn Owner) -> Result<Card, Trouble> {
+    match owner.ask(Request::View { since_ns: u64::MAX })? {
+        Answer::View(card) => Ok(*card),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn unexpected(answer: &Answer) -> Trouble {
+    Trouble::Refused(format!("the owner answers {answer:?}: it has another version"))
+}
+
+/// Returns true if a process runs, or is stopped.
+fn lives(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+//! Tests the order of the requests, and the owner that has the tenant after a failure of each of them.
+
+use std::cell::{Cell, RefCell};
+
+use cuda_control::{Answer, MemoryShare, Request, Tenant, TimeShare};
+
+use super::*;
+
+/// An owner that knows at most one tenant. Its programs are this process, if it has one.
+struct Fake<'a> {
+    name: &'static str,
+    /// Requests to both owners.
+    log: &'a RefCell<Vec<String>>,
+    /// Number of requests until one fails, and the failure.
+    fails_in: &'a Cell<Option<(u32, bool)>>,
+    tenant: Cell<Option<bool>>,
+    has_left: Cell<bool>,
+    /// Shared among both owners: the owner that listens on the tenant's socket.
+    socket: &'a Cell<&'static str>,
+}
+
+impl Owner for Fake<'_> {
+    fn ask(&self, request: Request) -> Result<Answer, Trouble> {
+        let kind = format!("{request:?}");
+        let kind = kind.split(['(', ' ']).next().unwrap_or_default().to_owned();
+        self.log.borrow_mut().push(format!("{}.{kind}", self.name));
+        if let Some((left, absent)) = self.fails_in.get() {
+            self.fails_in.set(left.checked_sub(1).map(|left| (left, absent)));
+            if left == 0 {
+                let why = "it fails".to_owned();
+                return Err(if absent { Trouble::Absent(why) } else { Trouble::Refused(why) });
+            }
+        }
+        let unknown = || Trouble::Refused("there is no tenant `a`".to_owned());
+        let knows = self.tenant.get().ok_or_else(unknown);
+        Ok(match request {
+            Request::View { .. } => Answer::View(Box::default()),
+            Request::Add(tenant) => {
+                if knows.is_ok() {
+                    return Err(Trouble::Refused("there is a tenant `a` already".to_owned()));
+                }
+                self.tenant.set(Some(tenant.arrives));
+                if !tenant.arrives {
+                    self.socket.set(self.name);
+                }
+                Answer::Done
+            }
+            Request::Leave(_) => {
+                knows?;
+                match self.has_left.replace(true) {
+                    false => Answer::Moving("memory is on the card".to_owned()),
+                    true => Answer::Left(vec![std::process::id()]),
+                }
+            }
+            Request::Stay(_) => {
+                knows?;
+                self.has_left.set(false);
+                Answer::Done
+            }
+            Request::Arrive { .. } => {
+                knows?;
+                self.tenant.set(Some(false));
+                self.socket.set(self.name);
+                Answer::Done
+            }
+            Request::Arrivals(_) => {
+                knows?;
+                let here = if self.socket.get() == self.name { vec![std::process::id()] } else { Vec::new() };
+                Answer::Arrived { here, failed: None }
+            }
+            Request::Remove { .. } => {
+                self.has_left.set(false);
+                self.tenant.set(None);
+                Answer::Done
+            }
+            other => panic!("{other:?}"),
+        })
+    }
+}
+
+fn tenant() -> Tenant {
+    let memory = MemoryShare { quota: None, guarantee: 0, swap_cap: None, weight: 100, on_full: "swap".to_owned() };
+    let time = TimeShare {
+        weight: 100,
+        guarantee_permille: 0,
+        cap_permille: 1000,
+        class: "normal".to_owned(),
+        max_run_ns: None,
+    };
+    Tenant {
+        name: "a".to_owned(),
+        memory_bytes: 64 << 20,
+        window_bytes: 0,
+        memory,
+        time,
+        suspends: false,
+        socket: "socket".into(),
+        mode: 0o600,
+        uid: None,
+        gid: None,
+        share_group: None,
+        sharing: Default::default(),
+        gang: None,
+        arrives: false,
+    }
+}
+
+/// Moves a tenant. Request number `fails_in` fails. Returns the result, the owners that have the tenant, the owner that
+/// listens, and the requests.
+fn moved(fails_in: Option<(u32, bool)>) -> (Result<Carried, Failure>, [bool; 2], &'static str, Vec<String>) {
+    let (log, fails_in, socket) = (RefCell::default(), Cell::new(fails_in), Cell::new("from"));
+    let owner = |name, tenant| Fake {
+        name,
+        log: &log,
+        fails_in: &fails_in,
+        tenant: Cell::new(tenant),
+        has_left: Cell::new(false),
+        socket: &socket,
+    };
+    let (from, to, tenant) = (owner("from", Some(false)), owner("to", None), tenant());
+    let done = carry_over(Plan { from: &from, to: &to, here: &tenant, there: &tenant });
+    let has = [&from, &to].map(|owner| owner.tenant.get() == Some(false) && !owner.has_left.get());
+    (done, has, socket.get(), log.take())
+}
+
+#[test]
+fn tenant_leaves_one_owner_before_the_other_one_listens() {
+    let (done, has, socket, log) = moved(None);
+    assert_eq!(done.map(|carried| carried.programs), Ok(1));
+    assert_eq!((has, socket), ([false, true], "to"));
+    let expected =
+        ["from.View", "to.View", "to.Add", "from.Leave", "from.Leave", "to.Arrive", "from.Remove", "to.Arrivals"];
+    assert_eq!(log, expected);
+}
+
+#[test]
+fn failed_request_leaves_tenant_with_the_owner_that_listens() {
+    let all = u32::try_from(moved(None).3.len()).expect("few");
+    for absent in [false, true] {
+        for step in 0..all {
+            let (done, has, socket, log) = moved(Some((step, absent)));
+            // The last request only asks for progress, and an owner that is back continues.
+            if absent && step == all - 1 {
+                assert_eq!((has, socket), ([false, true], "to"), "{log:?}");
+                assert!(done.is_ok(), "{log:?}");
+                continue;
+            }
+            assert_eq!(done, Err(Failure::Stays("it fails".to_owned())), "{step}: {log:?}");
+            assert_eq!((has, socket), ([true, false], "from"), "{step}: {log:?}");
+        }
+    }
+}
