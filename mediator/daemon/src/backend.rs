@@ -126,11 +126,9 @@ pub(crate) struct CardStatus {
     pub apertures_mib: Option<[u64; 2]>,
     /// Number of channels available to virtual machines.
     pub channels: u32,
-    /// Size of the VRAM that belongs to no VM, in MiB, if the mediator owns the card. The configuration may permit
-    /// less.
+    /// VRAM that belongs to no VM, in MiB, if the mediator owns the card. The configuration may permit less.
     pub vram_free_mib: Option<u64>,
-    /// Size of the VRAM that backs memory of virtual machines, in MiB. Memory that a guest has never used is not
-    /// backed.
+    /// VRAM that backs memory of virtual machines, in MiB. Memory that a guest has never used is not backed.
     pub vram_placed_mib: u64,
     /// Size of the VRAM that the mediator itself uses, in MiB.
     pub vram_mediator_mib: u64,

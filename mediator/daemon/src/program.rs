@@ -135,8 +135,7 @@ impl Admin {
         Ok(Self { listeners: Listeners { admin, read_only, page }, paths: [path, read_path.flatten()] })
     }
 
-    /// Duplicates each socket whose path belongs to this daemon. Returns the descriptors with their names for the next
-    /// daemon.
+    /// Duplicates each socket whose path belongs to this daemon, with its name for the next daemon.
     fn copies(&self) -> std::io::Result<Vec<(&'static str, UnixListener)>> {
         let all = [Some(&self.listeners.admin), self.listeners.read_only.as_ref()];
         let names = [STORED_ADMIN, STORED_READ_ONLY];

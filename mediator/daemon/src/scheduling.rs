@@ -25,8 +25,7 @@ const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
 /// Maximum size of a scheduler recording in bytes, which is sufficient for about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// Maximum size of a CUDA card's recording in bytes, which is sufficient for about 50,000 events. The owner sends a
-/// recording in one message.
+/// Maximum size of a CUDA card's recording in bytes, which is one message: sufficient for about 50,000 events.
 const CUDA_RECORD_BYTES: usize = 8 << 20;
 /// Text of the event when an operator releases an object from quarantine.
 pub(super) const RELEASED: &str = "released from quarantine, and its strikes are cleared";
@@ -71,8 +70,7 @@ impl Daemon {
     /// continues.
     ///
     /// # Errors
-    /// Returns an error if the card does not exist or is passed through, or if a setting is invalid. In these cases,
-    /// nothing changes.
+    /// Returns an error, and changes nothing, if the card does not exist or is passed through, or a setting is invalid.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
@@ -156,8 +154,7 @@ impl Daemon {
     /// Returns the scheduling settings of a virtual machine.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine does not exist, is being created or removed, or uses its card by
-    /// passthrough.
+    /// Returns an error if the virtual machine does not exist, is being created or removed, or has a passthrough card.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.time.params(None).into());
@@ -168,8 +165,7 @@ impl Daemon {
     /// Changes scheduling settings of a virtual machine; keys omitted in `patch` keep their values.
     ///
     /// # Errors
-    /// Returns the same errors as [`Self::vm_time`], and an error if a setting is invalid. In these cases, nothing
-    /// changes.
+    /// Returns the errors of [`Self::vm_time`], or an error if a setting is invalid. In these cases, nothing changes.
     #[cfg(test)]
     pub(crate) fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
         self.set_vm_time_if(name, patch, None)
@@ -326,9 +322,7 @@ impl Daemon {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             return match cuda.change()?.ask(&format!("card `{card}`"), Request::EndRecord)? {
                 Answer::Record(lines) => Ok(lines.into_bytes()),
-                other => {
-                    Err(DaemonError::Failed(format!("unexpected response from the owner of card `{card}`: {other:?}")))
-                }
+                other => Err(DaemonError::Failed(format!("the owner of card `{card}` responded {other:?}"))),
             };
         }
         let record = self.known(card)?.backend.end_record();

@@ -5,7 +5,7 @@
 //! running daemon, and `receiver` is the side of the next daemon. `cuda` contains both sides for cards with an owner
 //! process. If anything fails before the next daemon reports that it has rebuilt its state, the first daemon resumes.
 //! `handover::Roster` contains the state that cards and virtual machines do not serialize themselves. At the points in
-//! `points`, tests kill one of the two daemons.
+//! `handover::points`, tests kill one of the two daemons.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -23,7 +23,6 @@ use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 
 mod cuda;
-pub(crate) mod points;
 pub(crate) mod receiver;
 mod sender;
 

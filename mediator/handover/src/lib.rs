@@ -20,6 +20,7 @@
 
 mod error;
 mod package;
+pub mod points;
 mod receiver;
 mod roster;
 mod sender;

@@ -64,6 +64,10 @@ pub struct Plan<'a> {
     pub here: &'a Tenant,
     /// The tenant for the owner of the other card.
     pub there: &'a Tenant,
+    /// Set if running programs move, too. The daemon does not set it: in a program that driver 580 has restored on
+    /// another card, chunks can be imported only if the program's driver saw both cards from its start, and the library
+    /// shows only the tenant's cards to the driver (decision 163).
+    pub moves_programs: bool,
 }
 
 /// A completed move.
@@ -124,7 +128,15 @@ impl Plan<'_> {
     /// Checks that both cards have room for the tenant's memory. Returns the size of this memory.
     fn room(&self) -> Result<u64, Trouble> {
         let (here, there) = (view(self.from)?, view(self.to)?);
-        let id = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name).map(|(id, _)| *id);
+        let found = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name);
+        let running = found.map_or(0, |(_, tenant)| tenant.programs.len());
+        if running > 0 && !self.moves_programs {
+            return Err(Trouble::Refused(format!(
+                "{running} of its programs run, and NVIDIA's driver cannot continue them on another card yet: end them \
+                 first"
+            )));
+        }
+        let id = found.map(|(id, _)| *id);
         let account = id.and_then(|id| here.memory.summary.vms.get(&id)).copied().unwrap_or_default();
         let chunk_bytes = here.memory.summary.chunk_bytes;
         let mib = |chunks: u32| (u64::from(chunks) * chunk_bytes) >> 20;

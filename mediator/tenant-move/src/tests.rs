@@ -118,7 +118,7 @@ fn moved(fails_in: Option<(u32, bool)>) -> (Result<Carried, Failure>, [bool; 2],
         socket: &socket,
     };
     let (from, to, tenant) = (owner("from", Some(false)), owner("to", None), tenant());
-    let done = carry_over(Plan { from: &from, to: &to, here: &tenant, there: &tenant });
+    let done = carry_over(Plan { from: &from, to: &to, here: &tenant, there: &tenant, moves_programs: true });
     let has = [&from, &to].map(|owner| owner.tenant.get() == Some(false) && !owner.has_left.get());
     (done, has, socket.get(), log.take())
 }

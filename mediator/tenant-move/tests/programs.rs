@@ -295,7 +295,7 @@ impl<'a> World<'a> {
         let tenant = |at: usize| {
             owner_settings::tenant(&self.config.tenants[0], &self.config.cards[at], self.rig.path(), None, (None, None))
         };
-        carry_over(Plan { from: &from, to: &to, here: &tenant(here), there: &tenant(there) })
+        carry_over(Plan { from: &from, to: &to, here: &tenant(here), there: &tenant(there), moves_programs: true })
     }
 
     /// Waits until tenant `a` has this many programs and at least this much memory on its card, and none elsewhere.

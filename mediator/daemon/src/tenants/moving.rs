@@ -79,7 +79,7 @@ impl Daemon {
         };
         let failed = |error: DaemonError| Failure::Stays(error.to_string());
         let ((from, here), (to, there)) = (owner(here).map_err(failed)?, owner(there).map_err(failed)?);
-        carry_over(Plan { from: &from, to: &to, here: &here, there: &there })
+        carry_over(Plan { from: &from, to: &to, here: &here, there: &there, moves_programs: false })
     }
 
     /// Returns the card to which a tenant moves: the named one, or the suitable card with the most room.

@@ -19,8 +19,8 @@ use vmm_glue::{Link, StopHandle, SuspendedClient};
 use vram::TenantId;
 
 use super::EventsPart;
+use super::cuda;
 use super::{APERTURES, CLIENTS, HANDOVER_TIMEOUT, HOST_MEMORY, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
-use super::{cuda, points};
 use crate::backend::Built;
 use crate::cards::{Cards, GivenCard, ReopenedCard};
 use crate::draining::Arrival;
@@ -64,13 +64,13 @@ impl Successor {
     /// Returns an error if there is no such daemon, or if this program cannot read its state.
     pub fn meet() -> Result<Self, String> {
         let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
-        points::here("receiver: started");
+        handover::points::here("receiver: started");
         let introduction = Introduction { program: env!("CARGO_PKG_VERSION").to_owned(), reads: known() };
         let receiver = Receiver::connect(socket, &introduction)
             .map_err(|error| format!("{error}; --takeover is used only internally by `mediatorctl daemon upgrade`"))?;
-        points::here("receiver: known");
+        handover::points::here("receiver: known");
         let package = receiver.take(HANDOVER_TIMEOUT).map_err(|error| error.to_string())?;
-        points::here("receiver: given");
+        handover::points::here("receiver: given");
         match roster(&package) {
             Ok((roster, events, cuda_cards)) => Ok(Self { receiver, roster, events, cuda_cards, descriptors: package }),
             Err(why) => {
@@ -196,11 +196,11 @@ impl Daemon {
         };
         let Successor { receiver, roster, events: _, cuda_cards: _, descriptors: _ } = successor;
         let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon continues: {error}"));
-        points::here("receiver: made");
+        handover::points::here("receiver: made");
         receiver.ready().map_err(failed)?;
-        points::here("receiver: ready");
+        handover::points::here("receiver: ready");
         receiver.wait(HANDOVER_TIMEOUT).map_err(failed)?;
-        points::here("receiver: owner");
+        handover::points::here("receiver: owner");
         sockets.own();
         let mut all: BTreeMap<String, Card> = opened;
         for (name, card) in cards {
@@ -226,16 +226,16 @@ impl Daemon {
             let backend = Box::new(crate::cuda::Backend { card: Arc::clone(&card), socket_dir });
             all.insert(name, Card { spec, backend, cuda: Some(card) });
         }
-        points::here("receiver: has the cards");
+        handover::points::here("receiver: has the cards");
         let daemon = Arc::new(Self::with(config, all, sockets, override_store, events));
         for vm in coming {
-            points::here("receiver: serves");
+            handover::points::here("receiver: serves");
             let name = vm.spec.name.clone();
             if let Err(error) = daemon.serve_again(vm) {
                 tracing::error!(vm = name.as_str(), %error, "a VM is lost");
             }
         }
-        points::here("receiver: serves all");
+        handover::points::here("receiver: serves all");
         let pause = Duration::from_nanos(monotonic_ns().saturating_sub(roster.began_ns));
         let _first = daemon.line.last.set(Takeover::now(pause, roster.upgrades.saturating_add(1)));
         tracing::info!(pause_ms = pause.as_millis() as u64, "the VMs of the previous daemon continue");

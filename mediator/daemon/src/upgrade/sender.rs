@@ -22,7 +22,6 @@ use vram::TenantId;
 
 use super::EventsPart;
 use super::cuda::{self, GoingCuda, SuspendedCuda};
-use super::points;
 use super::{
     APERTURES, CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM,
     monotonic_ns, written_for,
@@ -104,8 +103,7 @@ impl Daemon {
     /// ID. This daemon exits after it has responded to the request.
     ///
     /// # Errors
-    /// Returns an error if a part cannot be handed over, or if the next daemon does not take over. In this case, all
-    /// VMs continue on this daemon.
+    /// Returns an error if a part cannot be handed over or the next daemon does not take over; all VMs continue here.
     pub fn hand_over(&self) -> Result<u32, DaemonError> {
         self.hand_over_now().inspect_err(|error| {
             self.line.has_failed();
@@ -126,11 +124,11 @@ impl Daemon {
         }
         let leaving = self.going()?;
         let program = &succession.program;
-        points::here("sender: asked");
+        handover::points::here("sender: asked");
         let (sender, introduction, mut next) = start(program, &succession.config)?;
         let pid = next.child.id();
         tracing::info!(program = %program.display(), pid, version = introduction.program, "the next daemon has connected");
-        points::here("sender: met");
+        handover::points::here("sender: met");
         let what = format!("mediatord {} takes over, process {pid}", introduction.program);
         self.events.add(NewEvent::daemon(EventKind::UpgradeBegan, what));
         let began_ns = monotonic_ns();
@@ -212,8 +210,7 @@ impl Daemon {
         Ok(Leaving { mediated: going, with_owner })
     }
 
-    /// Hands over everything except ownership, which is transferred later. Adds suspended virtual machines to
-    /// `resting`.
+    /// Hands over everything except ownership, which follows later. Adds suspended virtual machines to `resting`.
     fn give(
         &self,
         sender: Sender,
@@ -232,7 +229,7 @@ impl Daemon {
             let rest = running.rested(Some(until)).map_err(|why| format!("VM `{name}`: {why}"))?;
             resting.push((name.clone(), Arc::clone(running), rest));
         }
-        points::here("sender: clients rest");
+        handover::points::here("sender: clients rest");
         let resting = &*resting;
         // If the upgrade fails, dropping these values resumes the virtual machines.
         let (mut suspended, mut cuda_cards, mut cuda_descriptors) = (Vec::new(), Vec::new(), Vec::new());
@@ -262,17 +259,17 @@ impl Daemon {
                     Err(why) => failed = failed.or(Some(why)),
                 }
             }
-            points::here("sender: written");
+            handover::points::here("sender: written");
             let done = match failed {
                 Some(why) => Err(why),
                 None => self.package(began_ns, parts, (cuda_cards, cuda_descriptors), reads).and_then(|package| {
                     sender.give(&package).map_err(|error| error.to_string())?;
-                    points::here("sender: given");
+                    handover::points::here("sender: given");
                     let left = until.saturating_duration_since(Instant::now());
                     sender.await_ready(left).map_err(|error| error.to_string())
                 }),
             };
-            points::here("sender: the other is ready");
+            handover::points::here("sender: the other is ready");
             let goes = done.is_ok();
             if goes {
                 self.line.lets_go();
@@ -288,12 +285,12 @@ impl Daemon {
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
             tracing::warn!(%error, "cannot notify the service manager of the new main process");
         }
-        points::here("sender: the service manager is told");
+        handover::points::here("sender: the service manager is told");
         // From here on, this process no longer owns the state, even if the next daemon fails.
         if let Err(error) = sender.let_go() {
             tracing::error!(%error, "the next daemon exited during the takeover: its VMs have lost their devices");
         }
-        points::here("sender: let go");
+        handover::points::here("sender: let go");
         Ok(())
     }
 

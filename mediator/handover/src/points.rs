@@ -9,7 +9,7 @@ const FILE: &str = "MEDIATORD_DIES_AT";
 
 /// Kills the process if a test has selected this point.
 #[cfg(debug_assertions)]
-pub(crate) fn here(point: &str) {
+pub fn here(point: &str) {
     let named = std::env::var_os(FILE).and_then(|file| std::fs::read_to_string(file).ok());
     if named.is_some_and(|named| named.trim() == point) {
         tracing::warn!(point, "this process is killed here by a test");
@@ -20,4 +20,4 @@ pub(crate) fn here(point: &str) {
 
 /// Does nothing.
 #[cfg(not(debug_assertions))]
-pub(crate) fn here(_: &str) {}
+pub fn here(_: &str) {}
