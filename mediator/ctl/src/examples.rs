@@ -64,6 +64,7 @@ const EXAMPLES: [Examples; 52] = [
     ("memory evict", ["memory evict web --mib 512M", "memory evict web --range 16M+4M"]),
     ("memory return", ["memory return web", "memory return web --mib 512M"]),
     ("tenant add", ["tenant add train --vram-mib 20G --weight 300", "tenant add train --profile large --card h100"]),
+    ("tenant move", ["tenant move train --card gpu1", "tenant move train --json"]),
     ("tenant remove", ["tenant remove train", "tenant remove train --json"]),
     ("tenant list", ["tenant list", "tenant list --watch=5"]),
     ("tenant show", ["tenant show train", "tenant show train --json"]),

@@ -311,7 +311,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path()).unwrap();
         let text = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
-        assert!(text("mediatorctl-run.1").contains("exit status of the program"));
+        assert!(text("mediatorctl-run.1").contains("the status of the program"));
         assert!(text("mediatorctl.1").contains("/etc/gpu\\-mediator.toml"), "{}", text("mediatorctl.1"));
         assert!(text("mediatorctl-vm-add.1").contains("\\-\\-vram\\-mib"));
         assert!(text("mediatorctl-apply.1").contains("\\-\\-prune"));

@@ -243,7 +243,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
     fs::write(&file, text.replacen(line, &format!("{cut}}}"), 1)).unwrap();
     let failed = place.ctl(&["sched", "replay", &path]);
     let told = String::from_utf8_lossy(&failed.stderr);
-    assert!(failed.status.code() == Some(1) && told.contains(&format!("the first in line {}\n", at + 1)), "{told}");
+    assert!(failed.status.code() == Some(1) && told.contains(&format!("first in line {}\n", at + 1)), "{told}");
     fs::write(&file, "{}\n").unwrap();
     assert_eq!(place.ctl(&["sched", "replay", &path]).status.code(), Some(2));
     running.end(Signal::TERM);

@@ -64,7 +64,7 @@ impl Shortage {
                 Self::new(format!("vram_mib: {}, expected at most 1048576 MiB", size(bytes)), "correct `vram_mib`")
             }
             Error::CardSize(bytes) => Self::new(
-                format!("vram_mib: {} of the card are not whole chunks, or exceed the limit", size(bytes)),
+                format!("vram_mib: {} of the card is not a multiple of `chunk_kib`, or exceeds the limit", size(bytes)),
                 "correct the card's `vram_mib` or `chunk_kib`",
             ),
             Error::ChunkSize(bytes) => Self::new(

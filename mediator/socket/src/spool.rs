@@ -86,7 +86,7 @@ mod tests {
         let mut spool = Spool::new(Some(folder.path()), 600_000).unwrap();
         let all: Vec<u8> = (0..600_000u32).map(|at| (at % 251) as u8).collect();
         all.chunks(7_001).for_each(|part| spool.write(part).unwrap());
-        assert!(spool.write(&[1]).unwrap_err().contains("longer"));
+        assert!(spool.write(&[1]).unwrap_err().contains("larger"));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file is unnamed");
         let mut spool = spool.rewind().unwrap();
         let mut back = Vec::new();

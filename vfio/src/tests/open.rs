@@ -44,7 +44,7 @@ fn each_open_obstacle_is_reported_with_a_fix() {
         ),
         (
             change(|n| n.open = Some(16)),
-            "another process uses IOMMU group 7, which contains 0000:65:00.0 -> end it: `fuser",
+            "another process uses IOMMU group 7, which contains 0000:65:00.0 -> stop it: `fuser",
         ),
         (change(|n| n.open = Some(24)), "opening VFIO's files failed for 0000:65:00.0: Too many open files"),
         (change(|n| n.version = 1), "the kernel's VFIO is of version 1, expected 0 -> load the module"),

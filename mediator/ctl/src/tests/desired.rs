@@ -140,7 +140,7 @@ fn apply_of_impossible_file_reports_remedy_and_changes_nothing() {
             Code::Usage,
             &["card `card0`: scheduler.band.period_ns = 1 is not between"],
         ),
-        (good.replace("\"web\"", "\"new\""), Code::Usage, &["VM `new`: it has two tables"]),
+        (good.replace("\"web\"", "\"new\""), Code::Usage, &["VM `new`: duplicate table"]),
         (format!("{good}[[vm]]\ncard = \"card0\"\n"), Code::Usage, &["vm[2]: name: expected the name"]),
         (format!("{good}[[vmm]]\n"), Code::Usage, &["desired", "8:3: vmm: unknown key `vmm`"]),
         ("{ \"vm\": [".to_owned(), Code::Usage, &["EOF while parsing"]),

@@ -102,7 +102,7 @@ fn launch_args_name_the_socket_and_bad_queries_are_refused() {
     let error = refused(client.get::<api::LaunchArgs>(&format!("{path}?vmm=bochs")));
     assert!(error.error.contains("unknown variant `bochs`"), "{error:?}");
     let error = refused(client.get::<api::LaunchArgs>(&format!("{path}?memory=much")));
-    assert!(error.error.contains("`much` is not a size"), "{error:?}");
+    assert!(error.error.contains("`much` is not a memory size"), "{error:?}");
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn a_vm_that_is_not_to_be_there_is_refused() {
         fn write(&mut self, _: VramAddr, _: &[u8]) {}
     }
     let error = card().restore(&mut Fewer).unwrap_err().to_string();
-    assert!(error.contains("VM 2: it must not exist"), "{error}");
+    assert!(error.contains("VM 2: it is not in the configuration"), "{error}");
 }
 
 /// Returns the seeds of the fuzz target: each part of the sample card, and the whole file.

@@ -451,7 +451,7 @@ fn click_on_a_line_selects_it_and_shows_its_processes() {
     assert!(view.click(9, u16::try_from(row).unwrap()));
     assert_eq!(last(&mut view), "build: VMM (4711), train (44 in the guest), -");
     assert!(view.click(9, u16::try_from(row).unwrap()), "a second click clears the selection");
-    assert!(last(&mut view).starts_with("q ends"));
+    assert!(last(&mut view).starts_with("q: quit"));
 }
 
 #[test]
