@@ -6,9 +6,10 @@
 //! guest's driver. This file contains the cost of each operation, as a range from public sources or from measurements
 //! of this project's software, and the operations that each platform pays for.
 //!
-//! Uncountable costs that are the same on all platforms are omitted: the guest's own CPU time, and kernels. The ratio
-//! of two platforms is therefore farther from 1 than the ratio of total times. The range of a ratio spans its minimum
-//! and maximum over all choices of costs within their ranges, with the same choice for both platforms.
+//! Costs that cannot be counted and are the same on all platforms are omitted: the guest's own CPU time, and the run
+//! time of kernels. The ratio of two platforms is therefore farther from 1 than the ratio of total times. The range of
+//! a ratio spans its minimum and maximum over all choices of costs within their ranges, with the same choice for both
+//! platforms.
 
 use crate::report::Interval;
 

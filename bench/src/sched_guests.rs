@@ -113,7 +113,7 @@ impl Stage {
         self.play_for(row, policy, self.measured, loads)
     }
 
-    /// Same as [`Self::play`], with the measured time `measured`.
+    /// Same as [`Self::play`], but measures for a time of `measured`.
     fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
         self.crowd.set(settings)?;
         let outcome =

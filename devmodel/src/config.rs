@@ -30,7 +30,7 @@ pub struct VGpuConfig {
 }
 
 impl VGpuConfig {
-    /// Describes a vGPU of `chip` with the usual aperture sizes.
+    /// Returns the configuration of a vGPU of `chip` with the usual aperture sizes.
     #[must_use]
     pub fn of_chip(chip: &'static Chip, vram_bytes: u64, vbios: Arc<[u8]>) -> Self {
         let pci = PciIdentity {

@@ -285,8 +285,8 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Puts a tenant into the group with the given name and the mode that the tenant accepts. With `None`, the tenant
-    /// leaves its group.
+    /// Puts a tenant into the group with the given name, and records the sharing mode that the tenant accepts. With
+    /// `None`, the tenant leaves its group.
     pub fn set_group(&mut self, tenant: TenantId, group: Option<(&str, Sharing)>, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         let Some((name, sharing)) = group else {

@@ -4,7 +4,7 @@ use crate::config::{ConfigError, LatencyClass, MS, PERMILLE, within};
 use crate::engine::Engine;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Share of a vGPU in each engine.
+/// Scheduling settings of a vGPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VgpuParams {

@@ -102,7 +102,7 @@ struct Slice {
     waits: bool,
     /// State of an overrun, during which other tenants get their turns.
     overrun: Option<Overrun>,
-    /// Time of the last check whether another tenant is due.
+    /// Time at which it was last checked whether another tenant is due.
     compared: Option<Nanos>,
     /// True if the tenant was asked to return the turn when its program waits for a result.
     yields: bool,
@@ -264,7 +264,7 @@ impl Turns {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some())
     }
 
-    /// Returns true if a tenant has a recalled turn.
+    /// Returns true if a tenant's turn has been recalled.
     #[must_use]
     pub fn is_recalled(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.is_recalled())
@@ -481,7 +481,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time of the next check whether another tenant is due, or `None` if no tenant waits.
+    /// Returns the time at which to check again whether another tenant is due, or `None` if no tenant waits.
     fn comparison(&self, slice: &Slice) -> Option<Nanos> {
         let may_yield = slice.continues() && !slice.yields && self.scheduler.queued() > 0;
         let TurnsConfig { yield_ns, .. } = self.config;

@@ -66,7 +66,7 @@ pub struct VmConfig {
 }
 
 impl VmConfig {
-    /// Describes a VM with 512 MiB of RAM, one CPU and no vGPU that boots the kernel `kernel`.
+    /// Returns the configuration of a VM with 512 MiB of RAM, one CPU and no vGPU that boots the kernel `kernel`.
     pub fn new(name: &str, images: &Images, kernel: &str) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),

@@ -58,7 +58,7 @@ pub struct DomainSpec {
 }
 
 impl DomainSpec {
-    /// Describes a domain with one CPU and the stock driver.
+    /// Returns the description of a domain with one CPU and the stock driver.
     pub fn new(name: &'static str, kernel: &'static str) -> Self {
         Self { name, kernel, paravirtual: false, memory_mib: 384, cpus: 1 }
     }

@@ -44,7 +44,7 @@ impl Method {
     }
 }
 
-/// The kernel's names of reset methods that affect neither the function's neighbours nor its slot.
+/// The kernel's names for reset methods that affect neither the function's neighbours nor its slot.
 const OWN: [&str; 3] = ["device_specific", "flr", "af_flr"];
 
 /// Selects a reset method for a function in `group`. `offered` is true if the kernel can reset this function alone.

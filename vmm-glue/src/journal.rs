@@ -8,7 +8,7 @@
 //! written next to the previous commit, with a checksum, before the server replies to the client.
 //!
 //! The next process validates the journal like any saved state (`saved`), and handles messages without a reply again.
-//! Its device is new, in the reset state. Decision 075 (`docs/decisions`) describes the effects that a client can
+//! Its device is a new one in the reset state. Decision 075 (`docs/decisions`) describes the effects that a client can
 //! observe.
 
 mod file;

@@ -320,7 +320,7 @@ fn written_pages_are_reported_once() {
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [4, 5, 8, 9]);
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [0usize; 0]);
     client.write32(0, 0x108, 1).unwrap();
-    // If the bits do not fit, the client has not received them.
+    // The client does not receive bits that do not fit, so they stay in the log.
     let asked = LoggingReport { iova: 8 * MIB, length: 8 * MIB, page_size: 4096 };
     let report = FEATURE_DMA_LOGGING_REPORT | FEATURE_GET;
     assert_eq!(client.feature(report, 40, asked.as_bytes()).unwrap(), (8 + 24 + 256, Vec::new()));

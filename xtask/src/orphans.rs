@@ -100,7 +100,7 @@ struct Module {
     path: Option<String>,
 }
 
-/// Returns the modules declared without a body in `text`. Expects one `mod` per line, as formatted by rustfmt.
+/// Returns the modules that `text` declares without a body. Expects one `mod` per line, as formatted by rustfmt.
 fn modules(text: &str) -> Vec<Module> {
     let mut found = Vec::new();
     let mut path = None;

@@ -65,7 +65,7 @@ fn values() -> MutexGuard<'static, Vec<Entry>> {
     VALUES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the given context, or the current context for 0.
+/// Returns `context`, or the current context if `context` is 0.
 fn named(context: u64) -> Result<u64, i32> {
     if context == 0 { driver()?.current_context() } else { Ok(context) }
 }

@@ -1,5 +1,4 @@
-//! Functions that workers call, for registered host memory, for functions of the program in streams, and for the state
-//! of streams.
+//! Functions that workers call to register host memory, to run host functions in streams, and to query streams.
 //!
 //! UNSAFETY: exports functions and calls functions that the program passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

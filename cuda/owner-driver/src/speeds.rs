@@ -35,8 +35,8 @@ fn make(driver: &impl Driver, memory: Memory, bytes: u64, chunk: u64) -> Result<
 }
 
 impl Speeds {
-    /// Measures with `bytes` in chunks of `chunk` bytes, twice on the card and twice in host memory. The memory is
-    /// free again when the process ends.
+    /// Measures the speeds with two allocations on the card and two in host memory. Each allocation has `bytes` bytes,
+    /// in chunks of `chunk` bytes. The memory is free again when the process ends.
     ///
     /// # Errors
     /// Returns the driver's error, for example if it has not enough memory.

@@ -171,8 +171,8 @@ fn watch(
         }
         let users = users(&device, &mut sampled)?;
         fails.none();
-        // The owner has a context. If NVML does not list it, as in a container, NVML's other numbers are not valid
-        // either.
+        // The owner has a context. If NVML does not list the owner's process, as in a container, the rest of the list
+        // is not valid either.
         let (mine, others): (Vec<_>, Vec<_>) = users.into_iter().partition(|user| user.pid == std::process::id());
         let own = !mine.is_empty();
         if own {

@@ -11,8 +11,8 @@
 //! program maps the copies at the same addresses. `vram` decides about moves, and `sched::turns` about turns; both are
 //! independent of CUDA.
 //!
-//! Not in this crate: access to a GPU except through `owner-driver`, and decisions about cards that the mediator itself
-//! owns.
+//! This crate accesses GPUs only through `owner-driver`, and does not make decisions about cards that the mediator
+//! itself owns.
 
 pub mod control;
 pub mod core;

@@ -138,16 +138,16 @@
 //! | `AskProcesses`, `Waiting`, `Stopped`, `Ending`, `Used`, `Concurrent` | connections, and tenants | |
 //! | `AskMemory`, `Quiet`, `Busy`, `Redirected` | [`MAX_CHUNKS`] for each of 6 batches | |
 //!
-//! | of a tenant | bound | beyond it |
+//! | resource of a tenant | limit | beyond the limit |
 //! |---|---|---|
-//! | connections | 1,024, and a part of the owner's descriptors | [`End::Crowded`] |
-//! | time without `Hello` | 5 s | the connection ends |
-//! | waiting requests of a process | [`MAX_PENDING`] | [`Refusal::Crowded`] |
-//! | unread descriptors | 256 of a connection, 4,096 of the tenant | the message waits |
-//! | answers that a process does not read | 256 | the connection ends |
-//! | tokens | 65,536, which name 262,144 chunks | [`Refusal::Exhausted`] |
-//! | numbers of chunks, of all its processes | 8 for each chunk that it has, at least 65,536 | [`Refusal::Exhausted`] |
-//! | adopted numbers | its chunks; each a new one | [`End::Violation`], [`End::Evicted`] |
+//! | connections | 1,024, and a share of the owner's descriptors | [`End::Crowded`] |
+//! | time before `Hello` | 5 s | the owner closes the connection |
+//! | pending requests of a process | [`MAX_PENDING`] | [`Refusal::Crowded`] |
+//! | unread descriptors | 256 per connection, 4,096 per tenant | the message waits |
+//! | unread replies of a process | 256 | the owner closes the connection |
+//! | tokens | 65,536, which refer to at most 262,144 chunks | [`Refusal::Exhausted`] |
+//! | chunk numbers of all processes | 8 per chunk of the memory limit, at least 65,536 | [`Refusal::Exhausted`] |
+//! | adopted chunk numbers | the tenant's limit on chunks; all must be new | [`End::Violation`], [`End::Evicted`] |
 //!
 //! # Versions
 //!

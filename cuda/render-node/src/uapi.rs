@@ -69,7 +69,7 @@ pub(crate) mod parameter {
     pub(crate) const CAPSETS: u64 = 7;
 }
 
-/// Parameters of a new context, as pairs of a number and a value.
+/// Numbers of a new context's parameters. Each parameter is passed as its number and its value.
 pub(crate) mod context {
     pub(crate) const CAPSET: u64 = 1;
     pub(crate) const RINGS: u64 = 2;

@@ -159,7 +159,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// Returns the time until the next check whether the slice has ended.
+    /// Returns the delay before the next check for the end of the slice.
     fn next_look(&self, run_ahead: &RunAhead) -> Duration {
         // TIMEOUT: shorter than any slice; polling at this rate costs 0.1 % of a CPU.
         const MAX_POLL_INTERVAL: Duration = Duration::from_millis(1);

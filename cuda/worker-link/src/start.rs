@@ -71,7 +71,7 @@ pub struct WorkerOptions {
     /// The complete environment of the worker: the location of the driver's library, the owner's socket, and the
     /// tenant's name.
     pub environment: Vec<(OsString, OsString)>,
-    /// The driver's library that the worker loads; by default the loader finds `libcuda.so.1`.
+    /// Driver library that the worker loads; by default, the loader searches for `libcuda.so.1`.
     pub library: Option<PathBuf>,
     /// Restrictions, which the worker sets itself before it reads anything of the guest.
     pub restrictions: Restrictions,

@@ -96,7 +96,7 @@ impl Executor {
             }
             _ => return Err(Broken::Malformed),
         };
-        // The guest's end is in the worker's memory. The address in the message has no effect.
+        // The guest's end of the copy is in the worker's memory. The address in the message has no effect.
         let own_end = End { kind: HOST, address, pitch: copy.width, rows: copy.height, ..End::default() };
         *(if is_out { &mut copy.to } else { &mut copy.from }) = own_end;
         let submitted = match self.objects.find(Kind::Stream, *stream).and_then(|stream| {

@@ -1,8 +1,8 @@
 //! The worker's sandbox, which is needed because a guest may run any code in its worker.
 //!
 //! The sandbox has two steps, both before the worker reads any data of the guest. [`Sandbox::enter`] restricts the
-//! user, capabilities, limits and files before the driver is loaded. [`Sandbox::close`] installs the filter of system
-//! calls for all threads after the driver was initialized, because its initialization needs more system calls.
+//! user, capabilities, limits and files before the driver is loaded. [`Sandbox::close`] installs the system call filter
+//! for all threads after the driver has been initialized, because the initialization needs more system calls.
 //!
 //! - `files`: the files that a worker may open, restricted through Landlock.
 //! - `filter`: the system calls that a worker may make.
@@ -65,7 +65,7 @@ pub enum SandboxError {
     /// The kernel refused the rules for files.
     #[error("cannot restrict the worker's files: {0}")]
     Files(#[from] landlock::RulesetError),
-    /// The filter of system calls cannot be created or installed.
+    /// The system call filter cannot be created or installed.
     #[error("cannot filter the worker's system calls: {0}")]
     Filter(String),
     /// The addresses of sockets cannot be stored.

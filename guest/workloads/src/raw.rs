@@ -153,7 +153,7 @@ impl Raw {
         Ok(call(&self.file, &mut uapi::GemCpuFini { handle })?)
     }
 
-    /// Submits a pushbuffer. Returns its number, counted from 1.
+    /// Submits a pushbuffer. Returns the submission's number, counted from 1.
     fn submit(&mut self, push: &Push, uses: impl IntoIterator<Item = uapi::PushbufBuffer>) -> Result<u64> {
         let submission = self.submitted + 1;
         // An earlier submission may still use the same pushbuffer.

@@ -100,7 +100,7 @@ impl Default for CardMemory {
 }
 
 impl CardMemory {
-    /// Maximum value of a key with a duration, in ms.
+    /// Maximum value of keys that are durations, in ms.
     pub(crate) const MS_MAX: u64 = 3_600_000;
 
     /// Returns the invalid settings, each with its key and error.

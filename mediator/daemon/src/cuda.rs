@@ -156,9 +156,9 @@ impl CudaCard {
         Ok(Change { card: self, _turn: turn, _place: place })
     }
 
-    /// Sends the owner a request that guarantees memory of the card, and repeats the request until the owner grants or
-    /// rejects it. `turn` is the right to change the card. Other changes may run while the owner evicts other tenants'
-    /// memory. Returns the change with the last response.
+    /// Asks the owner to guarantee card memory, and repeats the request until the owner grants or rejects it. `turn` is
+    /// the right to change the card. Other changes may run while the owner evicts other tenants' memory. Returns the
+    /// change with the last response.
     ///
     /// # Errors
     /// See [`Change::ask`] and [`Self::change`].
@@ -174,7 +174,7 @@ impl CudaCard {
 }
 
 impl Change<'_> {
-    /// Sends the owner a request, and waits for the response; `of` is the object of the request.
+    /// Sends the owner a request, and waits for the response. `of` names the object of the request in errors.
     ///
     /// # Errors
     /// Returns an error if the owner rejects the request or does not respond; in both cases, nothing changes.
@@ -195,8 +195,8 @@ impl Change<'_> {
 }
 
 impl Change<'_> {
-    /// Sends the owner a request that guarantees memory of the card. The first attempt was at `since`. Returns false if
-    /// the owner must first evict other tenants' memory. The caller must then repeat the request.
+    /// Asks the owner to guarantee card memory. The first attempt was at `since`. Returns false if the owner must first
+    /// evict other tenants' memory. The caller must then repeat the request.
     ///
     /// # Errors
     /// Same as for [`Self::ask`]; also if eviction takes too long.

@@ -36,7 +36,7 @@ pub(super) struct Plan<'a> {
 }
 
 impl Daemon {
-    /// Moves a virtual machine to another card, live, if the revision is still `expected`.
+    /// Live-migrates a virtual machine to another card if the revision of the settings is still `expected`.
     ///
     /// # Errors
     /// If the virtual machine or the card is not suitable; the virtual machine then continues on its current card.

@@ -217,7 +217,7 @@ impl Left {
         self.kept.push((what, fd));
     }
 
-    /// Returns the mask of the descriptors, without the connection, for [`Store::keeper`].
+    /// Returns a bit mask of the stored descriptors other than the connection, for [`Store::keeper`].
     #[must_use]
     pub fn held(&self) -> u32 {
         self.kept.iter().fold(0, |held, (what, _)| held | bit(*what))

@@ -1,4 +1,5 @@
-//! Names of descriptors in the service manager's store. Names of the units' sockets do not contain a slash.
+//! Names of descriptors in the service manager's store. Unlike these names, the names of sockets from systemd units do
+//! not contain a slash.
 
 use vmm_glue::journal::Kept;
 

@@ -468,7 +468,7 @@ impl Guest {
     /// Checks that the VM can be moved, or handed over to another process.
     ///
     /// # Errors
-    /// Returns an error with the reason if not.
+    /// Returns an error with the reason if the VM cannot be moved or handed over.
     pub fn check_movable(&self) -> Result<(), card_manager::ManagerError> {
         self.backend.check_movable()
     }

@@ -259,7 +259,7 @@ fn kill_before_recorded_answer_repeats_the_answer_only() {
         rustix::io::pwrite(&journal, &1u64.to_le_bytes(), SLOT).unwrap();
     });
     let (slot, bytes) = guest.answer();
-    // A second execution would fail, because the context exists.
+    // A second execution would fail, because the context already exists.
     assert_eq!((slot, u32::from_le_bytes(bytes[..4].try_into().unwrap())), (0, 0x1100));
     assert_eq!(guest.send(&context(2)).0, 0x1205);
 }

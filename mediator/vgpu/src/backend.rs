@@ -249,7 +249,7 @@ impl VmBackend {
         self.counts.register_writes += 1;
     }
 
-    /// Counts bytes of VRAM that messages accessed.
+    /// Counts bytes of VRAM accessed through messages.
     fn count_bytes(&mut self, bytes: usize) {
         self.counts.aperture_bytes += bytes as u64;
     }

@@ -73,31 +73,31 @@ impl Pending {
         self.limit
     }
 
-    /// Returns true if the bind of a channel is waiting.
+    /// Returns true if the bind of a channel is pending.
     pub(crate) fn is_bind(&self, channel: VirtualChannelId) -> bool {
         self.binds.contains_key(&channel)
     }
 
-    /// Records the doorbell of a channel whose bind is waiting. Returns `false` if the bind is not waiting.
+    /// Records the doorbell of a channel whose bind is pending. Returns `false` if no bind is pending.
     pub(crate) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) -> bool {
         let bind = self.binds.get_mut(&channel);
         bind.map(|bind| bind.gp_put = Some(gp_put)).is_some()
     }
 
-    /// Records whether the guest has enabled a channel whose bind is waiting.
+    /// Records whether the guest has enabled a channel whose bind is pending.
     pub(crate) fn enable(&mut self, channel: VirtualChannelId, enabled: bool) {
         if let Some(bind) = self.binds.get_mut(&channel) {
             bind.enabled = enabled;
         }
     }
 
-    /// Returns two flags for a channel whose bind is waiting: whether the guest has enabled it, and whether its
+    /// Returns two flags for a channel whose bind is pending: whether the guest has enabled it, and whether its
     /// doorbell has rung.
     pub(crate) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }
 
-    /// Returns the GP_PUT that the guest wrote for a channel whose bind is waiting.
+    /// Returns the GP_PUT that the guest wrote for a channel whose bind is pending.
     pub(crate) fn gp_put(&self, channel: VirtualChannelId) -> Option<u32> {
         self.binds.get(&channel)?.gp_put
     }
@@ -152,7 +152,7 @@ impl Pending {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }
 
-    /// Returns the waiting binds.
+    /// Returns the pending binds.
     pub(crate) fn binds(&self) -> Vec<(VirtualChannelId, PendingBind)> {
         self.binds.iter().map(|(channel, bind)| (*channel, *bind)).collect()
     }

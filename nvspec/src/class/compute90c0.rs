@@ -240,7 +240,7 @@ pub mod warp_error {
     pub const OUT_OF_RANGE_ADDRESS: u32 = 0x0e;
     /// Misaligned address.
     pub const MISALIGNED_ADDRESS: u32 = 0x0f;
-    /// The operation is invalid in the address space of the address.
+    /// The operation is not valid for the address space of its address.
     pub const ADDRESS_SPACE: u32 = 0x10;
     /// An LDC access is outside the constant bank.
     pub const CONSTANT_ADDRESS_LDC: u32 = 0x12;

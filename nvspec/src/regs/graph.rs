@@ -246,7 +246,7 @@ regs! {
         DMEM_DATA @ 0x41a1c4 Rw {}
     }
 
-    /// GPC 0's units, limited to capability registers.
+    /// Units of all GPCs, with a range of 0x8000 bytes for each; only capability registers are defined.
     mod gpc_units @ 0x500000 .. 0x580000 {
         /// Number of TPCs per GPC.
         TPC_COUNT[16; 0x8000] @ 0x502608 Ro { 4:0 TPCS; }

@@ -43,8 +43,9 @@ enum Phase {
 struct Use {
     /// Last measured length of a submission, in ns.
     length: u64,
-    /// Measurements in this engaged interval: sum in ns, and count.
+    /// Sum of the measurements in this engaged interval, in ns.
     sum: u64,
+    /// Number of these measurements.
     count: u64,
     /// Number of submissions started in the free interval.
     started: u64,

@@ -1,4 +1,4 @@
-//! Computes the effect of other settings on the submissions in a record.
+//! Computes the effect of other settings on recorded submissions.
 //!
 //! The submissions keep their arrival times and durations, and only their starts change. The result does not include
 //! reactions of guests, which would submit earlier or later. Such reactions are simulated in [`crate::sim`].
@@ -8,7 +8,7 @@ use crate::types::{Engine, Ticket};
 use crate::{Config, ConfigError, Decision, Event, Nanos, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 
-/// A submission of the record.
+/// A recorded submission.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     engine: Engine,
@@ -26,7 +26,7 @@ struct Busy {
 }
 
 impl Trace {
-    /// Replays the record's submissions with other settings. Returns the scheduler with its accounts after all
+    /// Replays the recorded submissions with other settings. Returns the scheduler with its accounts after all
     /// submissions have ended.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Trace {
         Ok(scheduler)
     }
 
-    /// Returns the submissions in the record and their durations.
+    /// Returns the recorded submissions and their durations.
     fn works(&self) -> BTreeMap<Ticket, Work> {
         let mut works = BTreeMap::new();
         for (_, _, engine, ticket) in self.scheduler.pending() {

@@ -16,7 +16,7 @@ fn turns() -> Turns {
     Turns::new(scheduler_defaults(), config, Nanos(0)).expect("the defaults are valid")
 }
 
-/// Program of a tenant, with kernels of one length, a few of them in flight, and idle time between bursts of kernels.
+/// A tenant's program. It keeps a few kernels of equal length in flight, and may pause after each burst of kernels.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     kernel_ns: u64,

@@ -42,7 +42,7 @@ pub struct InnerSpec {
 }
 
 impl InnerSpec {
-    /// Describes a VM with the stock driver.
+    /// Returns the description of a VM with the stock driver.
     pub fn new(name: &'static str) -> Self {
         Self { name, kernel: "6.1", paravirtual: false, memory_mib: 320 }
     }

@@ -97,7 +97,7 @@ impl Session {
                 let asked = parse(data)?;
                 let bytes = self.report_bytes(&asked)?;
                 let all = size_of::<DeviceFeature>().saturating_add(size_of::<LoggingReport>()).saturating_add(bytes);
-                // A report that did not fit was not received by the client, so keep these writes in the log.
+                // The client does not receive a report that does not fit, so keep these writes in the log.
                 if wire_len(all) > argsz {
                     return answer(header, wire_len(all), flags, &[], out);
                 }

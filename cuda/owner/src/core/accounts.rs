@@ -317,7 +317,8 @@ impl Core {
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         let (bytes, name) = (tenant.past.bytes(), tenant.spec.name.clone());
         if bytes == 0 {
-            // Log the tenant's next excess again, unless the excess only fluctuates.
+            // Forget an old log line, so that the next excess is logged. Keep a recent one, in case the excess only
+            // fluctuates.
             tenant.past.told = tenant.past.told.filter(|(_, at)| clock.saturating_sub(*at) < LINES_NS);
             return;
         }

@@ -337,8 +337,9 @@ impl Core {
                 working.push(tenant);
             }
             if self.turns.turns().has_turn(tenant) {
-                // Reads of kernels over the link are not counted, so assume at each poll that they read all memory in
-                // host memory. Memory beyond the tenant's quota cannot return, with or without quanta.
+                // Reads by kernels over the link are not counted, so assume at each poll that the kernels read all the
+                // memory that the tenant has in host memory. Memory beyond the tenant's quota cannot return, with or
+                // without quanta.
                 let may_return = account.limits.quota.saturating_sub(account.placed);
                 over_link += u64::from(account.host.min(may_return)) * bytes;
             }

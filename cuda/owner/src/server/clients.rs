@@ -74,8 +74,8 @@ impl Serving {
         let _ = link.try_send(&FromOwner::Goodbye(end), &[]);
     }
 
-    /// Handles messages of the processes that have sent some. Alternates between tenants, and between the processes of
-    /// a tenant.
+    /// Handles messages from the processes that have sent some. Alternates between tenants, and between the processes
+    /// of a tenant.
     pub(super) fn hear_all(&mut self, ready: Vec<SessionId>) {
         let mut by_cause: BTreeMap<Cause, Vec<SessionId>> = BTreeMap::new();
         for session in ready {
@@ -99,7 +99,7 @@ impl Serving {
         }
     }
 
-    /// Handles messages of a process. Returns their number.
+    /// Handles messages from a process. Returns the number of handled messages.
     fn hear(&mut self, session: SessionId, limit: u64) -> usize {
         for number in 0..MESSAGES_AT_ONCE {
             let Some(connection) = self.sessions.get(&session) else { return number };

@@ -117,7 +117,7 @@ pub enum Cover {
     Part,
 }
 
-/// A mapping that contains an address.
+/// The mapping that contains a given address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     pub start: Address,

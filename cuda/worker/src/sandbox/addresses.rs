@@ -1,6 +1,6 @@
 //! Addresses of the card's owner and of the next daemon for `connect`, in a page that cannot be changed.
 //!
-//! A filter of system calls sees pointers but not the memory behind them. Therefore the addresses to which a worker may
+//! A system call filter sees pointers but not the memory behind them. Therefore the addresses to which a worker may
 //! connect are in a separate page of a sealed file, at the lowest address that a process may map. The filter allows
 //! `connect` only with pointers into this page, and no call that would map, unmap, move or unprotect memory below the
 //! end of the page ([`LIMIT`]). No mapping can start below the page and overlap it, because the kernel refuses lower

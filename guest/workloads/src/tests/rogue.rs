@@ -43,7 +43,8 @@ const NO_METHOD: u32 = 0x1ffc;
 /// method; meanwhile, the submission occupies the engine, and is charged for that time.
 const INTERRUPTS: u32 = 2000;
 const ILLEGAL: u32 = 20;
-/// File with the console log level. Under emulation, each line traps, which would slow the attack down.
+/// File with the console log level. Under emulation, each line printed on the console traps, which would slow the
+/// attack down.
 const PRINTK: &str = "/proc/sys/kernel/printk";
 
 /// An attack on other users.

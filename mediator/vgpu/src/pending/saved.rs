@@ -17,7 +17,7 @@ pub(crate) struct SavedPending {
 }
 
 impl Pending {
-    /// Saves the waiting work; `None` while any bind is waiting.
+    /// Saves the pending work; `None` while any bind is pending.
     pub(crate) fn save(&self) -> Option<SavedPending> {
         let Self { vm: _, limit: _, binds, work, listed } = self;
         let rung = work.iter().map(|(channel, (doorbell, _))| (channel.0, doorbell.gp_put)).collect();

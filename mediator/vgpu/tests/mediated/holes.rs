@@ -156,7 +156,7 @@ impl Scene {
         self.check(what);
     }
 
-    /// Runs register writes that may change only the attacker's virtual registers.
+    /// Runs an attempt whose register writes may change only the attacker's virtual registers.
     fn virtual_only(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         self.settle();
         let before = card_registers(&self.rig);

@@ -50,8 +50,9 @@ struct Runner {
     /// Remaining work of the submission in flight.
     left: u64,
     begun: u64,
-    /// Time of the next submission, and of the end of the last one.
+    /// Time of the next submission.
     next: u64,
+    /// End of the last submission.
     ended: u64,
     busy: u64,
     launches: u64,

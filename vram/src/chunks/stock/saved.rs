@@ -1,4 +1,4 @@
-//! Saved form of the units of one memory.
+//! Saved form of the units of the card's or the host's memory.
 
 use super::Stock;
 use crate::TenantId;
