@@ -7,7 +7,7 @@ use super::Arguments;
 /// Path of a command, and two example invocations without the program's name.
 type Examples = (&'static str, [&'static str; 2]);
 
-const EXAMPLES: [Examples; 52] = [
+const EXAMPLES: [Examples; 53] = [
     (
         "vm add",
         ["vm add web --card card0 --vram-mib 2G --weight 300", "vm add desk --profile desktop --label user=eva"],
