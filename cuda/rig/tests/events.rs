@@ -93,7 +93,10 @@ fn strikes_and_quarantine_of_tenant_are_events() {
     let works = run(&rig, "b", &[], &["count", "--kernel-us", "1000"]);
     let endless = run(&rig, "a", &[], &["count", "--kernel-us", "3600000000"]);
     let held = awaited(&rig, "quarantined", "a", 1);
-    assert_eq!(text(&held[0]), "quarantined: none of its work is started; `mediatorctl sched release a` releases it");
+    assert_eq!(
+        text(&held[0]),
+        "quarantined: none of its work is started; run `mediatorctl sched release a` to release it"
+    );
     let struck = awaited(&rig, "overran", "a", 1);
     assert!(struck.iter().any(|event| text(event) == "a turn exceeded its time limit, strike 1"), "{struck:?}");
     good(&rig, &["sched", "release", "a"]);

@@ -51,7 +51,7 @@ fn run_limits_of_killed_program_are_restored() {
     let events = json(&rig, &["events", "--kind", "changed", "--tenant", "a"]);
     let last = events["events"].as_array().expect("a list").last().expect("one").clone();
     let text = last["text"].as_str().expect("a text");
-    assert!(text.contains("memory.quota_mib = 48") && text.ends_with("has ended"), "{last}");
+    assert!(text.contains("memory.quota_mib = 48") && text.ends_with("has exited"), "{last}");
     assert_eq!(last["author"]["kind"], "daemon");
     // The next daemon knows nothing about the limits.
     daemon.kill();
