@@ -204,7 +204,7 @@ mod tests {
             (full(Limit::HostBudget(16), None), &["memory.host_mib"], &["32 MiB"]),
             (full(Limit::Quota(9), Some(Limit::SwapCap(5))), &["memory.swap_cap_mib"], &["10 MiB"]),
             (full(Limit::SwapCap(5), None), &["memory.swap_cap_mib"], &["10 MiB"]),
-            (full(Limit::Policy(OnFull::Refuse), None), &["memory.on_full"], &["`refuse`"]),
+            (full(Limit::Policy(OnFull::Refuse), None), &["memory.on_full"], &["`memory.on_full = refuse`"]),
             (
                 Error::CardFull { wanted: 9, free: 4, to_scrub: 2, promised: 1 },
                 &["reserve_mib", "memory.guarantee_mib"],
