@@ -184,7 +184,7 @@ fn is_configured(host: &Host) -> Result<()> {
     let refused = host.sh(&format!("{STRANGER} mediatorctl vm list"))?;
     assert_eq!(refused.code, 5);
     let said = refused.text();
-    assert!(said.contains("this user may not use /run/gpu-mediator/admin.sock: Permission denied"), "{said}");
+    assert!(said.contains("this user has no access to /run/gpu-mediator/admin.sock: Permission denied"), "{said}");
     assert!(said.contains("join the socket's group: `admin_group`"), "{said}");
     // The operator must not be able to run VMMs.
     let refused = host.sh(&format!("{OPERATOR} light-vmm /run/gpu-mediator/vm1.sock {VRAM_MIB}"))?;
