@@ -8,6 +8,9 @@
 //! numbers. As NVIDIA documents it, the pairs must contain each card of the process, and the new card needs memory. The
 //! fake is stricter in two points: the pairs must be a permutation of known cards, and a process with contexts on
 //! several cards cannot change its cards. A restore that fails for another reason than imported memory can be repeated.
+//!
+//! The fake is kinder in one point: after a restore on another card, driver 580 imports memory only if both cards were
+//! visible to the process from its start (`cuda/rig/gpu/restore.py`). The daemon therefore moves no running programs.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::{Code, Unreadable, length, number};
+use crate::{Code, MAX_NAME_BYTES, Unreadable, length, number};
 
 /// Sizes of a header of a section and of a symbol.
 const SECTION_BYTES: usize = 64;
@@ -36,10 +36,15 @@ pub fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
-/// Returns the bytes before the next zero byte.
+/// Returns the bytes before the next zero byte. Reads at most one byte more than a name may have, because many symbols
+/// of a hostile file can refer to the same long text.
 fn text(bytes: &[u8], at: usize) -> Option<&[u8]> {
     let rest = bytes.get(at..)?;
-    rest.get(..rest.iter().position(|byte| *byte == 0)?)
+    let read = rest.get(..rest.len().min(MAX_NAME_BYTES + 1))?;
+    match read.iter().position(|byte| *byte == 0) {
+        Some(end) => read.get(..end),
+        None => (read.len() > MAX_NAME_BYTES).then_some(read),
+    }
 }
 
 fn sections(file: &[u8]) -> Option<Vec<Section<'_>>> {

@@ -13,7 +13,7 @@ use vram::{Limits, OnFull, TenantId};
 
 /// Time limit for a program's work to end, in microseconds. The daemon repeats the request.
 // TIMEOUT: as for relocations; the program waits at its gate meanwhile.
-const PATIENCE_US: u32 = 2_000_000;
+const LEAVE_TIMEOUT_US: u32 = 2_000_000;
 /// Time after the daemon's last request after which a tenant stays, in ns.
 // TIMEOUT: the daemon repeats its request every few milliseconds, so it has ended or does not need the move.
 const FORGOTTEN_NS: u64 = 10_000_000_000;
@@ -143,7 +143,7 @@ impl Core {
         let is_idle = session.pending.is_empty() && session.fixing.is_empty() && !is_reporting && !session.fetching;
         if session.departure == Departure::Stays && is_idle {
             session.departure = Departure::Asked;
-            self.send(id, FromOwner::Leave { patience_us: PATIENCE_US });
+            self.send(id, FromOwner::Leave { patience_us: LEAVE_TIMEOUT_US });
         }
     }
 

@@ -25,7 +25,7 @@ const LEFT_RETRY: Duration = Duration::from_millis(20);
 const LEFT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the work of a program that runs without an owner and must leave its card.
 // TIMEOUT: as for orders of an owner.
-const PATIENCE: Duration = Duration::from_secs(2);
+const QUIET_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// State of a program that moves to another card.
 #[derive(Debug, Default)]
@@ -122,7 +122,7 @@ impl Agent {
             match self.uuid() {
                 Some(uuid) if uuid != target.uuid => {
                     let stays = self.departure.stays_until.is_some_and(|until| Instant::now() < until);
-                    if stays || self.try_leave(Instant::now() + PATIENCE).is_err() {
+                    if stays || self.try_leave(Instant::now() + QUIET_TIMEOUT).is_err() {
                         let _ = connection.send(&FromTenant::Goodbye(End::Leaving), &[]);
                         return false;
                     }
