@@ -1,78 +1,21 @@
-//! Decompression of LZ4 blocks.
+//! Decompression of LZ4 blocks whose claimed size may be false.
 
 use crate::Unreadable;
 
-/// Shortest match.
-const MIN_MATCH: usize = 4;
+/// Maximum ratio between the sizes of data and its LZ4 block, rounded up.
+const MAX_RATIO: usize = 255;
 
-/// The compressed bytes.
-struct Input<'a>(&'a [u8]);
-
-impl<'a> Input<'a> {
-    fn byte(&mut self) -> Result<u8, Unreadable> {
-        let (first, rest) = self.0.split_first().ok_or(Unreadable::Malformed)?;
-        self.0 = rest;
-        Ok(*first)
-    }
-
-    fn bytes(&mut self, count: usize) -> Result<&'a [u8], Unreadable> {
-        let (bytes, rest) = self.0.split_at_checked(count).ok_or(Unreadable::Malformed)?;
-        self.0 = rest;
-        Ok(bytes)
-    }
-
-    /// Reads the rest of a length, whose first four bits are in a token.
-    fn length(&mut self, bits: u8) -> Result<usize, Unreadable> {
-        let mut length = usize::from(bits);
-        if bits < 15 {
-            return Ok(length);
-        }
-        loop {
-            let next = self.byte()?;
-            length = length.checked_add(usize::from(next)).ok_or(Unreadable::Malformed)?;
-            if next < u8::MAX {
-                return Ok(length);
-            }
-        }
-    }
-}
-
-/// Unpacks a block of `size` bytes.
+/// Returns the `size` bytes of a block.
 ///
 /// # Errors
-/// Returns an error if the input ends before this size, or a sequence exceeds it.
+/// Returns an error if the block is malformed or contains another number of bytes.
 pub fn unpack(packed: &[u8], size: usize) -> Result<Vec<u8>, Unreadable> {
-    let mut input = Input(packed);
-    // A byte of input stands for at most 255 bytes of output.
-    if size / 255 > packed.len() {
+    // A small block must not cause a large allocation.
+    if size / MAX_RATIO > packed.len() {
         return Err(Unreadable::Malformed);
     }
-    let mut output = Vec::with_capacity(size);
-    loop {
-        let token = input.byte()?;
-        let literals = input.length(token >> 4)?;
-        if literals > size - output.len() {
-            return Err(Unreadable::Malformed);
-        }
-        output.extend_from_slice(input.bytes(literals)?);
-        // The last sequence has only literals.
-        if output.len() == size {
-            return Ok(output);
-        }
-        let distance = usize::from(input.byte()?) | usize::from(input.byte()?) << 8;
-        let count = input.length(token & 15)?.checked_add(MIN_MATCH).ok_or(Unreadable::Malformed)?;
-        if distance == 0 || distance > output.len() || count > size - output.len() {
-            return Err(Unreadable::Malformed);
-        }
-        let mut rest = count;
-        while rest > 0 {
-            // The match may overlap its own copy.
-            let first = output.len() - distance;
-            let part = rest.min(distance);
-            output.extend_from_within(first..first + part);
-            rest -= part;
-        }
-    }
+    let unpacked = lz4_flex::block::decompress(packed, size).map_err(|_| Unreadable::Malformed)?;
+    if unpacked.len() == size { Ok(unpacked) } else { Err(Unreadable::Malformed) }
 }
 
 #[cfg(test)]
