@@ -96,8 +96,8 @@ struct Slice {
     turn_since: Nanos,
     /// Time at which the turn was recalled.
     recalled: Option<Nanos>,
-    /// True if the check at the minimum length, whether to cut the slice short, was made.
-    weighed: bool,
+    /// Time at which it was last checked whether to cut the turn short for a tenant of a better latency class.
+    weighed: Option<Nanos>,
     /// True if the turn was reserved and its gate is not open yet. Such a turn is not cut short.
     waits: bool,
     /// State of an overrun, during which other tenants get their turns.
@@ -118,7 +118,7 @@ impl Slice {
             since: now,
             turn_since: now,
             recalled: None,
-            weighed: false,
+            weighed: None,
             waits: false,
             overrun: None,
             compared: None,
@@ -551,16 +551,16 @@ impl Turns {
         times.chain(self.deadlines().map(|(_, deadline)| deadline)).min()
     }
 
-    /// Cuts short turns that had not reached their minimum length when a tenant of a better latency class queued work.
+    /// Cuts turns short for queued tenants of a better latency class. A turn may have been too short, or the tenant above
+    /// its share, when the tenant queued its work.
     fn weigh(&mut self, now: Nanos) {
-        let least = self.config.least_ns;
-        let mut any = false;
-        for slice in self.members.values_mut().filter_map(|member| member.slice.as_mut()) {
-            if !slice.weighed && !slice.waits && now.since(slice.turn_since) >= least {
-                (slice.weighed, any) = (true, true);
+        let due: Vec<TenantId> = self.weighings().filter(|(_, at)| *at <= now).map(|(tenant, _)| tenant).collect();
+        for tenant in &due {
+            if let Some(slice) = self.members.get_mut(tenant).and_then(|member| member.slice.as_mut()) {
+                slice.weighed = Some(now);
             }
         }
-        if any {
+        if !due.is_empty() {
             let queued: Vec<_> = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| t).collect();
             for tenant in queued {
                 self.cut_short(tenant, now);
@@ -568,12 +568,16 @@ impl Turns {
         }
     }
 
-    /// Returns the time at which a turn reaches its minimum length while a tenant of a better class is waiting.
-    fn next_weighing(&self) -> Option<Nanos> {
-        let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min()?;
-        let worse = self.members.iter().filter(|&(&tenant, _)| self.class(tenant) > best);
-        let slices = worse.filter_map(|(_, m)| m.slice).filter(|slice| slice.continues() && !slice.weighed);
-        slices.map(|slice| slice.turn_since.after(self.config.least_ns)).min()
+    /// Returns the times of the next checks whether to cut turns short, while a tenant of a better class is waiting.
+    fn weighings(&self) -> impl Iterator<Item = (TenantId, Nanos)> + '_ {
+        let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min();
+        let least = self.config.least_ns;
+        self.members.iter().filter_map(move |(&tenant, member)| {
+            let slice = member.slice.filter(Slice::continues)?;
+            let is_worse = self.class(tenant) > best?;
+            let again = slice.weighed.map_or(Nanos::default(), |at| at.after(least));
+            is_worse.then(|| (tenant, slice.turn_since.after(least).max(again)))
+        })
     }
 
     /// Returns the time at which [`Self::tick`] is due if there is no earlier event.
@@ -582,7 +586,7 @@ impl Turns {
         let slices = self.members.values().filter_map(|member| member.slice).filter(Slice::continues);
         let ends = slices.map(|slice| slice.since.after(self.config.slice_ns));
         let comparisons = self.members.values().filter_map(|member| self.comparison(&member.slice?));
-        let ends = ends.chain(comparisons).chain(self.next_weighing());
+        let ends = ends.chain(comparisons).chain(self.weighings().map(|(_, at)| at));
         ends.chain(self.next_overrun()).chain(self.scheduler.next_wakeup()).min()
     }
 

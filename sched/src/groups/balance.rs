@@ -22,9 +22,21 @@ use crate::{Nanos, TenantId, VgpuParams, WHOLE_SHARE_PPM};
 const CAP_WINDOW_NS: u64 = 30_000_000;
 /// Time in flight, in ns, after which a measurement is complete.
 const MEASURED_NS: u64 = 50_000_000;
-/// Number of reports with the same mean length after which a measurement is complete. Most programs then repeat the
-/// same work.
+/// Minimum time in flight of a measurement that the end of a sample completes, in ns.
+const MIN_MEASURED_NS: u64 = 15_000_000;
+/// Number of reports with the mean length of the earlier ones after which a measurement is complete. Most programs then
+/// repeat the same work.
 const STEADY_REPORTS: u32 = 3;
+/// The same number if the measurement differs from the previous one: a phase of the program may be short.
+const STEADY_DIFFERENT_REPORTS: u32 = 7;
+/// Maximum time in ns between two reports of a measurement.
+const MAX_REPORT_GAP_NS: u64 = 200_000_000;
+/// Maximum difference of two measurements of work that is not steady and whose mean is used, in permille.
+const NEAR_PERMILLE: u64 = 150;
+/// Time in flight, in ns, after which work that is not steady is not measured again soon.
+const ENOUGH_NS: u64 = 140_000_000;
+/// Time in flight, in ns, that determines a length at most: the length follows slow changes.
+const MAX_TOTAL_NS: u64 = 400_000_000;
 /// Maximum difference of equal lengths, in permille.
 const EQUAL_PERMILLE: u64 = 40;
 /// Minimum time in ns between two samples if the second is taken because the program's work has changed.
@@ -53,6 +65,8 @@ pub(super) struct Balance {
     measuring: (u64, u64),
     /// Number of the last reports in this measurement with its mean length.
     steady: u32,
+    /// True if the reports of the last complete measurement had the same mean length.
+    is_steady: bool,
     /// Start of the time without concurrent work in which the member has finished work that may have begun earlier.
     /// Later work began within this time.
     clean_since: Option<Nanos>,
@@ -91,6 +105,7 @@ impl Balance {
             alone: (0, 0),
             measuring: (0, 0),
             steady: 0,
+            is_steady: false,
             clean_since: None,
             beside: (0, 0),
             usual: None,
@@ -150,25 +165,41 @@ impl Balance {
         if count == 0 { busy_ns } else { busy_ns.min(scale(launches, alone_ns, count)) }
     }
 
-    /// Adds a report to the measurement. A measurement is complete when the mean is steady, or after 50 ms. If it
-    /// differs from the previous one, only the second applies: programs have phases, and thousands of short submissions
-    /// at the start must not determine the length of later submissions.
+    /// Adds a report to the measurement. A measurement is complete when the mean is steady, or after 50 ms. One that
+    /// differs from the previous one takes longer: programs have phases, and thousands of short submissions at the
+    /// start must not determine the length of later submissions.
     fn measure(&mut self, busy_ns: u64, launches: u64, now: Nanos) {
+        if self.measured.is_some_and(|at| now.since(at) > MAX_REPORT_GAP_NS) {
+            (self.measuring, self.steady) = ((0, 0), 0);
+        }
         self.measured = Some(now);
         let before = mean(self.measuring);
         self.measuring = (self.measuring.0.saturating_add(busy_ns), self.measuring.1.saturating_add(launches));
         self.steady = if is_equal(busy_ns / launches, before) { self.steady + 1 } else { 0 };
         let repeats = self.alone.1 == 0 || self.changed || is_equal(mean(self.measuring), self.length());
-        if self.measuring.0 < MEASURED_NS && !(self.steady >= STEADY_REPORTS && repeats) {
-            return;
+        let enough = if repeats { STEADY_REPORTS } else { STEADY_DIFFERENT_REPORTS };
+        if self.measuring.0 >= MEASURED_NS || self.steady >= enough {
+            self.complete(now);
         }
+    }
+
+    /// Completes a measurement. Work that is not steady, such as the kernels of a training step, is measured again soon,
+    /// and the mean of the measurements counts.
+    fn complete(&mut self, now: Nanos) {
         let is_same = is_equal(mean(self.measuring), self.length());
         self.confirmed = is_same && (self.confirmed || self.changed);
         self.interval = if is_same { (2 * self.interval).min(LONGEST_INTERVAL) } else { 1 };
         if self.changed {
             self.corrected = Some(now);
         }
-        (self.alone, self.sampled) = (std::mem::take(&mut self.measuring), Some(now));
+        self.is_steady = self.steady >= STEADY_REPORTS;
+        let tolerance = if self.is_steady { EQUAL_PERMILLE } else { NEAR_PERMILLE };
+        let (ns, count) = std::mem::take(&mut self.measuring);
+        let is_near = !self.changed && is_within(mean((ns, count)), self.length(), tolerance);
+        let before = if is_near { self.alone } else { (0, 0) };
+        let (ns, count) = (before.0.saturating_add(ns), before.1.saturating_add(count));
+        self.alone = if ns > MAX_TOTAL_NS { (ns / 2, count.div_ceil(2)) } else { (ns, count) };
+        self.sampled = Some(now);
         (self.steady, self.beside, self.usual, self.changed) = (0, (0, 0), None, false);
     }
 
@@ -200,16 +231,21 @@ impl Balance {
     fn is_sample_due(&self, config: &GroupConfig, now: Nanos) -> bool {
         let is_past = |at: Option<Nanos>, interval| at.is_none_or(|at| now.since(at) >= interval);
         let is_old = is_past(self.sampled, self.interval * config.sample_interval_ns);
-        is_old || self.changed && is_past(self.corrected, CHANGED_INTERVAL_NS)
+        let is_inexact = !self.is_steady && self.alone.1 > 0 && self.alone.0 < ENOUGH_NS;
+        let is_past_soon = |at| is_past(at, CHANGED_INTERVAL_NS);
+        is_old || self.changed && is_past_soon(self.corrected) || is_inexact && is_past_soon(self.sampled)
     }
 
     /// Records the end of a sample. A sample that was too short is not immediately repeated. If the length is still
     /// unknown, the sample continues soon if it has a part already.
     fn sample_ended(&mut self, since: Nanos, now: Nanos) {
+        let has_part = self.measured.is_some_and(|at| at >= since);
+        if has_part && self.measuring.0 >= MIN_MEASURED_NS {
+            self.complete(now);
+        }
         self.sampled = Some(self.sampled.map_or(since, |at| at.max(since)));
         self.changed |= self.alone.1 == 0;
         if self.changed {
-            let has_part = self.measured.is_some_and(|at| at >= since);
             let soon = Nanos((now.0 + RETRY_NS).saturating_sub(CHANGED_INTERVAL_NS));
             self.corrected = Some(if has_part { soon } else { now });
         }
@@ -252,7 +288,12 @@ fn mean((ns, launches): (u64, u64)) -> u64 {
 
 /// Returns true if two lengths are equal within the accuracy of a measurement.
 fn is_equal(one: u64, other: u64) -> bool {
-    one.abs_diff(other) <= scale(one.max(other), EQUAL_PERMILLE, PERMILLE.into())
+    is_within(one, other, EQUAL_PERMILLE)
+}
+
+/// Returns true if two lengths differ by at most `permille` of the longer one.
+fn is_within(one: u64, other: u64, permille: u64) -> bool {
+    one.abs_diff(other) <= scale(one.max(other), permille, PERMILLE.into())
 }
 
 impl GroupTurns {
