@@ -551,8 +551,8 @@ impl Turns {
         times.chain(self.deadlines().map(|(_, deadline)| deadline)).min()
     }
 
-    /// Cuts turns short for queued tenants of a better latency class. A turn may have been too short, or the tenant above
-    /// its share, when the tenant queued its work.
+    /// Cuts turns short for queued tenants of a better latency class. When such a tenant queued its work, the turn may
+    /// have been too short, or the tenant above its share.
     fn weigh(&mut self, now: Nanos) {
         let due: Vec<TenantId> = self.weighings().filter(|(_, at)| *at <= now).map(|(tenant, _)| tenant).collect();
         for tenant in &due {

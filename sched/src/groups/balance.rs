@@ -63,7 +63,8 @@ pub(super) struct Balance {
     alone: (u64, u64),
     /// Time in flight and number of submissions of the measurement in progress.
     measuring: (u64, u64),
-    /// Number of the last reports in this measurement with its mean length.
+    /// The same for its last reports, which have the same mean length, and the number of these reports after the first.
+    repeated: (u64, u64),
     steady: u32,
     /// True if the reports of the last complete measurement had the same mean length.
     is_steady: bool,
@@ -104,6 +105,7 @@ impl Balance {
             lack: 0,
             alone: (0, 0),
             measuring: (0, 0),
+            repeated: (0, 0),
             steady: 0,
             is_steady: false,
             clean_since: None,
@@ -170,37 +172,45 @@ impl Balance {
     /// start must not determine the length of later submissions.
     fn measure(&mut self, busy_ns: u64, launches: u64, now: Nanos) {
         if self.measured.is_some_and(|at| now.since(at) > MAX_REPORT_GAP_NS) {
-            (self.measuring, self.steady) = ((0, 0), 0);
+            self.restart();
         }
         self.measured = Some(now);
-        let before = mean(self.measuring);
-        self.measuring = (self.measuring.0.saturating_add(busy_ns), self.measuring.1.saturating_add(launches));
-        self.steady = if is_equal(busy_ns / launches, before) { self.steady + 1 } else { 0 };
-        let repeats = self.alone.1 == 0 || self.changed || is_equal(mean(self.measuring), self.length());
+        let sum = |before: (u64, u64)| (before.0.saturating_add(busy_ns), before.1.saturating_add(launches));
+        let repeats = is_equal(busy_ns / launches, mean(self.repeated));
+        self.measuring = sum(self.measuring);
+        (self.repeated, self.steady) =
+            if repeats { (sum(self.repeated), self.steady + 1) } else { ((busy_ns, launches), 0) };
+        let repeats = self.alone.1 == 0 || self.changed || is_equal(mean(self.repeated), self.length());
         let enough = if repeats { STEADY_REPORTS } else { STEADY_DIFFERENT_REPORTS };
         if self.measuring.0 >= MEASURED_NS || self.steady >= enough {
             self.complete(now);
         }
     }
 
-    /// Completes a measurement. Work that is not steady, such as the kernels of a training step, is measured again soon,
-    /// and the mean of the measurements counts.
+    /// Starts a measurement again.
+    fn restart(&mut self) {
+        (self.measuring, self.repeated, self.steady) = ((0, 0), (0, 0), 0);
+    }
+
+    /// Completes a measurement. Work that is not steady, such as the kernels of a training step, is measured again
+    /// soon, and the mean of the measurements counts.
     fn complete(&mut self, now: Nanos) {
-        let is_same = is_equal(mean(self.measuring), self.length());
+        self.is_steady = self.steady >= STEADY_REPORTS;
+        let (ns, count) = if self.is_steady { self.repeated } else { self.measuring };
+        let is_same = is_equal(mean((ns, count)), self.length());
         self.confirmed = is_same && (self.confirmed || self.changed);
         self.interval = if is_same { (2 * self.interval).min(LONGEST_INTERVAL) } else { 1 };
         if self.changed {
             self.corrected = Some(now);
         }
-        self.is_steady = self.steady >= STEADY_REPORTS;
         let tolerance = if self.is_steady { EQUAL_PERMILLE } else { NEAR_PERMILLE };
-        let (ns, count) = std::mem::take(&mut self.measuring);
         let is_near = !self.changed && is_within(mean((ns, count)), self.length(), tolerance);
         let before = if is_near { self.alone } else { (0, 0) };
         let (ns, count) = (before.0.saturating_add(ns), before.1.saturating_add(count));
         self.alone = if ns > MAX_TOTAL_NS { (ns / 2, count.div_ceil(2)) } else { (ns, count) };
         self.sampled = Some(now);
-        (self.steady, self.beside, self.usual, self.changed) = (0, (0, 0), None, false);
+        (self.beside, self.usual, self.changed) = ((0, 0), None, false);
+        self.restart();
     }
 
     /// Returns the measured length of a submission in ns, or 0 if it is unknown.
@@ -223,7 +233,7 @@ impl Balance {
         let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
         let changes = !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
         if changes && !std::mem::replace(&mut self.changed, true) {
-            (self.measuring, self.steady) = ((0, 0), 0);
+            self.restart();
         }
     }
 

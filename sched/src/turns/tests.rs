@@ -507,3 +507,20 @@ fn holder_is_not_asked_to_yield_while_no_other_tenant_is_due() {
     turns.tick(Nanos(18 * MS));
     assert_eq!(turns.take_orders(), [], "it is asked only once");
 }
+
+#[test]
+fn zz_probe() {
+    for (kernel, handoff) in [(1_460_000, 100_000), (1_460_000, 200_000), (1_460_000, 300_000), (1_500_000, 350_000), (1_500_000, 400_000), (2_100_000, 100_000)] {
+        let config = TurnsConfig::default();
+        let mut turns = Turns::new(scheduler_defaults(), config, Nanos(0)).expect("the defaults are valid");
+        for number in 0..2 {
+            turns.add(id(number), VgpuParams::default(), Nanos(0));
+        }
+        let decode = Program::steady(kernel, 1);
+        let outcome = simulate(&mut turns, &[(id(0), decode), (id(1), decode)], 5000 * MS, handoff);
+        let mut waits: Vec<u64> = outcome.waits.values().flatten().copied().collect();
+        waits.sort_unstable();
+        let done: u64 = outcome.done.values().sum();
+        println!("{kernel} {handoff}: kernels per turn {:.2}, wait p50 {} p90 {} max {}, work {:.3}", done as f64 / kernel as f64 / turns.switches() as f64, waits[waits.len()/2], waits[waits.len()*9/10], waits[waits.len()-1], done as f64 / (5000*MS) as f64);
+    }
+}

@@ -69,6 +69,8 @@ pub(super) struct Session {
     /// Number of the turn for which the process's gate is open.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
+    /// Time for which the gate was open before `run_since`, and for which no use was reported, in ns.
+    pub(super) unused_ns: u64,
     /// Time at which the gate opened, or at which work of an earlier turn ended while the gate was to open again.
     pub(super) opened_at: u64,
     /// Limits of work in flight and of idle time, and the interval of reports, as last sent to the process.
@@ -174,6 +176,7 @@ impl Core {
             adopts: false,
             run: None,
             run_since: 0,
+            unused_ns: 0,
             opened_at: 0,
             told: (0, 0, 0),
             concurrent: false,
