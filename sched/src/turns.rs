@@ -21,6 +21,7 @@
 //!
 //! The module has no I/O and no threads, and the time is an argument.
 
+mod filling;
 mod reserved;
 
 use crate::trace::{MemoryMove, Recording};
@@ -28,6 +29,7 @@ use crate::{
     Account, Channel, Config, ConfigError, Decision, Engine, Event, LatencyClass, Nanos, Scheduler, TenantId, Ticket,
     VgpuParams,
 };
+use filling::Filling;
 use reserved::NextSlice;
 use std::collections::BTreeMap;
 
@@ -106,6 +108,7 @@ struct Slice {
     compared: Option<Nanos>,
     /// True if the tenant was asked to return the turn when its program waits for a result.
     yields: bool,
+    filling: Filling,
     /// True if a strike was counted for the slice.
     struck: bool,
 }
@@ -123,6 +126,7 @@ impl Slice {
             overrun: None,
             compared: None,
             yields: false,
+            filling: Filling::Unknown,
             struck: false,
         }
     }
@@ -153,6 +157,8 @@ struct Member {
     paused: bool,
     /// True if the tenant's turns are offered, and start only when they are reserved.
     offers: bool,
+    /// True if the tenant had queued work at the end of its last slice.
+    fills: bool,
     /// Time of the last offer. Reset when the offer is accepted or the tenant's state changes.
     offered: Option<Nanos>,
     /// Time of the last offer since the tenant's last turn that prevents offers to others.
@@ -381,6 +387,10 @@ impl Turns {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         (member.wants, member.offered) = (more, None);
         let slice = member.slice.take();
+        let before = member.fills;
+        let fills = more && slice.is_some_and(|slice| self.fills(&slice, before, now));
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        member.fills = fills;
         match (slice, member.queued) {
             (None, Some(ticket)) if !more => {
                 member.queued = None;
@@ -435,11 +445,12 @@ impl Turns {
     /// Advances time. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.charge_overruns(now);
-        let over = |slice: &Slice| slice.continues() && now.since(slice.since) >= self.config.slice_ns;
+        self.ask_near_end(now);
+        let over = |holder: TenantId, slice: &Slice| slice.continues() && self.slice_end(holder, slice) <= now;
         let due: Vec<_> = self
             .members
             .iter()
-            .filter(|(_, m)| m.slice.as_ref().is_some_and(over))
+            .filter(|&(&holder, m)| m.slice.as_ref().is_some_and(|slice| over(holder, slice)))
             .map(|(&tenant, _)| tenant)
             .collect();
         for tenant in due {
@@ -583,8 +594,10 @@ impl Turns {
     /// Returns the time at which [`Self::tick`] is due if there is no earlier event.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        let slices = self.members.values().filter_map(|member| member.slice).filter(Slice::continues);
-        let ends = slices.map(|slice| slice.since.after(self.config.slice_ns));
+        let slices = || self.members.iter().filter_map(|(&holder, member)| Some((holder, member.slice?)));
+        let ends =
+            slices().filter(|(_, slice)| slice.continues()).map(|(holder, slice)| self.slice_end(holder, &slice));
+        let ends = ends.chain(slices().filter_map(|(holder, slice)| self.asks_at(holder, &slice)));
         let comparisons = self.members.values().filter_map(|member| self.comparison(&member.slice?));
         let ends = ends.chain(comparisons).chain(self.weighings().map(|(_, at)| at));
         ends.chain(self.next_overrun()).chain(self.scheduler.next_wakeup()).min()
@@ -633,7 +646,8 @@ impl Turns {
             steps.into_iter().for_each(|(event, decisions)| recording.note(now, event, &decisions));
         }
         if let Some(member) = self.members.get_mut(&tenant) {
-            member.slice = Some(Slice { ticket, since: now, compared: Some(now), yields: false, ..slice });
+            let filling = Filling::Unknown;
+            member.slice = Some(Slice { ticket, since: now, compared: Some(now), yields: false, filling, ..slice });
         }
         self.requeue_postponed(now);
         true
