@@ -1,28 +1,32 @@
 """Measures the effect of one member's faults on its share group, on another group and on a tenant without a group.
 
-Usage: faults.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES]. FOLDER has libcuda.so (ours) and
-cuda-owner. Each case has an owner with an MPS server for each of two groups. Four *watchers* run short kernels and
-check their results: two members of the group `one`, a member of the group `two`, and a tenant without a group. A fifth
-program, also in the group `one`, works and then has the fault. At the end, a further program of that group starts.
+Usage: faults.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES] [--without-library]. FOLDER has
+libcuda.so (ours) and cuda-owner. Each case has an owner with an MPS server for each of two groups. Four *watchers* run
+short kernels and check their results: two members of the group `one`, a member of the group `two`, and a tenant without
+a group. A fifth program, also in the group `one`, works and then has the fault. At the end, a further program of that
+group starts.
+
+With `--without-library`, the groups are two MPS servers without an owner. The endless kernel is then ended by a kill of
+its program, as the owner does at the limit. The build is not used.
 """
 
+import argparse
 import json
 import os
-import shutil
+import re
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from driver import CudaError, Driver
 from harness import Build, Gone, Owner, OwnerSettings, Process, Rig, conditions, find_driver, parse_arguments
+from together import CONTROL, mps_server
 
-CONTROL = shutil.which("nvidia-cuda-mps-control") or "/usr/bin/nvidia-cuda-mps-control"
 # TIMEOUT: a program that uses the driver's API alone starts within seconds.
 START_S = 40
 # TIMEOUT: a watcher whose gate stays closed does not answer `end`; its last report stands.
@@ -142,8 +146,20 @@ CASES = (
 class Session:
     """An owner with two groups, the watchers and the program with the fault."""
 
-    def __init__(self, rig: Rig, folder: Path, program: str, stack: ExitStack):
+    def __init__(self, rig: Rig, folder: Path, case: Case, is_served: bool, stack: ExitStack):
         self._rig, self._folder = rig, folder
+        self.owner = self._serve(stack) if is_served else None
+        if not is_served:
+            for group in GROUPS:
+                stack.enter_context(mps_server(folder / group))
+            time.sleep(1)
+        self.watchers = {name: self.start(name, "watch") for name in WATCHERS}
+        self.faulty = self.start(FAULTY, case.program)
+        for process in (*self.watchers.values(), self.faulty):
+            process.line(START_S)
+
+    def _serve(self, stack: ExitStack) -> Owner:
+        rig, folder = self._rig, self._folder
         words = [f"{name}:{TENANT_MIB}:100:normal{suffix(name)}" for name in (*WATCHERS, FAULTY, "one-later")]
         more = ("--mps-control", CONTROL, "--mps-folder", str(folder), "--max-run-ms", str(MAX_RUN_MS))
         owner = Owner(rig, OwnerSettings(TENANT_MIB * len(words), 1024, 2, tuple(words), more))
@@ -153,16 +169,12 @@ class Session:
         while time.monotonic() < until and any(not (folder / group / "pipes" / "control").exists() for group in GROUPS):
             time.sleep(0.05)
         time.sleep(0.5)
-        self.owner = owner
-        self.watchers = {name: self.start(name, "watch") for name in WATCHERS}
-        self.faulty = self.start(FAULTY, program)
-        for process in (*self.watchers.values(), self.faulty):
-            process.line(START_S)
+        return owner
 
     def start(self, tenant: str, program: str) -> Process:
         group = tenant.split("-")[0]
         variables = {"CUDA_MPS_PIPE_DIRECTORY": str(self._folder / group / "pipes")} if group in GROUPS else None
-        return self._rig.python(tenant, "faults.py", "--program", program, variables=variables)
+        return self._rig.python(tenant if self.owner else None, "faults.py", "--program", program, variables=variables)
 
     def reports(self, seconds: float) -> dict[str, dict]:
         """Returns each watcher's kernels since the last call, which was `seconds` ago."""
@@ -179,8 +191,15 @@ class Session:
 
     def joined(self) -> dict[str, bool]:
         """Returns for each member of a group whether it uses the card together with the others."""
-        tenants = self.owner.accounts()["tenants"]
+        tenants = self.owner.accounts()["tenants"] if self.owner else {}
         return {name: bool((tenants[name]["group"] or {}).get("joined")) for name in tenants if tenants[name]["group"]}
+
+    def end_failed(self, reports: dict[str, dict]) -> None:
+        """Ends the program with the fault, and the watchers that failed."""
+        self.faulty.kill()
+        for name, process in self.watchers.items():
+            if reports[name].get("error") or "fate" in reports[name]:
+                process.kill()
 
     def later(self) -> dict:
         """Starts a further program of the group, and returns whether it works."""
@@ -202,16 +221,17 @@ def suffix(tenant: str) -> str:
     return f":{group}" if group in GROUPS else ""
 
 
-def measure(case: Case, rig: Rig, folder: Path) -> dict:
+def measure(case: Case, rig: Rig, folder: Path, is_served: bool) -> dict:
     with ExitStack() as stack:
         stack.callback(rig.end)
-        session = Session(rig, folder, case.program, stack)
+        session = Session(rig, folder, case, is_served, stack)
         session.reports(1)
         time.sleep(BEFORE_S)
         result = {"before": session.reports(BEFORE_S), "joined": session.joined()}
         begin = time.monotonic()
         session.faulty.say("go")
-        for at, number in case.signals:
+        kills = ((MAX_RUN_MS / 1e3, signal.SIGKILL),) if case.program == "endless" and not is_served else ()
+        for at, number in (*case.signals, *kills):
             time.sleep(max(0.0, begin + at - time.monotonic()))
             session.faulty.child.send_signal(number)
         time.sleep(max(0.0, begin + case.seconds - time.monotonic()))
@@ -219,9 +239,10 @@ def measure(case: Case, rig: Rig, folder: Path) -> dict:
         time.sleep(AFTER_S)
         result["after"] = session.reports(AFTER_S)
         result["program"] = fate(session.faulty)
+        session.end_failed(result["after"])
         result["later"] = session.later()
-        result["owner"] = [line for line in session.owner.process.said().splitlines() if " WARN" in line or "ERROR" in line]
-        return result
+        lines = session.owner.process.said().splitlines() if session.owner else []
+        return result | {"owner": [line for line in lines if " WARN" in line or "ERROR" in line]}
 
 
 def fate(process: Process) -> str:
@@ -233,15 +254,19 @@ def fate(process: Process) -> str:
         return "runs"
 
 
-def run(arguments) -> None:
-    report = {**conditions(arguments.commit), "max_run_ms": MAX_RUN_MS, "rounds": []}
+def library_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--without-library", action="store_true", help="use two MPS servers without an owner")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    is_served = not arguments.without_library
+    report = {**conditions(arguments.commit), "library": is_served, "max_run_ms": MAX_RUN_MS, "rounds": []}
     end = time.monotonic() + arguments.seconds
-    cases: list[tuple[str, Callable[[Rig, Path], dict]]] = [
-        (case.name, lambda rig, folder, case=case: measure(case, rig, folder)) for case in CASES
-        if arguments.only in case.name]
     for _ in range(arguments.rounds):
         report["rounds"].append({})
-        for name, take in cases:
+        for case in CASES:
+            if not re.search(arguments.only, case.name):
+                continue
             if time.monotonic() + LONGEST_CASE_S > end:
                 break
             with (tempfile.TemporaryDirectory(dir="/dev/shm", ignore_cleanup_errors=True) as scratch,
@@ -249,11 +274,11 @@ def run(arguments) -> None:
                 Path(folder).chmod(0o755)
                 rig = Rig(Build("this", arguments.build.resolve()), find_driver(), Path(scratch))
                 try:
-                    result = take(rig, Path(folder))
+                    result = measure(case, rig, Path(folder), is_served)
                 except (Gone, OSError, ValueError, KeyError) as error:
                     result = {"error": repr(error)}
-            report["rounds"][-1][name] = result
-            print(f"{name}: {json.dumps(result)}", flush=True)
+            report["rounds"][-1][case.name] = result
+            print(f"{case.name}: {json.dumps(result)}", flush=True)
             arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -261,4 +286,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--program"]:
         watch() if sys.argv[2] == "watch" else misbehave(sys.argv[2])
     else:
-        run(parse_arguments(__doc__.splitlines()[0], seconds=400))
+        run(parse_arguments(__doc__.splitlines()[0], seconds=400, more=library_option))
