@@ -242,7 +242,7 @@ fn interactive_tenant_waits_for_its_excess_beyond_its_share() {
     for rest in [10, 5, 1] {
         // A pause is credited from the next charge of the other tenant on, so a debt of one submission may remain.
         let (wait, share) = run(1, rest * MS);
-        assert!(wait <= 15 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
+        assert!(wait <= 7 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
     }
     let (wait, share) = run(20, MS / 10);
     // Its turns are as long as slices, because it is due until then.
