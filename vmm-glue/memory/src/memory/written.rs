@@ -18,7 +18,7 @@ pub struct WriteLog {
 
 impl WriteLog {
     /// Restarts or stops the log.
-    pub(crate) fn set(&self, on: bool) {
+    pub fn set(&self, on: bool) {
         let mut blocks = self.blocks.lock();
         blocks.clear();
         self.on.store(on, Ordering::SeqCst);
@@ -35,7 +35,7 @@ impl WriteLog {
     }
 
     /// Calls `each` with the written blocks that overlap `range`, and removes those inside it from the log.
-    pub(crate) fn take(&self, range: &Range<u64>, mut each: impl FnMut(Range<u64>)) {
+    pub fn take(&self, range: &Range<u64>, mut each: impl FnMut(Range<u64>)) {
         let first = range.start / LOG_BLOCK;
         let last = range.end.saturating_sub(1) / LOG_BLOCK;
         let mut blocks = self.blocks.lock();

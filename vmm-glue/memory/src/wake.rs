@@ -30,7 +30,9 @@ impl Wake {
         std::os::fd::AsFd::as_fd(&self.0)
     }
 
-    pub(crate) fn raw(&self) -> RawFd {
+    /// Returns the event's descriptor number, for a signal handler.
+    #[must_use]
+    pub fn raw(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }

@@ -26,7 +26,7 @@ pub enum ParkError {
 
 /// Destination of saved descriptors, which assigns each descriptor a name.
 #[derive(Debug)]
-pub(crate) enum Giving<'a> {
+pub enum Giving<'a> {
     /// Duplicates descriptors for another process. A descriptor's name is its index.
     Over(Vec<OwnedFd>),
     /// Stores a duplicate of each descriptor in a keeper. A descriptor's name is its slot.
@@ -35,12 +35,12 @@ pub(crate) enum Giving<'a> {
 
 impl<'a> Giving<'a> {
     /// Creates a destination that stores descriptors in a keeper.
-    pub(crate) fn slots(slots: &'a mut Slots, keeper: &'a dyn Keeper) -> Self {
+    pub fn slots(slots: &'a mut Slots, keeper: &'a dyn Keeper) -> Self {
         Self::Slots(slots, keeper)
     }
 
     /// Duplicates a descriptor for the destination. Returns its name.
-    pub(crate) fn give(&mut self, fd: impl AsFd) -> io::Result<u32> {
+    pub fn give(&mut self, fd: impl AsFd) -> io::Result<u32> {
         match self {
             Self::Over(fds) => {
                 let name = u32::try_from(fds.len()).unwrap_or(u32::MAX);
@@ -52,7 +52,7 @@ impl<'a> Giving<'a> {
     }
 
     /// Returns the descriptors to hand over.
-    pub(crate) fn over(self) -> Vec<OwnedFd> {
+    pub fn over(self) -> Vec<OwnedFd> {
         match self {
             Self::Over(fds) => fds,
             Self::Slots(..) => Vec::new(),
@@ -62,7 +62,7 @@ impl<'a> Giving<'a> {
 
 /// Descriptors that were handed over.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub struct Given {
     fds: Vec<Option<OwnedFd>>,
     /// Descriptors already taken: the name, and the descriptor number in this process.
     taken: RefCell<Vec<(u32, RawFd)>>,
@@ -70,22 +70,22 @@ pub(crate) struct Given {
 
 impl Given {
     /// Creates the set from another process's descriptors.
-    pub(crate) fn all(fds: Vec<OwnedFd>) -> Self {
+    pub fn all(fds: Vec<OwnedFd>) -> Self {
         Self { fds: fds.into_iter().map(Some).collect(), taken: RefCell::default() }
     }
 
     /// Creates the set from the slots of a keeper.
-    pub(crate) fn slots(slots: [Option<OwnedFd>; SLOTS as usize]) -> Self {
+    pub fn slots(slots: [Option<OwnedFd>; SLOTS as usize]) -> Self {
         Self { fds: slots.into(), taken: RefCell::default() }
     }
 
     /// Returns the taken descriptors, in order.
-    pub(crate) fn taken(self) -> Vec<(u32, RawFd)> {
+    pub fn taken(self) -> Vec<(u32, RawFd)> {
         self.taken.into_inner()
     }
 
     /// Returns a duplicate of the descriptor named `name`.
-    pub(crate) fn take(&self, name: u32) -> Result<OwnedFd, ParkError> {
+    pub fn take(&self, name: u32) -> Result<OwnedFd, ParkError> {
         let fd = usize::try_from(name).ok().and_then(|place| self.fds.get(place)?.as_ref());
         let fd = fd.ok_or_else(|| Invalid::new(format_args!("descriptor {name} is missing")))?;
         let fd = fd.try_clone()?;
@@ -94,7 +94,7 @@ impl Given {
     }
 
     /// Returns the descriptor named `name` as a connection.
-    pub(crate) fn stream(&self, name: u32) -> Result<UnixStream, ParkError> {
+    pub fn stream(&self, name: u32) -> Result<UnixStream, ParkError> {
         let fd = self.take(name)?;
         let kind = rustix::net::sockopt::socket_type(&fd).map_err(io::Error::from)?;
         Invalid::unless(kind == rustix::net::SocketType::STREAM, || format!("descriptor {name} is not a connection"))?;

@@ -39,7 +39,7 @@ struct Block {
 static TRIPS: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the number of withdrawn mappings of this process, as a cheap check before a search.
-pub(crate) fn withdrawals() -> usize {
+pub fn withdrawals() -> usize {
     TRIPS.load(Ordering::Acquire)
 }
 

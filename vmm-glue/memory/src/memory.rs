@@ -2,7 +2,7 @@
 //!
 //! Other threads use a [`MemoryTable`], a snapshot of the regions. After a client has removed a region, the snapshot is
 //! still safe to access, but the memory no longer belongs to the guest. A device must therefore end its accesses in
-//! [`crate::Device::dma_unmap`] and take a new snapshot afterwards. Data is copied only through volatile slices,
+//! `Device::dma_unmap` and take a new snapshot afterwards. Data is copied only through volatile slices,
 //! because the guest may change it at any time: copy the data first, then validate and use the copy.
 
 mod mapping;
@@ -20,10 +20,10 @@ use parking_lot::RwLock;
 use thiserror::Error;
 use vm_memory::VolatileMemory;
 
-pub(crate) use mapping::ClientFile;
+pub use mapping::ClientFile;
 pub use mapping::{LentPages, MapFileError, Mapping, Sharing};
-pub(crate) use saved::SavedRegion;
-pub(crate) use sigbus::withdrawals;
+pub use saved::SavedRegion;
+pub use sigbus::withdrawals;
 pub use touched::FirstTouches;
 pub use written::{LOG_BLOCK, WriteLog};
 
@@ -65,12 +65,14 @@ pub struct DmaRegion {
     /// Set if the device may write.
     pub writable: bool,
     /// The mapping, if the client passed a file. Memory without a file is only accessible through
-    /// [`crate::dma::DmaClient`].
+    /// `vmm_glue::dma::DmaClient`.
     pub mapping: Option<Arc<Mapping>>,
 }
 
 impl DmaRegion {
-    pub(crate) fn new(gpa: u64, size: u64, readable: bool, writable: bool, mapping: Option<Arc<Mapping>>) -> Self {
+    /// Creates a region of `size` bytes at `gpa`.
+    #[must_use]
+    pub fn new(gpa: u64, size: u64, readable: bool, writable: bool, mapping: Option<Arc<Mapping>>) -> Self {
         Self { gpa, size, readable, writable, mapping }
     }
 
@@ -246,7 +248,7 @@ impl GuestMemory {
     }
 
     /// Returns the log of this process's writes.
-    pub(crate) fn writes(&self) -> Arc<WriteLog> {
+    pub fn writes(&self) -> Arc<WriteLog> {
         Arc::clone(&self.table.read().writes)
     }
 
@@ -261,12 +263,7 @@ impl GuestMemory {
     }
 
     /// Validates, maps and adds a region. All arguments are untrusted.
-    pub(crate) fn add(
-        &self,
-        request: AddRegion,
-        limits: &MemoryLimits,
-        wake: &Arc<Wake>,
-    ) -> Result<DmaRegion, AddError> {
+    pub fn add(&self, request: AddRegion, limits: &MemoryLimits, wake: &Arc<Wake>) -> Result<DmaRegion, AddError> {
         let AddRegion { gpa, size, offset, readable, writable, fd } = request;
         let map = |table: &MemoryTable| {
             let Some(fd) = fd else { return Ok(None) };
@@ -287,7 +284,7 @@ impl GuestMemory {
     }
 
     /// Adds a withdrawn region, whose file can no longer be mapped.
-    pub(crate) fn add_withdrawn(
+    pub fn add_withdrawn(
         &self,
         request: AddRegion,
         limits: &MemoryLimits,
@@ -355,7 +352,7 @@ impl MemoryTable {
     }
 
     /// Returns the regions that start in `gpa..=last`.
-    pub(crate) fn starting_in(&self, gpa: u64, last: u64) -> &[DmaRegion] {
+    pub fn starting_in(&self, gpa: u64, last: u64) -> &[DmaRegion] {
         let from = self.regions.partition_point(|region| region.gpa < gpa);
         let behind = self.regions.partition_point(|region| region.gpa <= last);
         self.regions.get(from..behind).unwrap_or_default()
@@ -394,12 +391,18 @@ struct RegionBounds {
 
 /// An unvalidated region offered by a client.
 #[derive(Debug)]
-pub(crate) struct AddRegion {
+pub struct AddRegion {
+    /// First guest physical address.
     pub gpa: u64,
+    /// Size in bytes.
     pub size: u64,
+    /// Offset in the file, in bytes.
     pub offset: u64,
+    /// Set if the device may read the memory.
     pub readable: bool,
+    /// Set if the device may write the memory.
     pub writable: bool,
+    /// The file, if the client passed one.
     pub fd: Option<OwnedFd>,
 }
 

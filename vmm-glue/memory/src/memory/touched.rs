@@ -48,7 +48,7 @@ impl FirstTouches {
     }
 
     /// Resets the count because the client and its memory are gone.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         self.bytes.store(0, Ordering::Relaxed);
     }
 

@@ -12,7 +12,7 @@ use crate::wake::Wake;
 
 /// A region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SavedRegion {
+pub struct SavedRegion {
     gpa: u64,
     size: u64,
     readable: bool,
@@ -31,7 +31,7 @@ struct SavedFile {
 
 impl GuestMemory {
     /// Saves the regions. All mappings of a file share one descriptor.
-    pub(crate) fn save(&self, giving: &mut Giving<'_>) -> Result<Vec<SavedRegion>, ParkError> {
+    pub fn save(&self, giving: &mut Giving<'_>) -> Result<Vec<SavedRegion>, ParkError> {
         let table = self.snapshot();
         let mut files: Vec<(*const (), u32)> = Vec::new();
         let mut saved = Vec::new();
@@ -44,7 +44,7 @@ impl GuestMemory {
 
     /// Maps the regions again. If a file can no longer be mapped because the client has truncated or sealed it, the
     /// region is marked as withdrawn, and only this client loses its device.
-    pub(crate) fn restore(
+    pub fn restore(
         &self,
         saved: Vec<SavedRegion>,
         given: &Given,

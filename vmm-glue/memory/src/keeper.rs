@@ -56,7 +56,7 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
 
 /// Descriptors of this process, indexed by the keeper's slots.
 #[derive(Debug, Default)]
-pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
+pub struct Slots([Option<Slot>; SLOTS as usize]);
 
 #[derive(Debug)]
 struct Slot {
@@ -129,7 +129,9 @@ impl Slots {
         u32::try_from(place).map_err(io::Error::other)
     }
 
-    pub(crate) fn from_taken(taken: &[(u32, RawFd)], there: &[u8]) -> Self {
+    /// Creates the slots from the descriptors that this process took, and the numbers of the keeper's slots in use.
+    #[must_use]
+    pub fn from_taken(taken: &[(u32, RawFd)], there: &[u8]) -> Self {
         let mut slots = Self::default();
         for at in there {
             if let Some(slot) = slots.0.get_mut(usize::from(*at)) {
@@ -149,7 +151,7 @@ impl Slots {
     }
 
     /// Drops all descriptors from the keeper.
-    pub(crate) fn clear(&mut self, keeper: &dyn Keeper) {
+    pub fn clear(&mut self, keeper: &dyn Keeper) {
         for (at, place) in (0u8..).zip(&mut self.0) {
             if place.take().is_some() {
                 keeper.give_up(Kept::Slot(at));
@@ -158,13 +160,13 @@ impl Slots {
     }
 
     /// Starts a commit without descriptors.
-    pub(crate) fn begin(&mut self) {
+    pub fn begin(&mut self) {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
 
     /// Drops descriptors that the commit does not refer to from the keeper. After many changes, files are kept for a
     /// while, so that a client that repeatedly maps and unmaps the same memory causes no further changes.
-    pub(crate) fn sweep(&mut self, keeper: &dyn Keeper) {
+    pub fn sweep(&mut self, keeper: &dyn Keeper) {
         let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();
         for (at, place) in (0u8..).zip(&mut self.0) {
             if let Some(slot) = place.as_mut().filter(|slot| !slot.named)

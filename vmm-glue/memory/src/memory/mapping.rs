@@ -112,10 +112,15 @@ pub struct Mapping {
 }
 
 /// Part of a client's file to map.
-pub(crate) struct ClientFile {
+#[derive(Debug)]
+pub struct ClientFile {
+    /// The file.
     pub fd: OwnedFd,
+    /// Offset of the part in the file, in bytes.
     pub offset: u64,
+    /// Size of the part in bytes.
     pub size: u64,
+    /// Set to map the part for writing.
     pub writable: bool,
     /// Counter of pages that this process is the first to touch.
     pub touches: Arc<FirstTouches>,
@@ -129,7 +134,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps part of a client's file. `known` are mappings that may use the same file.
-    pub(crate) fn new<'a>(
+    pub fn new<'a>(
         file: ClientFile,
         any_file_system: bool,
         known: impl Iterator<Item = &'a Mapping>,
@@ -189,7 +194,7 @@ impl Mapping {
 
     /// Maps anonymous zero pages in place of part of a client's file that can no longer be mapped. The mapping is
     /// marked as withdrawn from the start.
-    pub(crate) fn withdrawn(file: ClientFile, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
+    pub fn withdrawn(file: ClientFile, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
         let ClientFile { fd, offset, size, writable, touches } = file;
         let stat = rustix::fs::fstat(&fd).map_err(MapFileError::Stat)?;
         let mapped = usize::try_from(size).map_err(|_| MapFileError::TooLarge { offset, size })?;
@@ -302,7 +307,7 @@ impl Mapping {
     }
 
     /// Stores the result for all of this file's regions.
-    pub(crate) fn set_sharing(&self, sharing: Sharing) {
+    pub fn set_sharing(&self, sharing: Sharing) {
         let number = match sharing {
             Sharing::Unknown => 0,
             Sharing::Shared => 1,
@@ -314,13 +319,13 @@ impl Mapping {
     }
 
     /// Reads the file at `offset` of the region. Unlike a mapped access, this does not allocate pages of the file.
-    pub(crate) fn peek(&self, offset: u64, data: &mut [u8]) -> Result<usize, Errno> {
+    pub fn peek(&self, offset: u64, data: &mut [u8]) -> Result<usize, Errno> {
         let backing = self.backing().ok_or(Errno::NOTSUP)?;
         rustix::io::pread(&backing.fd, data, self.offset.saturating_add(offset))
     }
 
     /// Returns the number of allocated 512-byte blocks of the whole file.
-    pub(crate) fn blocks(&self) -> Result<u64, Errno> {
+    pub fn blocks(&self) -> Result<u64, Errno> {
         let backing = self.backing().ok_or(Errno::NOTSUP)?;
         rustix::fs::fstat(&backing.fd).map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0))
     }
