@@ -180,8 +180,13 @@ fn vm_toggling_its_channel_takes_no_neighbour_share() {
             let [neighbour, other] =
                 [(NEIGHBOUR, before[0]), (OTHER, before[1])].map(|(vgpu, was)| world.used(vgpu) - was);
             let kept = 2.0 * neighbour / (neighbour + other);
-            println!("{policy:?}, toggled every {toggle} ns, alone for {alone} ns: the neighbour keeps {kept:.4} of its share");
-            assert!(kept >= 0.96, "{policy:?}, toggled every {toggle} ns, alone for {alone} ns: the neighbour keeps only {kept} of its share");
+            println!(
+                "{policy:?}, toggled every {toggle} ns, alone for {alone} ns: the neighbour keeps {kept:.4} of its share"
+            );
+            assert!(
+                kept >= 0.96,
+                "{policy:?}, toggled every {toggle} ns, alone for {alone} ns: the neighbour keeps only {kept} of its share"
+            );
         }
     }
 }

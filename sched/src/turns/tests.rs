@@ -74,8 +74,10 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
                 Order::Grant(tenant) => {
                     assert_eq!(holder.replace(tenant), None, "there is only one turn at a time");
                     recalled = false;
-                    let asked =
-                        runners.get_mut(&tenant).and_then(|runner| runner.asked.take()).expect("the tenant requested a turn");
+                    let asked = runners
+                        .get_mut(&tenant)
+                        .and_then(|runner| runner.asked.take())
+                        .expect("the tenant requested a turn");
                     outcome.waits.entry(tenant).or_default().push(now - asked);
                     now += handoff;
                 }

@@ -335,7 +335,10 @@ fn interactive_loop_runs_before_job_that_fills_card() {
         let of_alone = p99 as f64 / LOOP.length as f64;
         let used = (ended[0] * LOOP.length) as f64 / (4_000 * MS) as f64;
         let trained = (ended[1] * JOB.length) as f64 / (4_000 * MS) as f64 / (1.0 - used);
-        println!("pause {}: p99 {of_alone:.2} of alone, loop uses {used:.3}, job gets {trained:.3} of the rest", program.pause);
+        println!(
+            "pause {}: p99 {of_alone:.2} of alone, loop uses {used:.3}, job gets {trained:.3} of the rest",
+            program.pause
+        );
         assert!(of_alone <= 2.5, "p99 is {of_alone} of alone");
         assert!(trained >= 0.9, "the job gets {trained} of the rest");
     }
