@@ -306,7 +306,7 @@ impl CardState {
             card.write32(pfifo::NON_STALL_INTR::at(engine), bits);
         }
         // Determine the VMs before `complete`. Work that `complete` starts has not raised the interrupt, so its guest
-        // would poll in vain.
+        // would poll without success.
         let working: Vec<_> =
             raised().map(|engine| (engine, self.work.channels_mut().at_work(self.memory.card_mut(), engine))).collect();
         // Call this once for all engines, because it polls every channel with work in flight.
