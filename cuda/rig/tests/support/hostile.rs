@@ -1,8 +1,8 @@
-//! Runs hostile programs next to an honest neighbour, under the real owner, each as a separate process.
+//! Runs hostile programs next to an honest neighbour under the real owner, as separate processes.
 //!
 //! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, and then a hostile program of tenant
 //! `a`: a [`Raw`] client, which can send any message to the owner, or a CUDA program. The test compares the neighbour's
-//! reports and the owner's accounts with those of a control in the same run.
+//! reports and the owner's accounts during the attack with those of a control in the same run.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -16,8 +16,7 @@ use serde_json::Value;
 
 use super::{PROGRAM, Program, Rig};
 
-/// An honest program of a tenant. The program keeps the card busy, keeps memory allocated, and requests more memory
-/// every 20 ms.
+/// A tenant's honest program. It keeps the card busy, keeps memory allocated, and requests more memory every 20 ms.
 pub struct Neighbour {
     pub program: Program,
     log: PathBuf,
@@ -25,7 +24,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts the program and waits until it works. The program allocates 8 MiB unless `arguments` change this.
+    /// Starts the program and waits until it submits work. It allocates 8 MiB unless `arguments` change this.
     pub fn start(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
         let mut neighbour = Self::begin(rig, tenant, arguments);
         neighbour.works();
@@ -42,7 +41,7 @@ impl Neighbour {
         Self { program: Program::start(&mut command), log, works: false }
     }
 
-    /// Waits until the program works.
+    /// Waits until the program submits work.
     pub fn works(&mut self) {
         if !std::mem::replace(&mut self.works, true) {
             assert_eq!(self.program.line(), "works", "{}", self.log());
@@ -70,21 +69,21 @@ impl Neighbour {
             .any(|end| self.log().contains(end))
     }
 
-    /// Returns the messages of the program's library.
+    /// Returns the log messages of the program's library.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Ends the program. Fails if its memory has changed.
+    /// Ends the program. Fails if it has lost its connection or its memory contents.
     pub fn end(self) {
         assert!(!self.lost_connection(), "the neighbour lost its connection: {}", self.log());
         assert_eq!(self.program.end(), "worked");
     }
 }
 
-/// Minimum part of its share that a neighbour must keep during an attack.
+/// Minimum fraction of its share that a neighbour must keep during an attack.
 const MIN_SHARE_KEPT: f64 = 0.96;
-/// Minimum duration of a round of either kind.
+/// Minimum duration of each round.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
 /// Minimum and maximum number of rounds of each kind. On a busy host, single rounds differ by more than the rule
 /// permits.
