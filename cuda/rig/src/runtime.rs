@@ -56,7 +56,7 @@ const FATBIN_MAGIC: u32 = 0xBA55_ED50;
 
 /// Returns a fat binary with one PTX entry.
 fn fatbin(ptx: &[u8]) -> Vec<u64> {
-    /// Size of the text's header in bytes.
+    /// Size of the entry's header in bytes.
     const HEADER: u32 = 64;
     let padded = ptx.len().next_multiple_of(8);
     let mut words = vec![
