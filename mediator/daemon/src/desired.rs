@@ -334,7 +334,7 @@ impl Daemon {
         for Item { step, .. } in tuned {
             if let Some(vm) = there.iter().find(|vm| vm.passthrough && vm.card == step.name) {
                 let what =
-                    format!("scheduler: VM `{}` uses the card by passthrough, so the card has no scheduler", vm.name);
+                    format!("scheduler: VM `{}` uses the card in passthrough, so the card has no scheduler", vm.name);
                 obstacles.push(Obstacle { code: ErrorCode::Conflict, of: described(Kind::Card, &step.name), what });
             }
         }

@@ -113,7 +113,7 @@ fn move_rejection_names_obstacle() {
 
     daemon.remove("b").unwrap();
     daemon.add(VmSpec { passthrough: true, vram_mib: None, ..VmSpec::new("wired", "card1", 0) }).unwrap();
-    assert!(refused("a", None, None).1.contains("VM `wired` has card `card1` by passthrough"));
+    assert!(refused("a", None, None).1.contains("VM `wired` uses card `card1` in passthrough"));
     let report = daemon.drain_if("card1", None).unwrap();
     assert!(
         report.left[0].why.contains("VM `wired` cannot move to another card: it uses its card in passthrough"),
