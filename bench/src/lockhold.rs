@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 const CARD_MIB: u64 = 128;
 /// Size of a VM in MiB.
 const VM_MIB: u64 = 32;
-/// Virtual addresses of the two buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Number of pages per buffer.

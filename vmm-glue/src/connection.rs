@@ -43,7 +43,7 @@ const FLUSH_AT: usize = 64 << 10;
 
 /// Reasons why the server closes a connection.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum Fatal {
     #[error("a message of {0} bytes is shorter than its 16-byte header")]
     Undersized(u32),

@@ -15,7 +15,7 @@ pub const NUM_REGIONS: usize = 9;
 /// A device region, guaranteed to be one of the nine regions of a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum RegionIndex {
     Bar0 = 0,
     Bar1 = 1,

@@ -30,7 +30,7 @@ const MAX_IN_FLIGHT: usize = 16;
 
 /// Reasons for a failed access to client memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum DmaError {
     #[error("no client is connected")]
     NotConnected,

@@ -52,7 +52,7 @@ pub struct IrqCounts {
 
 /// Reasons for rejecting a `DEVICE_SET_IRQS` request. The client receives `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum IrqError {
     #[error("interrupt type {0} does not exist; a PCI function has types 0 to 4")]
     Type(u32),

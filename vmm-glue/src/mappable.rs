@@ -46,7 +46,7 @@ pub struct MmapArea {
 
 /// Reasons why part of a region cannot be offered to clients.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum MappableError {
     #[error("{0} areas; a region must have 1 to {MAX_AREAS}")]
     Count(usize),

@@ -98,7 +98,7 @@ impl DmaRegion {
 
 /// Reasons for a failed access to guest memory. Addresses are guest physical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum MemoryError {
     #[error("no memory at guest physical address {gpa:#x}")]
     NotMapped { gpa: u64 },
@@ -121,7 +121,7 @@ pub enum MemoryError {
 
 /// Reasons why a region cannot be added.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum AddError {
     #[error(
         "address {gpa:#x}, size {size:#x} and file offset {offset:#x} must be multiples of 4096, and the size \

@@ -43,7 +43,7 @@ const FDS_PAUSE: Duration = Duration::from_millis(10);
 
 /// Reasons why a server cannot continue.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum ServerError {
     #[error("cannot prepare the listening socket")]
     Prepare(#[source] io::Error),

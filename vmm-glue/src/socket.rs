@@ -37,7 +37,7 @@ pub struct SocketOptions {
 
 /// Reasons why a path cannot be bound.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum BindError {
     #[error("{} is in use by {owner}; choose another path or stop that process", path.display())]
     InUse { path: PathBuf, owner: String },

@@ -16,7 +16,7 @@ const CARD_MIB: u32 = 64;
 /// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 16;
 const CHANNELS: u32 = 8;
-/// Virtual addresses of the two buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Number of measurements of each kind.

@@ -27,7 +27,7 @@ use overrides::OverrideStore;
 
 /// VRAM size of each VM, in MiB.
 const VM_MIB: u64 = 16;
-/// Virtual addresses of buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Region index of BAR0 in vfio-user messages.

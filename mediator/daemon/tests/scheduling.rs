@@ -25,7 +25,7 @@ const VM_MIB: u64 = 16;
 const WEIGHTS: [u32; 3] = [100, 200, 400];
 /// Number of submissions that a guest has in flight.
 const SUBMISSIONS_IN_FLIGHT: u64 = 6;
-/// Virtual addresses of buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Timeout of a wait.

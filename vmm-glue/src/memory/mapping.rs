@@ -23,7 +23,7 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// Reasons for rejecting a region's file.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum MapFileError {
     #[error("cannot read the file's properties: {0}")]
     Stat(Errno),

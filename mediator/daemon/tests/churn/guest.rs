@@ -23,7 +23,7 @@ const RAM: u64 = MIB;
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
 /// Buffer size in pages.
 const PAGES: u64 = 4;
-/// Virtual addresses of sources and targets. There are only a few, so that most of them are reused.
+/// Virtual address of the first source. There are only [`SLOTS`] sources and targets, so most addresses are reused.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 const SLOTS: u64 = 3;

@@ -9,7 +9,7 @@ use super::Place;
 pub const MIB: u64 = 1 << 20;
 /// VRAM size of each VM, in MiB.
 pub const VM_MIB: u64 = 32;
-/// Virtual addresses of buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Size of a copy in flight, in pages.

@@ -11,7 +11,7 @@ use serde_json::json;
 const SCHEDULER: &str = "/v1/cards/card0/scheduler";
 /// VRAM size of each VM, in MiB.
 const VM_MIB: u64 = 16;
-/// Virtual addresses of buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
