@@ -141,7 +141,7 @@ fn show_long(part: &str, kind: Measured, held: &Holds) {
     for (at, long) in long.into_iter().take(PLACES) {
         let longest = long.longest_ns / 1000;
         eprintln!(
-            "{part}: {} held longest {longest} us of processor time, {} times above 50 us, from {at}",
+            "{part}: {} held for at most {longest} us of CPU time, {} times above 50 us, from {at}",
             kind.name(),
             long.count
         );
@@ -155,9 +155,7 @@ pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     measure_work();
     if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
-        eprintln!(
-            "bench: memory is found as it is touched, which takes time with locks held: {error} (run it as root)"
-        );
+        eprintln!("bench: memory is populated on first access, which prolongs lock holds: {error} (run this as root)");
     }
     for (part, run) in parts {
         let rig = CardConfig::new(CARD_MIB, CARD_MIB).open()?;
