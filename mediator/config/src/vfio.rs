@@ -87,7 +87,7 @@ mod tests {
             ),
             (
                 "address = \"65:00.0\"",
-                "m.toml:4:11: card[0].address: \"65:00.0\" is not an address of a PCI function, expected",
+                "m.toml:4:11: card[0].address: \"65:00.0\" is not a PCI function address, expected",
             ),
             ("address = 65", "m.toml:4:11: card[0].address: invalid type"),
             ("address = \"0000:65:00.0\"\nreset = \"flr\"", "m.toml:5:9: card[0].reset: unknown variant `flr`"),

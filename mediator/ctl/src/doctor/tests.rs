@@ -185,7 +185,10 @@ fn doctor_checks_driver_iommu_and_memlock_of_vfio_card() {
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert_eq!((told(&findings, "iommu"), told(&findings, "memlock")), (String::new(), String::new()), "{text}");
     let driver = told(&findings, "driver");
-    assert!(driver.contains("driver nouveau has 0000:65:00.0, not vfio-pci [`mediatorctl card bind"), "{driver}");
+    assert!(
+        driver.contains("0000:65:00.0 is bound to driver nouveau, not vfio-pci [`mediatorctl card bind"),
+        "{driver}"
+    );
     assert!(told(&findings, "cards").contains("note: NVIDIA cards without a [[card]] table: 0000:66:00.0"), "{text}");
 }
 
