@@ -1,9 +1,9 @@
 //! Gdev's figures 3 and 4: copies between guest memory and the card with the library `gdev`, by chunk size, and through
-//! the aperture or with the copy engine. Also the cost of the library: the papers' workloads with it, and with a driver
-//! that issues the same ioctls without it.
+//! the aperture or with the copy engine. Also measures the library's cost: the papers' workloads with the library, and
+//! with a driver that issues the same ioctls without it.
 //!
 //! The link is modelled for copies: a copy engine is as fast as the guest's CPU, which is measured on a first machine.
-//! Both stages of a large copy therefore take equally long, as on the papers' hosts.
+//! Therefore, both stages of a large copy take equally long, as on the papers' hosts.
 //!
 //! Copies of pinned memory, as in the paper's figure 5, are not split into chunks. They are reported as `link` in
 //! figure 3.
@@ -81,7 +81,7 @@ fn processor() -> Result<u64> {
     let machine = Machine::boot("gdev-processor", 0)?;
     let us = machine.copy("write", LARGE_BYTES, 5, "--pinned")?;
     let rate = (LARGE_BYTES >> 20) as f64 / (us / 1e6);
-    ensure!(rate >= 1.0, "the guest's processor copies {rate} MiB per second");
+    ensure!(rate >= 1.0, "the guest's CPU copies {rate} MiB/s");
     Ok(rate as u64)
 }
 
@@ -98,7 +98,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Compares all workloads with the library and with raw ioctls, in alternation in one guest.
+/// Compares all workloads with the library and with raw ioctls, alternating in one guest.
 fn raw(rounds: usize) -> Result<Vec<Metric>> {
     let machine = Machine::boot("gdev-raw", 0)?;
     let mut samples = vec![[Vec::new(), Vec::new()]; NAMES.len()];
@@ -131,7 +131,7 @@ fn raw(rounds: usize) -> Result<Vec<Metric>> {
 /// Measures copies on a card with a link as fast as the guest's CPU.
 fn copies(request: &Request, rounds: usize) -> Result<Vec<Metric>> {
     let rate = processor()?;
-    eprintln!("bench: gdev, the processor copies {rate} MiB in a second, and so does the link");
+    eprintln!("bench: gdev, the CPU and the link copy {rate} MiB/s");
     let machine = Machine::boot("gdev", rate)?;
     let mut metrics = vec![Metric::plain("gdev.link", rate as f64, "MiB/s")];
     for direction in DIRECTIONS {
@@ -148,7 +148,7 @@ fn copies(request: &Request, rounds: usize) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures copies of pinned memory in both directions, sequentially and concurrently on both copy engines.
+/// Measures copies of pinned memory in both directions, sequentially, and concurrently on both copy engines.
 fn both(machine: &Machine, rounds: usize) -> Result<Vec<Metric>> {
     let ways = ["", "--serial"];
     let mut samples = [Vec::new(), Vec::new()];
@@ -162,7 +162,7 @@ fn both(machine: &Machine, rounds: usize) -> Result<Vec<Metric>> {
     Ok(vec![Metric::ratio_of_samples("gdev.both".to_owned(), at_once, "us", serial, Target::AtMost(0.7))])
 }
 
-/// Compares copies through the aperture with copies by the copy engine, by size (figure 4).
+/// Compares copies through the aperture with the copy engine's copies, by size (figure 4).
 fn direct(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metric>> {
     let ways = ["--direct", ""];
     let mut metrics = Vec::new();

@@ -5,8 +5,8 @@
 //! - [`socket`]: binds a path, sets permissions, and passes file descriptors.
 //! - [`connection`]: a client's state machine, which turns bytes into replies. It needs no socket, so tests and fuzzers
 //!   can drive it.
-//! - [`server`]: the event loop of one socket, which serves one client after another, with busy polling and a bounded
-//!   output queue.
+//! - [`server`]: the event loop of one socket, which serves one client after another, with busy polling and bounded
+//!   output.
 //! - [`device`]: the trait that a device implements.
 //! - [`migration`]: the trait that a migratable device implements.
 //! - [`mappable`]: parts of a region that a client can map and access without messages.

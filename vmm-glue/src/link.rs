@@ -71,7 +71,7 @@ impl StopHandle {
     }
 }
 
-/// The connected client.
+/// A connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClientInfo {
     /// PID of the connected process, in the server's namespace; 0 if the process is not visible there.
@@ -144,7 +144,7 @@ impl Link {
         *self.0.client.lock()
     }
 
-    /// Requests that the server check whether the client's memory is actually shared. A device calls this when the
+    /// Requests a check by the server of whether the client's memory is actually shared. A device calls this when the
     /// guest enables bus mastering. If the memory is private, the server calls [`crate::Device::memory_not_shared`].
     pub fn check_shared(&self) {
         self.0.check_shared.store(true, Ordering::Release);

@@ -12,7 +12,7 @@ use crate::lints::File;
 /// Maximum number of product code lines per crate, excluding tests.
 const MAX_CRATE_LINES: usize = 8000;
 
-/// Crates that may be larger, with their maximum number of lines. These numbers may only fall.
+/// Crates that may be larger, with their maximum number of lines. These limits may only fall.
 const LARGE_CRATES: [(&str, usize); 3] = [("cuda/owner", 8_402), ("mediator/ctl", 8_058), ("mediator/daemon", 8_413)];
 
 /// Maximum number of modules in import cycles, for crates outside `mediator/`. These numbers may only fall.
@@ -128,7 +128,7 @@ fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     found
 }
 
-/// Returns modules in forbidden import cycles, and numbers in [`MODULES_IN_CIRCLES`] that are too high.
+/// Returns modules in forbidden import cycles, and limits in [`MODULES_IN_CIRCLES`] that are too high.
 pub fn circles(files: &[File]) -> Vec<String> {
     circles_beyond(files, &MODULES_IN_CIRCLES)
 }
@@ -146,7 +146,7 @@ fn circles_beyond(files: &[File], allowed: &[(&str, usize)]) -> Vec<String> {
                     .flatten()
                     .filter(|other| reached(&imports, other).contains(module));
                 let back: Vec<_> = back.map(String::as_str).collect();
-                format!("{folder}: folder `{module}` imports what imports it: {}", back.join(", "))
+                format!("{folder}: folder `{module}` imports modules that import it: {}", back.join(", "))
             }));
         }
         let most = allowed_for(allowed, &folder);
@@ -200,7 +200,9 @@ pub fn knowing(files: &[File]) -> Vec<String> {
         let text = product(&file.text);
         SOFTWARE_CARD.iter().any(|name| text.contains(name))
     });
-    knows.map(|file| format!("{}: names the software card, which only `physical` may", file.path.display())).collect()
+    knows
+        .map(|file| format!("{}: names the software card, which only `physical` may do", file.path.display()))
+        .collect()
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -297,7 +299,7 @@ mod tests {
         ];
         let told = circles(&files);
         assert_eq!(told.len(), 2, "{told:?}");
-        assert!(told[0].contains("folder `b` imports what imports it: a"), "{told:?}");
+        assert!(told[0].contains("folder `b` imports modules that import it: a"), "{told:?}");
         let fine =
             [file("mediator/x/src/a.rs", "use super::b;\n"), file("mediator/x/src/b/mod.rs", "use super::Root;\n")];
         assert!(circles(&fine).is_empty());

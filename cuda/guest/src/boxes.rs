@@ -176,15 +176,8 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
 /// Copies the rows of a part of a copy of `all` bytes contiguously to `address`.
 fn pack(part: &BoxCopy, all: u64, address: u64) -> Result<(), i32> {
     let copy = BoxCopy { to: packed(address, part), ..*part };
-<<<<<<< HEAD
-    // SAFETY: the program's copy reads these rows; the buffer has space for their bytes.
-    for_each_row(&copy, |row| unsafe { copies::copy_part(all, row.from, row.to, row.bytes as u64) })
-=======
     // SAFETY: the program's copy reads these rows, and the buffer has space for them.
-    for_each_row(&copy, |row| unsafe {
-        std::ptr::copy_nonoverlapping(row.from as *const u8, row.to as *mut u8, row.bytes);
-    })
->>>>>>> w-text2
+    for_each_row(&copy, |row| unsafe { copies::copy_part(all, row.from, row.to, row.bytes as u64) })
 }
 
 fn from_card(connection: &Connection, copy: BoxCopy, stream: u64) -> Result<(), i32> {

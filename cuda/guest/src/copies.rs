@@ -91,19 +91,11 @@ unsafe fn append(message: &mut Vec<u64>, from: u64, bytes: usize) {
     }
 }
 
-<<<<<<< HEAD
-/// Copies a part of a copy of `all` bytes in total. Large copies bypass the caches.
-///
-/// # Safety
-/// Both addresses must be valid for this many bytes, and the ranges must not overlap.
-pub unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
-=======
-/// Copies `bytes` bytes, which are part of a copy of `all` bytes.
+/// Copies `bytes` bytes, which are part of a copy of `all` bytes. Large copies bypass the caches.
 ///
 /// # Safety
 /// Both addresses must be valid for `bytes` bytes, and the ranges must not overlap.
-unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
->>>>>>> w-text2
+pub unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
     let (from, to, bytes) = (from as *const u8, to as *mut u8, bytes as usize);
     // SAFETY: guaranteed by the caller.
     unsafe {

@@ -24,7 +24,7 @@ pub enum ParkError {
     Io(#[from] io::Error),
 }
 
-/// Destination of saved descriptors, which assigns each descriptor a name.
+/// Destination of saved descriptors. It assigns a name to each descriptor.
 #[derive(Debug)]
 pub enum Giving<'a> {
     /// Duplicates descriptors for another process. A descriptor's name is its index.

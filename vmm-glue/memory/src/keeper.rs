@@ -19,12 +19,12 @@ pub enum Kept {
 }
 
 /// Stores a second copy of the client's connection, so that the connection survives this process. Also stores copies of
-/// further descriptors, so that another process can continue the connection from its journal.
+/// further descriptors, so that another process can resume the connection from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Stores a copy of the connection, which is now owned by the client.
+    /// Stores a copy of the connection. A client now owns the connection.
     fn keep(&self, connection: BorrowedFd<'_>);
 
-    /// Drops all copies, because the client has been notified of the end of the connection.
+    /// Drops all copies, because the client has been notified that the connection has ended.
     fn release(&self);
 
     /// Returns true if the keeper stores more than the connection.
@@ -32,7 +32,7 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// Stores a copy of a descriptor, replacing the previous descriptor with that name. Returns `false` if the copy
+    /// Stores a copy of a descriptor, and replaces the previous descriptor with that name. Returns `false` if the copy
     /// cannot be stored.
     fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
         let _none = (what, fd);
@@ -44,8 +44,8 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
         let _none = what;
     }
 
-    /// Returns true after many changes. The caller should then keep unused copies, because the client may use them
-    /// again.
+    /// Returns true after many recent changes. The caller should then keep unused copies, because the client may use
+    /// them again.
     fn is_busy(&self) -> bool {
         false
     }
@@ -60,7 +60,7 @@ pub struct Slots([Option<Slot>; SLOTS as usize]);
 
 #[derive(Debug)]
 struct Slot {
-    /// Descriptor numbers in this process; empty if only the keeper holds the descriptor. After a restart the list may
+    /// Descriptor numbers in this process; empty if only the keeper holds the descriptor. After a restart, the list may
     /// have several entries, one of which is open.
     fds: Vec<RawFd>,
     /// The identity of the file, if it has one.
@@ -164,8 +164,8 @@ impl Slots {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
 
-    /// Drops descriptors that the commit does not refer to from the keeper. After many changes, files are kept for a
-    /// while, so that a client that repeatedly maps and unmaps the same memory causes no further changes.
+    /// Drops from the keeper the descriptors to which the commit does not refer. After many changes, files are kept for
+    /// a while, so that a client that repeatedly maps and unmaps the same memory causes no further changes.
     pub fn sweep(&mut self, keeper: &dyn Keeper) {
         let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();
         for (at, place) in (0u8..).zip(&mut self.0) {

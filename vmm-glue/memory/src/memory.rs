@@ -1,8 +1,8 @@
 //! Client memory: a table that maps guest physical addresses to mappings.
 //!
 //! Other threads use a [`MemoryTable`], a snapshot of the regions. After a client has removed a region, the snapshot is
-//! still safe to access, but the memory no longer belongs to the guest. A device must therefore end its accesses in
-//! `Device::dma_unmap` and take a new snapshot afterwards. Data is copied only through volatile slices,
+//! still safe to access, but the memory no longer belongs to the guest. Therefore, a device must end its accesses in
+//! `Device::dma_unmap`, and take a new snapshot afterwards. Data is copied only through volatile slices,
 //! because the guest may change it at any time: copy the data first, then validate and use the copy.
 
 mod mapping;
@@ -37,13 +37,13 @@ pub const PAGE_SIZE: u64 = 4096;
 pub struct MemoryLimits {
     /// Maximum number of regions at a time.
     pub regions: usize,
-    /// Maximum number of different region files at a time. Each file keeps one descriptor of this process open, and all
-    /// devices and the operator share the process's limit.
+    /// Maximum number of different region files at a time. Each file keeps one of this process's descriptors open, and
+    /// all devices and the operator share the process's limit.
     pub files: usize,
     /// Maximum number of mapped bytes at a time, because all devices share the process's address space.
     pub mapped_bytes: u64,
-    /// Accepts files on any file system. Otherwise only memory files are accepted (memfd, `/dev/shm`, hugetlbfs),
-    /// because a file on a network or FUSE file system can block accessing threads indefinitely.
+    /// Accepts files on any file system. Otherwise, only memory files are accepted (memfd, `/dev/shm`, hugetlbfs),
+    /// because accesses to a file on a network or FUSE file system can block threads indefinitely.
     pub any_file_system: bool,
 }
 
@@ -100,7 +100,7 @@ impl DmaRegion {
 
 /// Reasons for a failed access to guest memory. Addresses are guest physical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum MemoryError {
     #[error("no memory at guest physical address {gpa:#x}")]
     NotMapped { gpa: u64 },
@@ -123,7 +123,7 @@ pub enum MemoryError {
 
 /// Reasons why a region cannot be added.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum AddError {
     #[error(
         "address {gpa:#x}, size {size:#x} and file offset {offset:#x} must be multiples of 4096, and the size \
@@ -151,7 +151,7 @@ pub enum AddError {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,
-    /// Total size of the mapped regions in bytes. Stored because each table change needs it.
+    /// Total size of the mapped regions in bytes; cached because each table change needs it.
     mapped_bytes: u64,
     /// Shared by all of a client's tables.
     writes: Arc<WriteLog>,
@@ -169,7 +169,7 @@ impl MemoryTable {
         self.regions.get(behind.checked_sub(1)?).filter(|region| gpa < region.end())
     }
 
-    /// Copies guest memory at guest physical address `gpa` to `data`, including across adjacent regions.
+    /// Copies guest memory at guest physical address `gpa` to `data`, even across adjacent regions.
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         let mut at = gpa;
         let mut rest = data;
@@ -186,7 +186,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Copies `data` to guest memory at guest physical address `gpa`, including across adjacent regions.
+    /// Copies `data` to guest memory at guest physical address `gpa`, even across adjacent regions.
     ///
     /// On error, part of the data may already have been written.
     pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
@@ -242,7 +242,7 @@ impl GuestMemory {
         Arc::clone(&self.table.read())
     }
 
-    /// Returns the limited counter of pages that this process was the first to touch.
+    /// Returns the counter, with its limit, of pages that this process was the first to touch.
     pub fn first_touches(&self) -> &FirstTouches {
         &self.touches
     }

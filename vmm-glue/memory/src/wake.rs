@@ -16,7 +16,7 @@ impl Wake {
 
     /// Sets the event, which remains set until the waiting thread clears it.
     pub fn wake(&self) {
-        // The write fails only if the counter is full, in which case the event is already set.
+        // The write fails only if the counter is full, and the event is already set then.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 

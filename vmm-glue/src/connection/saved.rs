@@ -119,7 +119,7 @@ impl Connection {
         SavedConnection::from_parts(receive, out, session, giving)
     }
 
-    /// Restores the connection. The connection has no regions until [`Self::resume`] is called.
+    /// Restores the connection. It has no regions until [`Self::resume`] is called.
     pub(crate) fn restored(
         saved: SavedConnection,
         given: &Given,
@@ -131,7 +131,7 @@ impl Connection {
     }
 
     /// Restores the connection from its journal, whose buffer contains the connection's bytes. `position` is the end of
-    /// the part covered by the journal.
+    /// the part that the journal covers.
     pub(crate) fn revived(
         saved: SavedConnection,
         given: &Given,

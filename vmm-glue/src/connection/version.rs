@@ -22,7 +22,7 @@ pub(super) struct Peer {
     pub takes_fds: bool,
     /// Set if the client follows the specification: it accepts server requests, and error replies without a body.
     ///
-    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it interprets whatever bytes follow as the
+    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it interprets the following bytes as the
     /// full reply. The server recognizes this client by the capabilities that it omits.
     pub complete: bool,
 }

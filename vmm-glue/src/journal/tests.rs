@@ -186,7 +186,7 @@ fn next_process_restores_client_memory_and_device_config() {
         let mut next = process.next(process.store.remains()).unwrap();
         assert_eq!(next.regions(), 3);
         next.connection.resume(&mut next.device).unwrap();
-        // All dwords are restored except the upper half of the one that contains the command register.
+        // All dwords are restored, except for the upper half of the one with the command register.
         assert_eq!((next.device.0[0], next.device.0[5], next.device.0[255]), (7, 7, 7));
         assert_eq!(next.link.counters().snapshot().daemon_deaths_survived, deaths);
         let slots: Vec<_> = [Kept::Journal].into_iter().chain((0..3).map(Kept::Slot)).collect();

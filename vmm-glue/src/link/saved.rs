@@ -8,7 +8,7 @@ use crate::interrupts::SavedInterrupts;
 use vmm_memory::descriptors::{Given, Giving, ParkError};
 use vmm_memory::memory::{MemoryLimits, SavedRegion};
 
-/// Maximum number of messages that a client may still reply to, across consecutive processes.
+/// Maximum number of messages to which a client may still reply, across consecutive processes.
 const UNANSWERED_MAX: usize = 1024;
 
 /// Number of the latest messages to which a client may still reply after a kill. It exceeds the number of messages in
@@ -20,7 +20,7 @@ const MAX_UNANSWERED: u16 = 64;
 pub(crate) struct SavedLink {
     memory: Vec<SavedRegion>,
     interrupts: SavedInterrupts,
-    /// IDs of messages that the client may still reply to.
+    /// IDs of messages to which the client may still reply.
     unanswered: Vec<u16>,
 }
 

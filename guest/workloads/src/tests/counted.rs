@@ -13,7 +13,7 @@ use crate::rig::{Counts, Rig};
 use gdev::nouveau::Device;
 
 /// Runs `phases --name NAME [--marks]`: executes a workload once on its own device, and marks the end of each phase
-/// except the last, which closes the device.
+/// except for the last, which closes the device.
 pub fn phases(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").context("--name is missing")?;
     let chosen = workloads::Options { seed: rig.seed(), ..workloads::Options::default() };

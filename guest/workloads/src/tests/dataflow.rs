@@ -1,8 +1,8 @@
 //! Gdev's data-flow programs (figure 11): graphs of matrix operations in which each node has its own context. A node's
 //! result passes to the next node through CPU memory, or through a segment that both map.
 //!
-//! The measured time starts with the inputs in CPU memory, and ends with the result there. Contexts are created before
-//! the measurement.
+//! The measured time starts when the inputs are in CPU memory, and ends when the result is there. Contexts are created
+//! before the measurement.
 
 use std::path::Path;
 use std::time::Instant;

@@ -23,7 +23,7 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// Reasons for rejecting a region's file.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum MapFileError {
     #[error("cannot read the file's properties: {0}")]
     Stat(Errno),
@@ -91,8 +91,8 @@ pub enum Sharing {
     Private,
 }
 
-/// Mapped, shared client memory. Accesses never fail: if the client truncates the file, or the host cannot load a page,
-/// anonymous zero pages replace the whole mapping, and [`Mapping::is_withdrawn`] returns true.
+/// Mapped, shared client memory. Accesses never fail: if the client truncates the file, or if the host cannot load a
+/// page, anonymous zero pages replace the whole mapping, and [`Mapping::is_withdrawn`] returns true.
 #[derive(Debug)]
 pub struct Mapping {
     /// Start of the mapping.
@@ -146,7 +146,7 @@ impl Mapping {
             return Err(MapFileError::NotRegular);
         }
         let statfs = rustix::fs::fstatfs(&fd).map_err(MapFileError::Stat)?;
-        // The field's type depends on the architecture, but the value is a 32-bit number.
+        // The field's type depends on the architecture, but its value is a 32-bit number.
         let kind = u64::try_from(statfs.f_type).unwrap_or(u64::MAX) & 0xffff_ffff;
         if !any_file_system && kind != TMPFS_MAGIC && kind != HUGETLBFS_MAGIC {
             return Err(MapFileError::FileSystem(kind));
@@ -296,9 +296,9 @@ impl Mapping {
     fn data_from(&self, backing: &Backing, page: usize) -> usize {
         let page_size = super::PAGE_SIZE;
         let start = u64::try_from(page).unwrap_or(u64::MAX).saturating_mul(page_size).saturating_add(self.offset);
-        // This call moves the file position of the client's file, which is otherwise unused. A file system without
-        // support for holes reports the whole file as data. Such a file system uses huge pages, which `MemoryMax` does
-        // not charge to any control group.
+        // This call moves the position of the client's file, which is otherwise unused. A file system without support
+        // for holes reports the whole file as data. Such a file system uses huge pages, which `MemoryMax` does not
+        // limit.
         match rustix::fs::seek(&backing.fd, rustix::fs::SeekFrom::Data(start)) {
             Ok(at) => usize::try_from(at.saturating_sub(self.offset) / page_size).unwrap_or(usize::MAX),
             Err(Errno::NXIO) => usize::MAX,

@@ -1,7 +1,7 @@
 //! Handles clients that withdraw memory while it is mapped in this process.
 //!
 //! A client can truncate an unsealed file after this process has mapped it, or the host can fail to load a page. The
-//! next access then raises `SIGBUS`, which would kill the process and with it the devices of all other clients. The
+//! next access then raises `SIGBUS`, which would kill the process, and with it the devices of all other clients. The
 //! handler in this module replaces the whole mapping with anonymous zero pages, marks the mapping, and wakes its
 //! server; the access is then retried and succeeds. A `SIGBUS` at any other address is forwarded to the previous
 //! handler.
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::wake::Wake;
 
-/// Number of slots per block. A block is added when all slots are in use. Blocks are never freed.
+/// Number of slots per block. A block is added when all slots are in use, and is never freed.
 const SLOTS: usize = 256;
 
 /// A registered mapping. `start` and `end` are consistent if `version` is even.
@@ -177,8 +177,8 @@ fn repair(address: usize) -> bool {
                 continue;
             }
             std::sync::atomic::fence(Ordering::Acquire);
-            // If the version is odd or has changed, the slot is not that of the accessed mapping, because a mapping
-            // stays registered while it is in use.
+            // If the version is odd or has changed, this slot does not belong to the accessed mapping, because a
+            // mapping stays registered while it is in use.
             if version % 2 != 0 || slot.version.load(Ordering::Relaxed) != version {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Counts the pages of client memory that this process is the first to touch.
 //!
 //! The kernel charges a page to the control group of the process that touches it first. If a client maps untouched
-//! memory (a sparse file), pages that this process touches are charged to this process. Such pages are therefore
+//! memory (a sparse file), pages that this process touches are charged to this process. Therefore, such pages are
 //! counted, and this process touches them only up to the operator's limit. Each page of a mapping is checked once,
 //! before its first access.
 //!
@@ -74,7 +74,7 @@ impl FirstTouches {
     }
 }
 
-/// The checked pages of one mapping.
+/// The set of checked pages of one mapping.
 #[derive(Debug)]
 pub(super) struct Looked {
     /// Bitmap of the pages.

@@ -34,7 +34,7 @@ impl WriteLog {
         blocks.extend(gpa / LOG_BLOCK..=last / LOG_BLOCK);
     }
 
-    /// Calls `each` with the written blocks that overlap `range`, and removes those inside it from the log.
+    /// Calls `each` with the written blocks that overlap `range`, and removes the blocks inside `range` from the log.
     pub fn take(&self, range: &Range<u64>, mut each: impl FnMut(Range<u64>)) {
         let first = range.start / LOG_BLOCK;
         let last = range.end.saturating_sub(1) / LOG_BLOCK;
