@@ -14,7 +14,7 @@ const ASKED_FRACTION: u64 = 7;
 /// Length of the slices of tenants that fill the card, as a multiple of [`super::TurnsConfig::slice_ns`].
 const LONG_SLICE: u64 = 2;
 
-/// What is known about a slice whose holder may fill the card.
+/// State of the check if the holder of a slice fills the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Filling {
     #[default]

@@ -77,8 +77,7 @@ impl Core {
     /// Opens the gate of a process.
     fn run(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
-        let terms = self.terms(tenant);
-        let clock = self.clock;
+        let (terms, clock) = (self.terms(tenant), self.clock);
         let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck && session.stopped_in.is_none())
         else {
             return;
@@ -268,8 +267,7 @@ impl Core {
         self.actions.push(Action::Attend { ns: u64::from(in_us + ATTENDED_US / 2) * 1000 });
     }
 
-    /// Records the use that a process reports, limited to the time for which its gate was open. A report contains work
-    /// at its end, which can have begun before the previous report.
+    /// Charges the use that a process reports, at most the time for which its gate was open without reported use.
     pub(super) fn used(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         let clock = self.clock;
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.run.is_some()) else { return };
