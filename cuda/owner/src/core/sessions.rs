@@ -362,11 +362,12 @@ impl Core {
         self.record_given_up(id, reason);
         self.record_kill(id, reason);
         let Some(session) = self.sessions.get(&id) else { return };
-        let (pid, Some(tenant)) = (session.pid, session.tenant) else { return self.end(id, End::Evicted) };
+        let (pid, is_client) = (session.pid, session.concurrent);
+        let Some(tenant) = session.tenant else { return self.end(id, End::Evicted) };
         if let Some(known) = self.tenants.get(&tenant) {
             self.given_up.insert(pid, known.spec.name.clone());
         }
-        self.actions.push(Action::Kill { session: id, tenant });
+        self.actions.push(Action::Kill { session: id, tenant, is_client });
         for other in self.connections_of(pid) {
             self.end(other, End::Evicted);
             self.gone(other);

@@ -349,3 +349,19 @@ fn submission_longer_than_report_interval_counts_in_full() {
     world.say(one, FromTenant::Used { card: 0, turn, usage });
     assert_eq!(busy(&world), 120 * MS, "no more than the time for which the gate was open");
 }
+
+#[test]
+fn kill_of_mps_client_says_that_server_must_end_its_work() {
+    let mut world = world(Sharing::Together);
+    let sessions = [client(&mut world, "one"), world.connect("three")];
+    want(&mut world, &sessions);
+    let kills = sessions.map(|session| {
+        world.core.give_up(session, Reason::Turn);
+        let kill = world.core.take_actions().into_iter().find_map(|action| match action {
+            Action::Kill { session: of, is_client, .. } if of == session => Some(is_client),
+            _ => None,
+        });
+        kill.expect("it is killed")
+    });
+    assert_eq!(kills, [true, false]);
+}
