@@ -3,6 +3,7 @@
 //! - `probes`: checks that other owners respond before a gang's program is killed.
 //! - `rights`: sockets with access rights that an operator sets.
 //! - `links`: connections to the owners of other cards, for the turns of tenants with several cards.
+//! - `gang_quanta`: quanta of memory for tenants with several cards.
 //! - `journal`: the processes that an owner serves, for the next owner.
 //! - `lines`: limits the rate of log lines.
 //! - `shares`: bounded records of the tokens with which processes share memory.
@@ -12,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod gang_quanta;
 mod journal;
 mod lines;
 mod links;
@@ -20,6 +22,7 @@ mod rights;
 mod shares;
 mod stopped;
 
+pub use gang_quanta::{GangQuanta, StateMessage};
 pub use journal::Journal;
 pub use lines::Lines;
 pub use links::{LinkEvent, Links, MAX_CLOCK, OwnerLinks};
