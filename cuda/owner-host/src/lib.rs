@@ -22,7 +22,7 @@ mod rights;
 mod shares;
 mod stopped;
 
-pub use gang_quanta::{GangQuanta, StateMessage};
+pub use gang_quanta::{CardState, GangQuanta, StateMessage};
 pub use journal::Journal;
 pub use lines::Lines;
 pub use links::{LinkEvent, Links, MAX_CLOCK, OwnerLinks};

@@ -8,9 +8,9 @@
 //! owner that exits, does not read its messages, or sends anything else loses its connection, which is opened again
 //! later. No function waits for another owner. One call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
 
-use crate::Lines;
 use crate::rights::{Bound, ListenError, Rights};
-use gang::{CardId, Message};
+use crate::{CardState, Lines, StateMessage};
+use gang::{CardId, GangId, Message};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Version of the packets. Owners of different versions do not connect.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// Maximum size of a packet in bytes.
 const MAX_PACKET: usize = 64;
 /// Maximum clock of a message. No owner reaches it by counting, so a larger value is an error, and would make the
@@ -51,6 +51,11 @@ enum Packet {
     Probe,
     /// Replies to a probe.
     Reply,
+    /// A gang's state in the memory quanta of the sender's card.
+    Quantum {
+        gang: GangId,
+        state: CardState,
+    },
 }
 
 /// News about another owner. Messages of a card come after it was reached.
@@ -64,6 +69,8 @@ pub enum LinkEvent {
     Said(CardId, Message),
     /// The owner of this card has replied to a probe.
     Replied(CardId),
+    /// The owner of this card has sent a gang's state in its memory quanta.
+    Quantum(CardId, GangId, CardState),
 }
 
 /// A connection, before or after its greeting.
@@ -192,6 +199,12 @@ impl OwnerLinks {
         self.send_packet(card, &Packet::Probe, now);
     }
 
+    /// Sends a gang's state in this card's memory quanta, like [`Self::send`].
+    pub fn send_state(&mut self, message: StateMessage, now: u64) {
+        let StateMessage { to, gang, state } = message;
+        self.send_packet(to, &Packet::Quantum { gang, state }, now);
+    }
+
     fn send_packet(&mut self, card: CardId, packet: &Packet, now: u64) {
         let Some(connection) = self.peers.get(&card).and_then(|peer| peer.connection.as_ref()) else { return };
         if connection.is_greeted
@@ -252,7 +265,7 @@ impl OwnerLinks {
                         );
                     }
                 }
-                Ok(Some(Packet::Gang(_) | Packet::Probe | Packet::Reply) | None) | Err(_) => {}
+                Ok(Some(Packet::Gang(_) | Packet::Probe | Packet::Reply | Packet::Quantum { .. }) | None) | Err(_) => {}
             }
         }
     }
@@ -290,6 +303,9 @@ impl OwnerLinks {
                 }
                 (Ok(Some(Packet::Probe)), true) => self.send_packet(card, &Packet::Reply, now),
                 (Ok(Some(Packet::Reply)), true) => self.events.push(LinkEvent::Replied(card)),
+                (Ok(Some(Packet::Quantum { gang, state })), true) => {
+                    self.events.push(LinkEvent::Quantum(card, gang, state));
+                }
                 (Ok(None), _) => return self.lose(card, "it has closed the connection", now),
                 (Ok(Some(_)), _) => return self.lose(card, "it sends invalid messages", now),
                 (Err(_), _) => return self.lose(card, "the connection failed", now),
@@ -347,6 +363,11 @@ impl Links {
     /// Asks an owner whether it responds, like [`OwnerLinks::probe`].
     pub fn probe(&mut self, card: CardId, now: u64) {
         self.0.iter_mut().for_each(|links| links.probe(card, now));
+    }
+
+    /// Sends a gang's state, like [`OwnerLinks::send_state`].
+    pub fn send_state(&mut self, message: StateMessage, now: u64) {
+        self.0.iter_mut().for_each(|links| links.send_state(message, now));
     }
 
     /// Returns the news, like [`OwnerLinks::serve`].

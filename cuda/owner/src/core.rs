@@ -267,6 +267,7 @@ pub struct Core {
     unmet: BTreeMap<TenantId, u32>,
     deadlines: Deadlines,
     probes: owner_host::Probes,
+    gang_quanta: owner_host::GangQuanta,
     /// Set if a plan is due.
     needs_plan: bool,
     strangers: unmanaged::UnmanagedProcesses,
@@ -301,6 +302,7 @@ impl Core {
     /// # Errors
     /// Returns an error if a setting is out of bounds.
     pub fn new(config: CardConfig, seed: u32) -> Result<Self, SetupError> {
+        let number = config.number;
         let mut table = ChunkTable::new(config.card_bytes, config.chunk_bytes, Contents::Zeroed)?;
         let slots = u32::try_from(config.host_bytes / config.chunk_bytes).unwrap_or(u32::MAX);
         table.set_host_budget(slots);
@@ -330,6 +332,7 @@ impl Core {
             unmet: BTreeMap::new(),
             deadlines: Deadlines::default(),
             probes: owner_host::Probes::default(),
+            gang_quanta: owner_host::GangQuanta::new(number),
             needs_plan: false,
             strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
@@ -687,6 +690,7 @@ impl Core {
         self.shares.forget(id);
         self.deadlines.cancel(Deadline::SecondLimit(id));
         self.probes.forget(id);
+        self.gang_quanta.leave(id);
     }
 
     fn sessions_of(&self, tenant: TenantId) -> impl Iterator<Item = SessionId> + '_ {

@@ -516,6 +516,7 @@ impl Serving {
                     self.links.send(card, message, self.start.elapsed().as_nanos() as u64)
                 }
                 Action::Probe { card } => self.links.probe(card, self.now()),
+                Action::TellQuantum(message) => self.links.send_state(message, self.now()),
             }
         }
         for session in lost {

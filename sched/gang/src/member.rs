@@ -54,7 +54,7 @@ pub(super) struct Member {
     /// True if an older gang is waiting for the card.
     contested: bool,
     /// True if work from an earlier turn is still in flight.
-    is_stuck: bool,
+    pub(super) is_stuck: bool,
     /// Time at which the gang started to wait for its turn.
     asked: Option<Nanos>,
     /// Last report sent to the home.

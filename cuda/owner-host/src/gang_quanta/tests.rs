@@ -92,7 +92,7 @@ impl World {
         for card in &mut self.cards {
             card.step(now);
             let Card { links, quanta, .. } = card;
-            let sent = links.messages(|tenant| quanta.state(tenant, now));
+            let sent = links.messages(|tenant| CardState { quantum: quanta.state(tenant, now), is_stuck: false });
             messages.extend(sent.into_iter().map(|message| (now + DELAY_NS, card.number, message)));
         }
     }
@@ -114,6 +114,10 @@ impl World {
         }
         worked.into_iter().map(|worked| worked * 1000 / steps).collect()
     }
+}
+
+fn state(quantum: QuantumState) -> CardState {
+    CardState { quantum, is_stuck: false }
 }
 
 fn on(cards: &[u32]) -> BTreeSet<u32> {
@@ -157,21 +161,45 @@ fn idle_gang_at_home_does_not_block_other_cards() {
 fn lost_card_counts_as_free() {
     let mut links = GangQuanta::new(CardId(0));
     links.join(GangId(7), TenantId(1), BTreeSet::from([CardId(0), CardId(1)]));
-    links.received(CardId(1), GangId(7), QuantumState::Waits);
+    links.received(CardId(1), GangId(7), state(QuantumState::Waits));
     assert!(links.unready().is_empty(), "the card is not linked");
-    assert!(links.messages(|_| QuantumState::Holds).is_empty(), "the card is not linked");
+    assert!(links.messages(|_| state(QuantumState::Holds)).is_empty(), "the card is not linked");
     links.reached(CardId(1));
-    links.received(CardId(1), GangId(7), QuantumState::Waits);
+    links.received(CardId(1), GangId(7), state(QuantumState::Waits));
     assert_eq!(links.unready(), BTreeSet::from([TenantId(1)]));
-    let message = StateMessage { to: CardId(1), gang: GangId(7), state: QuantumState::Holds };
-    assert_eq!(links.messages(|_| QuantumState::Holds), [message]);
-    assert!(links.messages(|_| QuantumState::Holds).is_empty(), "the other owner knows it");
+    let message = StateMessage { to: CardId(1), gang: GangId(7), state: state(QuantumState::Holds) };
+    assert_eq!(links.messages(|_| state(QuantumState::Holds)), [message]);
+    assert!(links.messages(|_| state(QuantumState::Holds)).is_empty(), "the other owner knows it");
     links.lost(CardId(1));
     assert!(links.unready().is_empty());
     links.reached(CardId(1));
-    assert_eq!(links.messages(|_| QuantumState::Holds), [message], "the next owner does not know it");
+    assert_eq!(links.messages(|_| state(QuantumState::Holds)), [message], "the next owner does not know it");
     links.leave(TenantId(1));
-    assert!(links.messages(|_| QuantumState::Waits).is_empty());
+    assert!(links.messages(|_| state(QuantumState::Waits)).is_empty());
+}
+
+#[test]
+fn stuck_work_is_known_on_all_cards() {
+    let mut cards: Vec<GangQuanta> = (0..3).map(|card| GangQuanta::new(CardId(card))).collect();
+    for (at, card) in (0..).zip(&mut cards) {
+        card.join(GangId(7), TenantId(1), (0..3).map(CardId).collect());
+        (0..3).filter(|other| *other != at).for_each(|other| card.reached(CardId(other)));
+    }
+    let mut spread = |stuck: usize| {
+        // Each card learns the state of its neighbours in one step.
+        for _ in 0..2 {
+            for at in 0..3 {
+                let own = CardState { quantum: QuantumState::Waits, is_stuck: at == stuck };
+                for StateMessage { to, gang, state } in cards[at].messages(|_| own) {
+                    cards[to.0 as usize].received(CardId(at as u32), gang, state);
+                }
+            }
+        }
+        cards.iter().map(|card| card.is_stuck_elsewhere(TenantId(1))).collect::<Vec<_>>()
+    };
+    assert_eq!(spread(0), [false, true, true]);
+    assert_eq!(spread(2), [true, true, false]);
+    assert_eq!(spread(3), [false; 3], "it has ended");
 }
 
 #[test]
@@ -179,7 +207,7 @@ fn states_of_unknown_tenants_are_bounded() {
     let mut links = GangQuanta::new(CardId(1));
     links.reached(CardId(0));
     for gang in 0..5000 {
-        links.received(CardId(0), GangId(gang), QuantumState::Waits);
+        links.received(CardId(0), GangId(gang), state(QuantumState::Waits));
     }
     assert_eq!(links.states[&CardId(0)].len(), MAX_STATES);
     links.join(GangId(7), TenantId(1), BTreeSet::from([CardId(0), CardId(1)]));

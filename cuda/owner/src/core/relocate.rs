@@ -48,6 +48,7 @@ pub(super) fn machine(config: &CardConfig) -> Machine {
 impl Core {
     /// Plans moves and starts them.
     pub(super) fn balance(&mut self) {
+        self.follow_other_cards();
         self.take_quanta();
         self.machine.relocations.begin_round();
         self.put_in_place();

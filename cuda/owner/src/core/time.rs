@@ -379,12 +379,14 @@ impl Core {
         }
     }
 
-    /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise.
+    /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise. Does
+    /// not pause turns for which the tenant's work on another card may wait.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
         if !self.tenants.contains_key(&id) {
             return;
         }
         let now = self.now();
-        self.turns.pause(id, self.machine.is_paused(id), now);
+        let is_paused = self.machine.is_paused(id) && !self.gang_quanta.is_stuck_elsewhere(id);
+        self.turns.pause(id, is_paused, now);
     }
 }

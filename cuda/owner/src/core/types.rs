@@ -5,7 +5,7 @@ use cuda_protocol::{FromOwner, FromTenant};
 use gang::{CardId, Message};
 use owner_driver::Memory;
 pub use owner_driver::{PieceId, User};
-use owner_host::LinkEvent;
+use owner_host::{LinkEvent, StateMessage};
 use sched::VgpuParams;
 use sched::groups::Sharing;
 use vram::{Limits, TenantId};
@@ -301,6 +301,8 @@ pub enum Action {
         /// Name of the group.
         group: String,
     },
+    /// Send a tenant's state in the memory quanta to the owner of another card.
+    TellQuantum(StateMessage),
     /// Probe the owner of another card.
     Probe {
         /// The other card.

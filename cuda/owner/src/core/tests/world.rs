@@ -404,7 +404,8 @@ impl World {
             | Action::RetireServer { .. }
             | Action::PollServer { .. }
             | Action::Probe { .. }
-            | Action::Tell { .. } => {}
+            | Action::Tell { .. }
+            | Action::TellQuantum(_) => {}
             Action::KillStranger { .. } | Action::Adopted { .. } => {}
         }
     }
