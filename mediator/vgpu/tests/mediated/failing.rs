@@ -256,7 +256,7 @@ fn card_without_post_is_rejected_with_remedy() {
         .err()
         .expect("the card is rejected")
         .to_string();
-    let found = "the card has not been initialised by its VBIOS: register 0x02240c reads 0x0, without bit 1; ";
+    let found = "the VBIOS has not initialized the card: register 0x02240c reads 0x0, without bit 1; ";
     let what_to_do = refused.strip_prefix(found).unwrap_or_else(|| panic!("{refused}"));
     assert!(what_to_do.starts_with("let the host's firmware run the VBIOS"), "{what_to_do}");
 }
