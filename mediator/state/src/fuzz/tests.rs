@@ -63,7 +63,7 @@ fn vms_that_have_changed_places_are_refused() {
             let (one, other) = card.vms.split_at_mut(1);
             std::mem::swap(&mut one[0].spaces, &mut other[0].spaces);
         })
-        .contains("are not for this use")
+        .contains("not owned by the VM")
     );
     // With swapped memory, the channels of one VM would use the tables of the other VM.
     assert!(
