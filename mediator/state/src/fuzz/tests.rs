@@ -90,7 +90,7 @@ fn a_guest_that_sees_other_channels_is_refused() {
     assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("view of channel 3 differs"));
     let larger = VGpuConfig { vram_bytes: 2 * VRAM, ..config() };
     gpu = VGpu::new(larger).unwrap();
-    assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("another kind"));
+    assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("a different configuration"));
 }
 
 #[test]
