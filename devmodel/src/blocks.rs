@@ -80,7 +80,7 @@ impl Cx<'_> {
         Some(place)
     }
 
-    /// Same as [`Cx::place`], but for an instance block whose address is in units of 4 KiB.
+    /// Same as [`Cx::place`] for an instance block whose address is in units of 4 KiB.
     pub fn instance(&mut self, at: At, written: u32, target: u32, page: u32) -> Option<Place> {
         self.place(at, written, target, page_address(page), INSTANCE_BYTES)
     }

@@ -103,7 +103,7 @@ mod tests {
         let holds = machine.residency.tick(&table, 0, |_| 100, None);
         assert_eq!(holds, [(ONE, true), (TWO, true)], "memory is moving for the quantum");
         let _ = machine.residency.plan(&table, 0, Demand::default());
-        // Simulate an operator who moves the other tenant's memory.
+        // Simulate a move of the other tenant's memory, as by the operator.
         begin(&mut machine, &table, TWO);
         assert_eq!(machine.round_ended(&table, MS, None), []);
         assert!(machine.residency.is_loading() && machine.is_paused(ONE) && machine.is_paused(TWO));

@@ -1,6 +1,7 @@
 //! Common parts of vGPUs and passed-through cards: device status ([`DeviceStatus`]), creation errors ([`DeviceError`]),
 //! client memory as host memory of a card ([`memory_of`]), memory that clients map for a BAR ([`WindowMemory`]), and a
-//! rate limit for page moves in this memory ([`Pace`]). The crates `vgpu` and `passthrough` handle accesses.
+//! rate limit for page moves in this memory ([`Pace`]). The crate does not handle accesses; `vgpu` and `passthrough`
+//! do.
 
 #![forbid(unsafe_code)]
 

@@ -242,7 +242,7 @@ impl Share {
         self.meters.time.record(ns, place);
     }
 
-    /// Same as [`Self::record`], but for the holder's CPU time.
+    /// Same as [`Self::record`] for the holder's CPU time.
     pub(crate) fn record_work(&self, ns: u64, place: Place) {
         self.meters.work.record(ns, place);
     }

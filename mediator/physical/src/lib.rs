@@ -4,7 +4,7 @@
 //! [`Physical`] is a card. [`GoingCard`] is a card to be handed over to another daemon. It is first halted
 //! ([`HaltedCard`]) and then saved ([`WrittenCard`]).
 //!
-//! The crate neither shares a card among VMs (`card-manager` does) nor supports CUDA cards.
+//! The crate does not share a card among VMs (`card-manager` does), and does not support CUDA cards.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! [`Rebalancer`] selects at most one VM per round, based on the given loads and time.
 //!
-//! The crate neither measures loads nor moves VMs; the daemon does both.
+//! The crate does not measure loads or move VMs; the daemon does both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -311,8 +311,7 @@ impl VmBackend {
         state.feeder().look_at_waits(Some(self.vm));
     }
 
-    /// Removes all state of the guest's driver from the card: channels, address spaces, and apertures. Keeps the VM's
-    /// memory.
+    /// Removes all state of the guest driver from the card: channels, address spaces, and apertures. Keeps VM memory.
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();
@@ -372,8 +371,7 @@ impl VmBackend {
     }
 
     /// Updates the shadows of a directory, or of all address spaces if `None`, and the apertures from the guest's
-    /// tables. After this call, neither the card's page tables nor its TLBs contain permissions that the guest has
-    /// revoked.
+    /// tables. Afterwards, neither the card's page tables nor its TLBs contain revoked permissions.
     pub(super) fn flush_spaces(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         self.counts.flushes += 1;
         self.memory.flush_apertures();
@@ -399,8 +397,8 @@ impl VmBackend {
         }
     }
 
-    /// Undoes the arrival of a VM that could not resume: removes channels that the guest has not bound, and restores
-    /// the setting for kept page tables.
+    /// Undoes the arrival of a VM that could not resume: removes unbound channels, and restores the setting for kept
+    /// page tables.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {
             let state = self.host.lock();

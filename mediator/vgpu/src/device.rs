@@ -51,8 +51,8 @@ pub(super) struct Client {
     pub(super) logs: bool,
 }
 
-/// The VM's status for operators, readable without the VM's lock. On request, the holder of this lock publishes a new
-/// status when it releases the lock.
+/// The VM's status for operators, readable without the VM's lock. On request, the lock's holder publishes it on
+/// release.
 #[derive(Debug, Default)]
 pub(super) struct StatusCell {
     pub(super) wanted: AtomicBool,
@@ -153,7 +153,7 @@ impl MediatedVm {
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
-    /// Locks the VM without side effects. Threads whose work must not overtake a deferred doorbell also call
+    /// Locks the VM without side effects. Threads that must not overtake a deferred doorbell call
     /// [`Core::complete_deferred`].
     #[track_caller]
     pub(super) fn core(&self) -> MailboxGuard<'_, Core> {

@@ -33,8 +33,8 @@ use std::sync::Arc;
 use vmm_glue::Link;
 use vram::{PagePool, TenantId};
 
-/// Maximum card memory for a VM's shadow tables, in bytes. A directory needs 64 KiB, and each 128 MiB of used address
-/// space needs 264 KiB.
+/// Maximum card memory for a VM's shadow tables in bytes. A directory needs 64 KiB, and 128 MiB of addresses need 264
+/// KiB.
 pub(crate) const POOL_BYTES: u64 = 128 << 20;
 
 /// The memory of a VM, and its address spaces.
@@ -91,8 +91,7 @@ impl Memory {
         &mut self.grants
     }
 
-    /// Returns the accumulated report of all synchronizations since the VM was created, and the number of those that
-    /// read tables.
+    /// Returns the accumulated report of all synchronizations, and the number of those that read tables.
     pub(crate) fn report(&self) -> (&SyncReport, u64) {
         (&self.report, self.syncs)
     }

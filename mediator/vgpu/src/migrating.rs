@@ -22,8 +22,7 @@ fn refused(error: ManagerError) -> MigrationError {
     }
 }
 
-/// Returns the error for a request that the device cannot handle in its current state. The server never makes such a
-/// request.
+/// Returns the error for a request that the device cannot handle in its state. The server makes no such requests.
 fn misplaced() -> MigrationError {
     MigrationError::failed("the device cannot handle this request in its current state")
 }

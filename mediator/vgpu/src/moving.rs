@@ -32,8 +32,7 @@ pub(super) struct Migrating {
     pub(super) tables: Option<SavedTables>,
     pub(super) side: SavedBackend,
     pub(super) departing: Departing,
-    /// Card time at which the state was saved, in ns. Set only if the VM continues with another client or at a later
-    /// time.
+    /// Card time at which the state was saved, in ns. Set only if the VM resumes with another client or later.
     pub(super) since_ns: Option<u64>,
 }
 
@@ -86,8 +85,8 @@ impl Drop for Left<'_> {
 
 impl MediatedVm {
     /// Moves this VM to `there`, a VM on another card that awaits its arrival. Neither VM may be served during the
-    /// move. A channel that does not leave its engines within `limit` is killed as hung. `there` may be served before
-    /// the result is dropped.
+    /// move. Channels that do not leave their engines within `limit` are killed. `there` may be served before the
+    /// result is dropped.
     ///
     /// # Errors
     /// Returns an error if the VM cannot move. In this case, the VM continues on this card, and the caller must release
@@ -139,8 +138,7 @@ impl MediatedVm {
     fn try_travel(&self, halted: &Halted) -> Result<Migrating, ManagerError> {
         halted.notify_ended_work();
         self.complete_deferred();
-        // Save both parts under the same lock. Work that arrives between two critical sections would be in neither
-        // part.
+        // Save both parts under the same lock. Otherwise, work that arrives in between would be in neither part.
         let core = self.core();
         if core.backend.has_segments() {
             return Err(ManagerError::Stays("the VM has mapped a shared segment"));
@@ -165,8 +163,7 @@ impl MediatedVm {
     }
 
     /// Takes over the memory of the apertures that the client of `old` has mapped. If `inhabited` is true, the memory
-    /// keeps its pages; otherwise, it counts as empty. Its contents do not change, because `old` may have to resume
-    /// with them.
+    /// keeps its pages; otherwise, it counts as empty. Its contents do not change, so that `old` can resume.
     ///
     /// # Errors
     /// Returns an error if the card rejects the memory.

@@ -91,8 +91,8 @@ impl Pending {
         }
     }
 
-    /// Returns two flags for a channel whose bind is pending: true if the guest has enabled it, and true if its
-    /// doorbell was rung.
+    /// Returns two flags for a channel with a pending bind: true if the guest has enabled it, and true if its doorbell
+    /// was rung.
     pub(crate) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }
@@ -123,8 +123,7 @@ impl Pending {
         true
     }
 
-    /// Queues work unless it is already queued. Returns `Some(true)` if it was added, or `None` if it has waited too
-    /// long.
+    /// Queues work unless it is already queued. Returns `Some(true)` if it was added, or `None` after too long a wait.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);

@@ -11,8 +11,7 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Polls doorbells under mapped apertures. Returns true if a doorbell was rung, or `None` if there are no such
-    /// doorbells.
+    /// Polls doorbells under mapped apertures. Returns true if one was rung, or `None` if there are none.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
         // The guest rang the deferred doorbell before any doorbell that this poll finds.
@@ -30,8 +29,7 @@ impl MediatedVm {
         })
     }
 
-    /// Starts the thread that polls doorbells under mapped apertures, if there are any and the thread is not running
-    /// yet.
+    /// Starts the thread that polls doorbells under mapped apertures, if there are any and it is not running.
     pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;

@@ -39,8 +39,7 @@ impl SavedOwn {
 #[derive(Debug)]
 pub struct SavedSide {
     own: SavedOwn,
-    /// Segments that the VM has mapped, if any. A program that does not support segments can take over a VM without
-    /// them.
+    /// Segments that the VM has mapped, if any. Programs without support for segments can take over VMs without them.
     segments: Option<SavedAttachments>,
     /// Apertures that the VMM maps, if any.
     apertures: Option<SavedRemap>,

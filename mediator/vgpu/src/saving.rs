@@ -94,8 +94,8 @@ pub struct Saving {
 }
 
 impl MediatedVm {
-    /// Halts the VM, which must not be served, and starts saving it. A channel that does not leave its engines within
-    /// `limit` is killed as hung.
+    /// Halts the VM, which must not be served, and starts saving it. Channels that do not leave within `limit` are
+    /// killed.
     ///
     /// # Errors
     /// Returns the errors of [`Self::check_movable`], or an error if the VM does not quiesce.
@@ -250,8 +250,8 @@ impl Reading {
     }
 }
 
-/// A saved VM that is being loaded. Its memory is written directly to the VM that awaits it. Its other state is
-/// checked, and kept until the end.
+/// A saved VM that is being loaded. Its memory is written directly to the receiving VM. Other state is checked and
+/// kept.
 #[must_use]
 pub struct Coming {
     there: Arc<MediatedVm>,
@@ -309,8 +309,7 @@ impl Coming {
         self.memory_bytes
     }
 
-    /// Returns the loaded state after all bytes have been processed. `strikes` is the number of strikes of the
-    /// receiving VM.
+    /// Returns the loaded state after all bytes were processed. `strikes` is the number of the receiving VM's strikes.
     ///
     /// # Errors
     /// Returns an error if bytes are missing.

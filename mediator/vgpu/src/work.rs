@@ -169,8 +169,7 @@ impl Work {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.polled?)))
     }
 
-    /// Returns the slot of a channel's USERD if the USERD is under a mapped aperture, so that doorbells cause no
-    /// messages.
+    /// Returns the slot of a channel's USERD that is under a mapped aperture, so that doorbells cause no messages.
     pub(crate) fn polled_at(&self, channel: VirtualChannelId) -> Option<Slot> {
         self.channels.get(&channel)?.polled
     }

@@ -2,8 +2,8 @@
 //!
 //! A guest VRAM page that contains the USERD of a bound channel is special, because the card uses the mediator's USERD
 //! page instead. Reads of the guest's page return the contents of the mediator's page, and writes forward only the
-//! doorbell word. All accesses use [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so aliased mappings are
-//! covered, too.
+//! doorbell word. All accesses use [`VmBackend::guest_read`] and [`VmBackend::guest_write`], which covers aliased
+//! mappings.
 
 use super::VmBackend;
 use devmodel::backend::{Aperture, Denied, NoMemory, WriteFailure};
@@ -38,8 +38,7 @@ impl VmBackend {
         })
     }
 
-    /// Writes guest VRAM for the CPU. If the write rings a doorbell, it is submitted at the end of the access
-    /// ([`Self::submit_doorbell`]).
+    /// Writes guest VRAM for the CPU. If this rings a doorbell, it is submitted later ([`Self::submit_doorbell`]).
     pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.by_page(address, data.len(), |this, at, range| {
             let data = &data[range];
@@ -66,8 +65,8 @@ impl VmBackend {
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
     }
 
-    /// Handles a guest CPU write for which no memory is free. Returns true if the write must be retried, or false if it
-    /// is lost.
+    /// Handles a guest CPU write for which no memory is free. Returns true if the write must be retried, false if it is
+    /// lost.
     pub(crate) fn write_waits(&mut self) -> bool {
         let first = self.writes.is_first();
         if self.writes.waits(&self.host.lock(), self.vm) {

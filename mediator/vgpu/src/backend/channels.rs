@@ -200,18 +200,16 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Ends a channel that the card's interrupt thread has retired, and returns its instance block. Returns `None`,
-    /// without any effect, if the guest has already unbound the channel, because another channel may use its number
-    /// now.
+    /// Ends a channel that the card's interrupt thread has retired, and returns its instance block. Returns `None` if
+    /// the guest has already unbound the channel, because another channel may have the same number now.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;
         self.work.instance(channel)
     }
 
-    /// Removes a channel from the card, and its work area from its address space, so that its number can be reused. A
-    /// channel that does not leave its engines immediately keeps its work area until it has left
-    /// ([`Self::channels_left`]).
+    /// Removes a channel from the card, and its work area from its address space, so that its number can be reused. Its
+    /// work area remains until it has left its engines ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);
         let bound = self.work.take_bound(channel);
@@ -252,8 +250,8 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Removes the work area of a channel that has left the card from its address space. Returns true if the card can
-    /// no longer access the work area.
+    /// Removes the work area of a channel that has left the card from its address space. Returns true if it is no
+    /// longer accessible.
     fn unmap_own(&mut self, bound: Bound) -> bool {
         let pages = own_pages(self.host.layout(), bound);
         let unmapped = self.memory.unmap_host(bound.space, &pages);

@@ -302,8 +302,7 @@ impl VmBackend {
         }
     }
 
-    /// Same as [`Self::choose_polled`], but for a VM that was taken over. A GP_PUT that the guest has written to such a
-    /// USERD counts as new.
+    /// Same as [`Self::choose_polled`] for a VM that was taken over. A GP_PUT in such a USERD counts as new.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {
@@ -313,8 +312,8 @@ impl VmBackend {
         }
     }
 
-    /// Polls for doorbells that cause no messages, and updates the progress that the guest sees. Returns true if a
-    /// doorbell was rung.
+    /// Polls for doorbells that cause no messages, and updates the progress that the guest sees. Returns true if one
+    /// was rung.
     pub(crate) fn poll(&mut self) -> bool {
         let mut found = false;
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {

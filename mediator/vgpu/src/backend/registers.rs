@@ -44,8 +44,8 @@ impl Backend for VmBackend {
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        // A flush of an aperture uses the hub's form, and a flush of a channel may use either form, so look up the
-        // shadow in both cases.
+        // A flush of an aperture uses the hub's form, and that of a channel either form, so look up the shadow in both
+        // cases.
         if let Err(error) = self.flush_spaces(directory) {
             tracing::error!(vm = %self.vm, %error, "cannot execute a guest's TLB flush on the card");
         }
@@ -119,15 +119,14 @@ impl Backend for VmBackend {
     }
 
     fn block_engines(&mut self, engines: u32, blocked: bool) {
-        // Pause all channels of the VM while any engine is blocked, because it is unknown which engine a channel uses
-        // next.
+        // Pause all channels of the VM while any engine is blocked, because a channel's next engine is unknown.
         let paused = self.work.block(engines, blocked) || self.moves_wait();
         self.pause(paused);
     }
 
     fn reset_engine(&mut self, _engine: u32) {
         // The engine is shared, and the guest only wants to restart its own work. Preempt its channels, and save their
-        // state in its memory.
+        // state.
         let mut state = self.host.lock();
         self.work.channels().into_iter().for_each(|channel| state.clear_engines(self.vm, channel));
     }

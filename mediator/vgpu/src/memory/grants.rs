@@ -33,8 +33,7 @@ impl Grants {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
-    /// Restores the grants from the RAM regions mapped for the card, the kept page tables, and the apertures that the
-    /// VMM maps.
+    /// Restores the grants from the mapped RAM regions, the kept page tables, and the apertures that the VMM maps.
     pub(super) fn restored(
         vm: TenantId,
         link: Link,
@@ -160,8 +159,7 @@ impl Grants {
         Some(())
     }
 
-    /// Returns the card's address of a guest VRAM page. Places an unplaced page, because the GPU can write the page
-    /// without notifying the mediator.
+    /// Returns the card's address of a guest VRAM page. Places an unplaced page, because GPU writes are not trapped.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {

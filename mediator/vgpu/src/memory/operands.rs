@@ -56,8 +56,8 @@ impl<'a> Names<'a> {
         count
     }
 
-    /// Calls `each` with one address for every `step` bytes of the memory to which a push buffer refers, and with the
-    /// number of bytes at this address.
+    /// Calls `each` with one address for every `step` bytes of memory to which a push buffer refers, and the number of
+    /// bytes.
     pub(crate) fn each(&mut self, bytes: &[u8], step: u64, mut each: impl FnMut(GpuVa, u64)) {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         let words: Vec<u32> = bytes.chunks_exact(4).map(word).collect();
@@ -144,8 +144,7 @@ struct Walk<'a, F> {
     each: F,
 }
 
-/// Calls `each` with the start and size in bytes of each range to which `words` refers. `words` must start with a
-/// header.
+/// Calls `each` with the start and size in bytes of each range to which `words` refers. `words` starts with a header.
 fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
     let mut walk = Walk { objects, data: BTreeMap::new(), each };
     let mut words = words.iter().copied();

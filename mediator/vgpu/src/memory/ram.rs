@@ -27,8 +27,8 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Unmaps the region for the card. If `reachable` is true, its I/O addresses are never reused, because the card's
-    /// TLBs may still contain them.
+    /// Unmaps the region for the card. If `reachable` is true, its I/O addresses are not reused, because TLBs may
+    /// contain them.
     pub(crate) fn give_back(self, host: &ManagedCard, vm: TenantId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {

@@ -31,8 +31,7 @@ use std::sync::Arc;
 use vm_device::WindowMemory;
 use vmm_glue::{Mapping, MmapArea, RegionIndex};
 
-/// Size of the trapped part at the start of BAR1 in bytes, a multiple of 2 MiB. nouveau places the doorbells of all
-/// channels (512 KiB) in this part.
+/// Size in bytes of the trapped start of BAR1, a multiple of 2 MiB. nouveau places all doorbells (512 KiB) there.
 pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 
 /// A part of a BAR that shows guest VRAM and can be mapped by a client.
@@ -262,8 +261,7 @@ impl Remap {
         }
     }
 
-    /// Returns the file under a window, and the part of the region that it backs, or `None` if the whole window is
-    /// trapped.
+    /// Returns the file under a window, and the part of the region that it backs, or `None` if the window is trapped.
     pub(crate) fn area(&self, showing: MappedWindow) -> Option<(Arc<OwnedFd>, MmapArea)> {
         self.window(showing).map(|window| window.memory.area())
     }
@@ -375,8 +373,8 @@ impl Remap {
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns a page and its new target, if its target in the guest's tables has changed. `vram_bytes` is the size of
-    /// the guest's VRAM.
+    /// Returns a page and its new target, if its target in the guest's tables has changed. `vram_bytes` is the VRAM
+    /// size.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,

@@ -36,9 +36,8 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have other address spaces.
-    /// The adopted ones do not map guest memory before [`Self::prepare`]. Returns the old and the new address of each
-    /// directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no others. They do not map
+    /// guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -93,7 +92,7 @@ impl Memory {
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
-    /// Same as [`Self::prepare`], but for all address spaces.
+    /// Same as [`Self::prepare`] for all address spaces.
     pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         let host = Arc::clone(&self.host);
         for space in self.shadows.ids().collect::<Vec<_>>() {
@@ -199,7 +198,7 @@ impl Memory {
         self.shadows.log_ram(on);
     }
 
-    /// Returns the ranges of guest RAM that shadows have mapped since the last call. See
+    /// Returns the guest RAM ranges that shadows have mapped since the last call. See
     /// [`AddressSpaces::take_named_ram`].
     pub(crate) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.shadows.take_named_ram(range, goes_on)
@@ -232,7 +231,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Same as [`Self::lend`], but for all memory that the client lends. Also removes regions that are no longer lent.
+    /// Same as [`Self::lend`] for all memory that the client lends. Also removes regions that are no longer lent.
     pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), ManagerError> {
         let (gone, new) = self.grants.ram().difference(lent);
         gone.into_iter().for_each(|(gpa, size)| self.withdraw(gpa, size));
@@ -244,8 +243,7 @@ impl Memory {
         // Remove the grant first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
-        // Wait until all earlier writes have arrived. A late write would be lost, or would corrupt the memory for its
-        // next owner.
+        // Wait until all earlier writes have arrived. A late write would be lost, or would corrupt reused memory.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
             tracing::error!(vm = %self.vm, %error, "the card's TLBs may still contain memory that was withdrawn");

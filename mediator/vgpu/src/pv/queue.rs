@@ -1,7 +1,6 @@
 //! Reads batches from guest memory, and writes the replies.
 //!
-//! Rings, descriptors and batches are copied once before they are parsed, because the guest may change them at any
-//! time.
+//! Rings, descriptors and batches are copied once before they are parsed, because the guest may modify them.
 
 use super::Interface;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};

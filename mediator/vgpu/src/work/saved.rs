@@ -1,5 +1,4 @@
-//! Saved form of a guest's channels. The card's saved channels show which of them are on the card, and their address
-//! spaces.
+//! Saved form of a guest's channels. The card's saved channels show which are on the card, and their address spaces.
 
 use super::{Bound, Channel, Runlist, Work};
 use crate::memory::Objects;

@@ -1,4 +1,4 @@
-//! Tests what a doorbell costs its guest and other users of the card's lock.
+//! Tests the cost of doorbells for their guest, and for other users of the card's lock.
 
 use super::handover::handover;
 use super::saving::ram_of;

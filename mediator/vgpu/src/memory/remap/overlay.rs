@@ -20,8 +20,7 @@ impl Overlay {
         self.0.keys().map(|page| page * SMALL_PAGE)
     }
 
-    /// Copies these pages over `data`, which consists of the whole pages from address `at` on. Returns true if any page
-    /// was copied.
+    /// Copies these pages over `data`, whose pages start at address `at`. Returns true if any page was copied.
     pub(crate) fn lay_over(&self, at: u64, data: &mut [u8]) -> bool {
         let first = at / SMALL_PAGE;
         let pages = first..first.saturating_add(data.len() as u64 / SMALL_PAGE);
