@@ -162,7 +162,7 @@ impl ManagedCard {
         Ok(lent + self.carry(vm, rest, to, its, &Known::Zeros)?)
     }
 
-    /// Permits a VM's memory to return to the card, because the VM does not move away.
+    /// Permits a VM's memory to return to the card, because the VM stays on this card.
     pub fn stays(&self, vm: TenantId) {
         self.lock().memory.set_migrating(vm, false);
         self.look_again();

@@ -170,7 +170,7 @@ pub(crate) struct Remap {
     /// Set while the guest's driver state is being removed. No pages move during this time.
     pub(crate) closing: bool,
     warned: bool,
-    /// Set if the card's TLBs may still contain memory that no table maps.
+    /// True if the card's TLBs may still map memory that no page table maps.
     pub(crate) stale: bool,
     pub(crate) counts: RemapCounts,
 }

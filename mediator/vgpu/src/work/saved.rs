@@ -49,7 +49,6 @@ impl Work {
                 // Recomputed by the next process.
                 polled: _,
                 seen: _,
-                // The next process determines these again.
                 objects: _,
                 bindings: _,
             } = channel;
