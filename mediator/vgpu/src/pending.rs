@@ -1,6 +1,7 @@
 //! A VM's work that waits for memory, with a time limit.
 //!
-//! No thread waits for memory while it holds a lock. Work without memory is recorded, and the mover is notified. When the mover notifies the VM that memory is available, the VM retries all of this work.
+//! No thread waits for memory while it holds a lock. Work without memory is recorded, and the mover is notified. When
+//! the mover notifies the VM that memory is available, the VM retries all of this work.
 
 mod saved;
 

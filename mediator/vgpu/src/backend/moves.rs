@@ -66,7 +66,7 @@ impl VmBackend {
         self.refresh(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show the pages at `base` immediately. The VM must have no work on the card.
+    /// Maps the pages at `base` into PRAMIN immediately. The VM must have no work on the card.
     pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh_at_once(MappedWindow::Pramin);
