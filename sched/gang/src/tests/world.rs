@@ -50,11 +50,11 @@ pub(super) struct Rank {
     pub(super) gate: Gate,
     /// Number of kernels submitted by this rank.
     pub(super) submitted: u64,
-    /// True if the card's owner was told that the rank has work.
+    /// True if the card's owner was notified that the rank has work.
     asked: bool,
     /// Last time at which the gate was open, in ns.
-    /// Longest time in which the gate was closed while the rank had work, in ns.
     last_ran: u64,
+    /// Longest time for which the gate was closed while the rank had work, in ns.
     pub(super) longest_gap: u64,
 }
 
