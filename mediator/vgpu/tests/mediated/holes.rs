@@ -31,8 +31,9 @@ use vram::TenantId;
 
 /// Size of the card in MiB, which is enough for three VMs, the mediator, and shadow tables.
 const CARD_MIB: u32 = 96;
-/// Size of each VM's VRAM and of its RAM in bytes.
+/// Size of each VM's VRAM in bytes.
 const SHARE_BYTES: u64 = VM_MIB * MIB;
+/// Size of each VM's RAM in bytes.
 const RAM: u64 = MIB;
 const EVIL: TenantId = TenantId(0);
 const GOOD: TenantId = TenantId(1);
