@@ -586,7 +586,7 @@ mod tests {
             bar1_bytes: 100 << 20,
             bar3_bytes: 64 << 20,
         };
-        let error = PciConfig::new(&bad).expect_err("refused").to_string();
+        let error = PciConfig::new(&bad).expect_err("the size was accepted").to_string();
         assert_eq!(error, "BAR1 of 0x6400000 bytes: a BAR must be a power of two of at least 4 KiB");
     }
 }

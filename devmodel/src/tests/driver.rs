@@ -329,7 +329,7 @@ fn invalid_vgpu_config_error_names_problem() {
     let refused = |change: fn(&mut crate::VGpuConfig)| {
         let mut config = crate::VGpuConfig::of_chip(&GF100, VRAM, std::sync::Arc::from([]));
         change(&mut config);
-        crate::VGpu::new(config).expect_err("refused").to_string()
+        crate::VGpu::new(config).expect_err("the configuration was accepted").to_string()
     };
     assert_eq!(
         refused(|config| config.vram_bytes = (20 << 20) + 1),

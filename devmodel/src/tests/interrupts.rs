@@ -320,7 +320,7 @@ fn the_alarm_rings_at_its_time() {
     rig.wr(0x009420, 0x0000_1000);
     assert_eq!(rig.gpu.alarm_at(), None, "the alarm interrupt is disabled");
     rig.wr(0x009140, 1);
-    let at = rig.gpu.alarm_at().expect("set");
+    let at = rig.gpu.alarm_at().expect("the alarm is set");
     assert!(at > rig.mock.now && at < rig.mock.now + 0x3000);
     rig.gpu.tick(&mut rig.mock);
     assert_eq!(rig.mock.messages(), 0);

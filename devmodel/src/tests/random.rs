@@ -74,10 +74,10 @@ fn apply(rig: &mut Rig, op: &Op) {
     let Rig { gpu, mock } = rig;
     match op {
         Op::Read(at, len) => gpu.bar0_read(*at, &mut vec![0; *len], mock),
-        Op::Write(at, data) => gpu.bar0_write(*at, data, mock).expect("memory"),
+        Op::Write(at, data) => gpu.bar0_write(*at, data, mock).expect("memory is available"),
         Op::Register(which, index, value) => {
             let line = &REGISTERS[*which];
-            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("declared");
+            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("the register is declared");
             let at = info.offset + (index % info.count) * info.stride;
             gpu.bar0_write32(at, *value, mock);
             gpu.bar0_read32(at, mock);
@@ -85,7 +85,7 @@ fn apply(rig: &mut Rig, op: &Op) {
         Op::Config(at, data) => gpu.config_write(*at, data, mock),
         Op::Aperture(bar1, at, data) => {
             let aperture = if *bar1 { Aperture::Bar1 } else { Aperture::Bar3 };
-            gpu.aperture_write(aperture, *at, data, mock).expect("memory");
+            gpu.aperture_write(aperture, *at, data, mock).expect("memory is available");
             gpu.aperture_read(aperture, *at, &mut vec![0; data.len()], mock);
         }
         Op::NonStall(engine) => gpu.non_stall(*engine, mock),
@@ -189,7 +189,7 @@ proptest! {
             prop_assert_eq!(moved.mock.take(), kept.mock.take());
         }
         for line in REGISTERS {
-            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("declared");
+            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("the register is declared");
             for index in 0..info.count.min(130) {
                 let at = info.offset + index * info.stride;
                 prop_assert_eq!(moved.rd(at), kept.rd(at), "{}.{}[{}]", line.block, line.name, index);
@@ -238,7 +238,7 @@ proptest! {
         let mut fresh = Rig::new();
         fresh.mock.now = 0;
         for line in REGISTERS {
-            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("declared");
+            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("the register is declared");
             for index in 0..info.count.min(130) {
                 let at = info.offset + index * info.stride;
                 prop_assert_eq!(rig.rd(at), fresh.rd(at), "{}.{}[{}]", line.block, line.name, index);

@@ -59,7 +59,7 @@ fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
 /// # Panics
 /// Panics if `body` panics, or if a schedule deadlocks or does not terminate.
 pub fn try_schedules(count: usize, body: fn()) {
-    let times = std::env::var(TIMES).ok().map_or(1, |times| times.parse().expect("a number"));
+    let times = std::env::var(TIMES).ok().map_or(1, |times| times.parse().expect("the factor is a number"));
     let half = count.div_ceil(2) * times;
     assert_eq!(run(RandomScheduler::new_from_seed(SEED, half), body), half);
     assert_eq!(run(PctScheduler::new_from_seed(SEED, CHANGES, half), body), half);

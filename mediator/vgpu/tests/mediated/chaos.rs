@@ -123,7 +123,7 @@ fn unmapped_ram_is_out_of_reach_while_memory_moves() {
             driver.wait(&channel);
             assert!(driver.vram_holds(at, PAGES, 2 + round), "round {round}");
             // The guest's tables still map this RAM.
-            let file = driver.guest.unmap_ram(GPA).expect("RAM");
+            let file = driver.guest.unmap_ram(GPA).expect("the region is mapped");
             assert_eq!(rustix::io::pwrite(&file, &[0x5a; 16], 0), Ok(16));
             if round == 11 {
                 driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
@@ -211,7 +211,11 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
     let mut driver = driver_of(&rig, 0, 2 * CHUNKS);
     let channel = driver.channel(1);
     let limit = |quota| {
-        rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota, ..Limits::default() }).expect("a quota")
+        rig.host
+            .lock()
+            .memory_mut()
+            .set_limits(TenantId(0), Limits { quota, ..Limits::default() })
+            .expect("the limits are valid")
     };
     let account = || rig.usage().0.vms[&TenantId(0)];
     // The driver's own memory has lower addresses.

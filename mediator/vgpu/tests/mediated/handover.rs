@@ -199,7 +199,7 @@ fn kernel(driver: &mut Driver, channel: &mut Channel, number: u32, found: u64) {
         ".kernel k\nS2R R0, SR_TID.X\nSHL R0, R0, 2\nMOV32I R1, {found:#x}\nIADD R0, R0, R1\nMOV32I R2, {number:#x}\n\
          ST [R0], R2\nEXIT\n"
     );
-    let program = sm20::assemble(&source).expect("a program");
+    let program = sm20::assemble(&source).expect("the source is valid");
     let code = driver.buffer(channel, CODE, 1, 0);
     driver.guest.vram_write(code, &program.bytes());
     let words = [

@@ -243,7 +243,7 @@ impl Scene {
     /// Returns the VRAM address of an address in a VM's VRAM.
     fn on_card(&self, vm: TenantId, at: u64) -> u64 {
         let place = self.rig.host.lock().vram_mut().place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
-        place.card().expect("on the card").0
+        place.card().expect("the chunk is on the card").0
     }
 
     /// Returns the card's instance block for a VM's channel.

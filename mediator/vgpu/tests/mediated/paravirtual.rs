@@ -83,7 +83,7 @@ fn interface_exists_only_where_it_is_offered() {
     assert_eq!(capability(&mut stock), None);
     assert_ne!(stock.rd(OFFSET + register::SIGNATURE), pv::abi::SIGNATURE);
     let mut knowing = rig.guest_with(1, &knowing(None));
-    let [bar, offset, features] = capability(&mut knowing).expect("a capability");
+    let [bar, offset, features] = capability(&mut knowing).expect("the capability exists");
     assert_eq!((bar, offset), (0, OFFSET));
     assert_eq!(features & (feature::TABLES | feature::SHARE | feature::SHARE_ABROAD), feature::TABLES | feature::SHARE);
     assert_eq!(knowing.rd(offset + register::SIGNATURE), pv::abi::SIGNATURE);

@@ -20,7 +20,7 @@ const VALUE: u32 = 0x5a5a_0001;
 /// channel's work ends.
 fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     let source = format!(".kernel k\nMOV32I R0, {TARGET:#x}\nMOV32I R1, {VALUE:#x}\nST [R0], R1\nEXIT");
-    let program = sm20::assemble(&source).expect("a program");
+    let program = sm20::assemble(&source).expect("the source is valid");
     let code = driver.buffer(channel, CODE, 1, 0);
     driver.guest.vram_write(code, &program.bytes());
     driver.buffer(channel, A, 1, 1);
@@ -87,7 +87,7 @@ fn ram_taken_back_by_vm_includes_earlier_posted_writes() {
     assert_eq!(driver.guest.ram_word(16 * MIB), 0, "the store is in flight");
     let mut file = std::fs::File::from(driver.guest.unmap_ram(16 * MIB).expect("the memory was lent"));
     let mut word = [0; 4];
-    file.read_exact(&mut word).expect("RAM");
+    file.read_exact(&mut word).expect("the RAM is readable");
     assert_eq!(u32::from_le_bytes(word), VALUE);
     rig.card.hold_posted_writes(false);
     assert_eq!(rig.card.counters().lost, 0);

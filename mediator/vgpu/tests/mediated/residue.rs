@@ -78,7 +78,7 @@ fn looks() -> String {
 
 /// Runs a kernel with the maximum number of threads on all multiprocessors, and waits for it to complete.
 fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
-    let program = sm20::assemble(source).expect("a program");
+    let program = sm20::assemble(source).expect("the source is valid");
     let code = driver.buffer(channel, CODE, 1, 0);
     driver.guest.vram_write(code, &program.bytes());
     let chip = rig.host.info().chip;

@@ -84,7 +84,7 @@ proptest! {
             }
             prop_assert_eq!(remap.homes.len(), wanted.len());
             for (page, slots) in &wanted {
-                let home = remap.home(u64::from(*page)).expect("a home");
+                let home = remap.home(u64::from(*page)).expect("the page has a home");
                 prop_assert!(slots.contains(&home));
                 prop_assert!(!home.gives_way() || slots.iter().all(|slot| slot.gives_way()), "PRAMIN keeps {page}");
                 let waiting = remap.waiting.get(page).map_or(0, Vec::len);
@@ -157,7 +157,9 @@ fn whereabouts_distinguish_split_ranges() {
     assert_eq!(remap.whereabouts(at(30), 4 * SMALL_PAGE), Home::Apart);
     assert_eq!(remap.whereabouts(at(37), SMALL_PAGE), Home::Chunk);
     remap.book(MappedWindow::Bar3, &changes[5..]);
-    let Home::Host(first) = remap.whereabouts(at(32), LARGE_PAGE) else { panic!("apart") };
+    let Home::Host(first) = remap.whereabouts(at(32), LARGE_PAGE) else {
+        panic!("the pages are not contiguous in host memory")
+    };
     assert_eq!(remap.whereabouts(at(35), SMALL_PAGE), Home::Host(first.offset(3 * SMALL_PAGE)));
     assert_eq!(first.0 % LARGE_PAGE, 0);
     // PRAMIN moves in steps of 64 KiB, so a large page in it may be unaligned for the card.

@@ -177,7 +177,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     let before: Vec<u64> = {
         let mut state = rig.host.lock();
         let at = |mib: u64| state.vram_mut().place(super::IDLE, nvspec::addr::GuestVramAddr(mib * 2 * MIB), PAGE);
-        (0..SHARE_BYTES / (2 * MIB)).filter_map(at).map(|at| at.card().expect("on the card").0).collect()
+        (0..SHARE_BYTES / (2 * MIB)).filter_map(at).map(|at| at.card().expect("the chunk is on the card").0).collect()
     };
     let mut held = vec![0; PAGE as usize];
     super::card_vram(&rig, *before.last().unwrap(), &mut held);

@@ -122,7 +122,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
     // Remove the owner. VMs that have attached the segment keep it, but it can no longer be found.
-    one.guest.remove().expect("removed");
+    one.guest.remove().expect("the VM can be removed");
     two.guest.vram_write(to, &[0; 2 * PAGE as usize]);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
