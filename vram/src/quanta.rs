@@ -408,7 +408,7 @@ impl Quanta {
     }
 }
 
-/// Returns the VM that follows `holder` among the members for which `may` returns true. `holder` may have been removed
+/// Returns the VM after `holder` among the members that satisfy `may`. `holder` may have been removed
 /// already.
 fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
