@@ -234,7 +234,7 @@ impl Quanta {
         since.map(|since| turn.quantum_ns.saturating_sub(now_ns.saturating_sub(since)))
     }
 
-    /// Returns the measured bandwidth of copies in bytes per second, or 0 before the first copy.
+    /// Returns the measured copy bandwidth in bytes per second, or 0 before the first copy.
     #[must_use]
     pub fn bandwidth(&self) -> u64 {
         self.bandwidth
@@ -336,7 +336,7 @@ impl Quanta {
         self.watches() && !self.sets.fit(0) && self.members().len() > 1
     }
 
-    /// Returns true if the next decision depends on the bandwidth of copies, which has not been measured yet.
+    /// Returns true if the next decision depends on the copy bandwidth, which has not been measured yet.
     #[must_use]
     pub fn wants_bandwidth(&self) -> bool {
         self.bandwidth == 0 && self.detects()
@@ -541,7 +541,7 @@ impl Quanta {
     }
 }
 
-/// Returns the VM that follows `holder` among the members for which `may` returns true. `holder` may have been removed
+/// Returns the VM after `holder` among the members that satisfy `may`. `holder` may have been removed
 /// already.
 fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));

@@ -46,7 +46,7 @@ pub(super) struct Member {
     round: u64,
     /// Timestamp of the request that the last gather served.
     age: u64,
-    /// True if the home has told the gang to compete.
+    /// True if the home has instructed the gang to compete.
     competes: bool,
     paused: bool,
     /// True if the gang has work on this card.
