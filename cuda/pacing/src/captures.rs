@@ -28,12 +28,12 @@ impl Captures {
         self.open.load(Ordering::SeqCst) > 0
     }
 
-    /// Counts a capture that is about to begin.
+    /// Counts a capture as about to begin.
     pub fn begins(&self) {
         self.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records that the counted capture has begun in a stream of a context or has failed to begin.
+    /// Records that a counted capture has begun in a stream of a context, or has failed to begin.
     pub fn begun(&self, context: u64, stream: Stream, succeeded: bool) {
         if !succeeded || !self.origins().insert((context, stream)) {
             self.open.fetch_sub(1, Ordering::SeqCst);

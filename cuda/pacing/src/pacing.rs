@@ -78,7 +78,7 @@ impl Pacing {
             }
             std::thread::sleep(Duration::from_micros(20));
         }
-        // A context in which a stream captures must not be synchronised.
+        // A context with a capturing stream must not be synchronized.
         while !(!captures.any() && self.synchronize(contexts) || self.fences.have_passed(captures)) {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return false;

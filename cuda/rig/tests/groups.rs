@@ -274,7 +274,7 @@ fn fault_ends_the_clients_of_its_group_only() {
     assert!(faulty.line().contains("700"), "CUDA_ERROR_ILLEGAL_ADDRESS");
     lost(member);
     let text = events(&rig, "mps_lost", 1).join("\n");
-    assert!(text.contains("share group `g`: a program of the group made a fault"), "{text}");
+    assert!(text.contains("share group `g`: a program of the group caused a fault"), "{text}");
     assert!(text.contains(&format!("`cuda-program` ({pid})")), "{text}");
     works(&mut other);
     drop(faulty.child.wait());
