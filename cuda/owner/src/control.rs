@@ -126,7 +126,7 @@ fn rules(rules: &Rules, chunk_bytes: u64) -> Result<(sched::Config, vram::balanc
 }
 
 /// Error for requests after the owner's thread has ended.
-const ENDED: &str = "the owner has ended";
+const ENDED: &str = "the owner has exited";
 /// Error for moves that the driver does not support.
 const NO_MOVES: &str = "NVIDIA's driver cannot move programs between cards: install version 580 or later";
 
@@ -243,7 +243,7 @@ fn promise<T: Send + 'static>(
         }
         (done, moves)
     });
-    match tried.ok_or("the owner has ended")? {
+    match tried.ok_or("the owner has exited")? {
         (Ok(done), _) => Ok(Ok(done)),
         (Err(refused), true) => Ok(Err(Answer::Moving(refused.to_string()))),
         (Err(refused), false) => Err(refused.to_string()),
@@ -252,7 +252,7 @@ fn promise<T: Send + 'static>(
 
 /// Returns the tenant's settings in the core's form, and the access rights of its socket.
 fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String> {
-    let chunk = server.call(|core| core.config().chunk_bytes).ok_or("the owner has ended")?;
+    let chunk = server.call(|core| core.config().chunk_bytes).ok_or("the owner has exited")?;
     let chunks = |bytes: u64| u32::try_from(bytes / chunk.max(1)).unwrap_or(u32::MAX);
     let (memory, time) = (&tenant.memory, &tenant.time);
     let class = serde_json::from_value(time.class.as_str().into());

@@ -212,7 +212,7 @@ fn obey(server: &Server, line: &str) -> Result<()> {
         return Ok(());
     }
     let change: Change = serde_json::from_str(line).with_context(|| format!("`{line}` is not a change of a tenant"))?;
-    server.call(move |core| change.apply(core)).context("the owner has ended")?
+    server.call(move |core| change.apply(core)).context("the owner has exited")?
 }
 
 fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
@@ -247,7 +247,7 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
         if options.suspend {
             spec.on_stuck = OnStuck::Suspend;
         }
-        server.call(move |core| core.add_tenant(spec)).context("the owner has ended")??;
+        server.call(move |core| core.add_tenant(spec)).context("the owner has exited")??;
     }
     let (ask, asked) = std::sync::mpsc::channel();
     // The process exits when its standard input is closed.
@@ -263,7 +263,7 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
             continue;
         }
         let (view, clock_ns) =
-            server.call(|core| (core.view(u64::MAX), core.clock_ns())).context("the owner has ended")?;
+            server.call(|core| (core.view(u64::MAX), core.clock_ns())).context("the owner has exited")?;
         println!("{}", describe(&view, clock_ns));
         std::io::stdout().flush()?;
         if line.is_none() {

@@ -67,7 +67,7 @@ impl MpsServers {
         let made =
             std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(folder.join(RECORD), record(group, user)));
         if let Err(error) = made {
-            let why = format!("the folder {} cannot be made: {error}", folder.display());
+            let why = format!("the folder {} cannot be created: {error}", folder.display());
             return self.notes.put(Note::Event(unavailable(why)));
         }
         let config = MpsConfig { program: options.program.clone(), folder, card: options.card.clone(), user };

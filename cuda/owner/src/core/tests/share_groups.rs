@@ -264,7 +264,7 @@ fn lost_server_is_reported_with_its_programs() {
     // One of the programs exits before the owner learns the reason.
     world.leave(two);
     report(&mut world, Report::Lost { clients: BTreeSet::from(pids), why: "it ended".to_owned() });
-    report(&mut world, Report::Unavailable { why: "it ended; it is started again".to_owned() });
+    report(&mut world, Report::Unavailable { why: "it exited; it will be restarted".to_owned() });
     let incidents = world.core.take_incidents();
     let [Incident { tenant, action: cuda_control::Action::ServerEnded { why, programs } }] = &incidents[..] else {
         panic!("{incidents:?}")
