@@ -49,8 +49,8 @@ fn runs(world: &World, session: SessionId) -> bool {
     world.programs[&session].run.is_some()
 }
 
-/// Reports the use of all open gates while time passes. Returns the time for which several sessions' gates were open
-/// concurrently, and the time for which each gate was open, in ms.
+/// Reports the use of all open gates while time passes. Returns the time in ms during which several sessions' gates
+/// were open concurrently, and the time during which each gate was open.
 fn observe(world: &mut World, sessions: &[SessionId], ms: u64) -> (u64, Vec<u64>) {
     let (mut both, mut each) = (0, vec![0; sessions.len()]);
     for _ in 0..ms / 2 {

@@ -96,7 +96,7 @@ impl Programs {
             let _ = child.wait();
             let Some(program) = self.lock().remove(&child.id()) else { return };
             if let Some(reply) = program.restoring {
-                let _ = reply.send(Err("the new worker could not continue the program, which has lost its context".to_owned()));
+                let _ = reply.send(Err("the new worker could not continue the program".to_owned()));
             }
             match program.pending {
                 Some(pending) if is_saved => match self.start_worker(files, Some(pending)) {
