@@ -136,7 +136,7 @@ fn packed(address: u64, part: &BoxCopy) -> End {
     End { kind: HOST, address, pitch: part.width, rows: part.height, ..End::default() }
 }
 
-/// Encodes a message: the staging piece, and the card's end of the copy.
+/// Encodes a message: the staging buffer, and the card's end of the copy.
 fn words(piece: u64, stream: u64, part: &BoxCopy, is_out: bool) -> Vec<u64> {
     let mut copy = *part;
     *(if is_out { &mut copy.to } else { &mut copy.from }) = packed(0, part);

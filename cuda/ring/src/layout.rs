@@ -87,7 +87,7 @@ pub mod control {
     pub const CALLBACKS: u64 = 0x400;
     /// Maximum number of posted callbacks that have not completed. A power of two.
     pub const CALLBACK_COUNT: u64 = 64;
-    /// Counters of completed uses, one word for each piece of the staging blob.
+    /// Counters of completed uses, one word per staging buffer.
     pub const PIECES: u64 = 0x800;
     /// Offset of the first slot.
     pub const SLOTS: u64 = 0x1000;
@@ -129,11 +129,11 @@ pub mod ring {
     pub const BYTES: u64 = SIDE + SIDE_BYTES;
 }
 
-/// The staging blob: pieces for copies.
+/// The staging blob: buffers for copies.
 pub mod staging {
-    /// Size of a piece in bytes.
+    /// Size of a buffer in bytes.
     pub const PIECE_BYTES: u64 = 1 << 20;
-    /// Number of pieces.
+    /// Number of buffers.
     pub const PIECE_COUNT: u64 = 32;
     /// Size of the blob.
     pub const BYTES: u64 = PIECE_BYTES * PIECE_COUNT;

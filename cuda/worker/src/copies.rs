@@ -13,7 +13,7 @@ use crate::pending::{Origin, Wait};
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 const CAPTURE_UNSUPPORTED: i32 = 900;
 
-/// A copy's use of a staging piece, and its direction: `is_out` is set if it reads the card.
+/// A copy's use of a staging buffer. `is_out` is set if it copies from the card.
 #[derive(Clone, Copy)]
 struct Use {
     piece: Option<u64>,
@@ -53,7 +53,7 @@ impl Executor {
         self.end_copy(origin, result, Use { piece, is_out })
     }
 
-    /// Replies when a copy completes, if a reply was requested, and releases the staging piece that the copy reads.
+    /// Replies when a copy completes, if a reply was requested, and releases the staging buffer that the copy reads.
     fn end_copy(&mut self, origin: Origin, submitted: Result<u64, i32>, used: Use) -> Result<(), Broken> {
         let read_piece = used.piece.filter(|_| !used.is_out);
         match submitted {
@@ -96,7 +96,7 @@ impl Executor {
             }
             _ => return Err(Broken::Malformed),
         };
-        // The guest's end of the copy is in the worker's memory. The address in the message has no effect.
+        // The guest's end of the copy is in worker memory. The address in the message is ignored.
         let own_end = End { kind: HOST, address, pitch: copy.width, rows: copy.height, ..End::default() };
         *(if is_out { &mut copy.to } else { &mut copy.from }) = own_end;
         let submitted = match self.objects.find(Kind::Stream, *stream).and_then(|stream| {

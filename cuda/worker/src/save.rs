@@ -43,7 +43,7 @@ fn write(file: BorrowedFd<'_>, words: &[u64], mut offset: u64) -> Result<(), Obs
 }
 
 impl Executor {
-    /// Returns the steps from which another worker can continue the program.
+    /// Returns the steps that let another worker continue the program.
     ///
     /// # Errors
     /// Returns the obstacle if the program cannot continue in another worker.
@@ -68,7 +68,8 @@ impl Executor {
         Ok(steps)
     }
 
-    /// Makes the context with this number current, or any other if it has ended. Returns false if no context exists.
+    /// Makes the context with this number current, or any other if it was destroyed. Returns false if no context
+    /// exists.
     fn enter_for(&mut self, number: u32) -> bool {
         if number != 0 && self.enter(number).is_ok() {
             return true;

@@ -134,7 +134,7 @@ impl Cuda {
     /// copied back, and the results of invalid calls.
     pub fn copy_boxes(&self) -> Result<Vec<u64>, Failed> {
         let mut all = Vec::new();
-        // Copies that fit in a message, that need the staging area, and whose rows exceed a staging piece.
+        // Copies that fit in a message, that need the staging area, and whose rows exceed a staging buffer.
         for (width, height, pitch) in [(200, 50, 300), (5000, 1000, 5120), (3_000_001, 2, 3_000_320)] {
             all.push(self.there_and_back(width, height, pitch)?);
         }
