@@ -54,7 +54,7 @@ pub enum Ended {
     ByNumber,
     /// The object whose handle is in the message word with this index, because its state cannot be restored.
     With(u8),
-    /// The object exists until the program ends.
+    /// The object exists until the program exits.
     Never,
 }
 
@@ -62,7 +62,7 @@ const fn changes(target: Option<u8>, part: Option<u16>) -> Replay {
     Replay::Changes(Change { target, part })
 }
 
-/// Handling of the calls for which it does not follow from the description.
+/// Handling that does not follow from a call's description.
 const RULES: &[(&str, Replay)] = &[
     ("cuInit", changes(None, Some(0))),
     ("cuCtxSetLimit", changes(None, Some(1))),

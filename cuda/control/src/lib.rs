@@ -65,7 +65,7 @@ pub struct Settings {
 pub struct GangSettings {
     /// Number of the card, unique on the host.
     pub card: CardId,
-    /// Socket on which the owner listens for the owners of other cards.
+    /// Socket where the owner listens for the owners of other cards.
     pub socket: PathBuf,
 }
 
@@ -185,7 +185,7 @@ pub struct Tenant {
     /// Name of a group of tenants whose programs can use the card concurrently.
     #[serde(default)]
     pub share_group: Option<String>,
-    /// The mode in which the group shares the card.
+    /// Sharing mode of the group.
     #[serde(default)]
     pub sharing: Sharing,
     /// The tenant's cards, if it has more than one.

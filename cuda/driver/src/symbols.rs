@@ -38,7 +38,7 @@ impl Arguments {
     /// Returns the argument with the zero-based index `n` as an integer or pointer.
     ///
     /// # Safety
-    /// The function must have more than `n` arguments, none of which is a floating-point number.
+    /// The function must have more than `n` arguments and no floating-point arguments.
     #[inline]
     pub unsafe fn get(&self, n: usize) -> u64 {
         // SAFETY: the stub has saved six registers in descending order. The remaining arguments are on the caller's

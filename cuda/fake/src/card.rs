@@ -182,7 +182,7 @@ pub fn visible() -> &'static [usize] {
         for entry in list.split(',').map(str::trim) {
             let by_name = || all().iter().position(|card| !entry.is_empty() && card.name().starts_with(entry));
             let found = entry.parse::<usize>().ok().filter(|at| *at < all().len()).or_else(by_name);
-            // As with NVIDIA's driver, an invalid entry or a repeated card ends the list.
+            // Like NVIDIA's driver, ignore the list from the first invalid or repeated entry.
             let Some(found) = found.filter(|found| !seen.contains(found)) else { break };
             seen.push(found);
         }

@@ -1,5 +1,5 @@
 //! The card's engine. As on NVIDIA's cards, processes run kernels in time slices. Clients of one MPS server share
-//! slices, in which their kernels run concurrently.
+//! slices, and their kernels run concurrently.
 //!
 //! The end of the current slice is stored in a word of a file that all processes map. A process that is stopped or
 //! killed during its slice holds the engine only until this time. On a real card, such a process does not block other
@@ -50,7 +50,7 @@ pub struct Engine {
     began: &'static AtomicU64,
     /// File with the time of this process's last slice.
     used: PathBuf,
-    /// File in which kernels are recorded.
+    /// File that records kernels.
     record: Option<File>,
 }
 
@@ -85,7 +85,7 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the path of the file in which the process with the given identity records its use of the engine.
+/// Returns the path of the file where the process with the given identity records its use of the engine.
 fn used(folder: &Path, identity: &str) -> PathBuf {
     folder.join(format!("occupies.{identity}"))
 }

@@ -1,5 +1,5 @@
-//! Graphs that programs build from nodes. A launch runs the nodes in the order in which they were added, which
-//! satisfies all dependencies.
+//! Graphs that programs build from nodes. A launch runs the nodes in the order of their addition, which satisfies all
+//! dependencies.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, like the real driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -85,7 +85,7 @@ pub const KERNELS: [Kernel; 12] = [
         time: |_| Duration::ZERO,
         run: |a| paint(a[0], a[1], a[2], a[3]),
     },
-    // Makes an illegal access, which ends the contexts of the process, and of all other clients of its MPS server.
+    // Makes an illegal access, which destroys the contexts of the process and of all other clients of its MPS server.
     Kernel { name: "illegal", arguments: 0, variable: None, time: |_| Duration::ZERO, run: |_| mps::fault() },
     // Makes system call `number` with six arguments, and writes its result to an address. This is impossible on a real
     // card. It simulates code that a guest manages to run in the driver's process.

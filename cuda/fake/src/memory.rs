@@ -26,7 +26,7 @@ pub struct Physical {
     card: usize,
     /// Set if the allocation was made by [`import`].
     imported: bool,
-    /// Kinds of handles with which other processes can import the allocation.
+    /// Handle types that other processes can import the allocation with.
     kinds: i32,
     /// Number of references by handles. The allocation exists while it has references or mappings.
     references: u32,

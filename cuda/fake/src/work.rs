@@ -112,7 +112,7 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Stream {
-    /// The context in which the stream was created.
+    /// Context of the stream.
     context: u64,
     queue: SyncSender<Op>,
     /// Number of operations queued so far.

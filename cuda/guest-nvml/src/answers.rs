@@ -54,7 +54,7 @@ exported! {
     fn nvmlInit_v2() -> i32 { start() }
     /// Initializes NVML. Fails in a guest without a card, regardless of the flags.
     fn nvmlInitWithFlags(_flags: u32) -> i32 { start() }
-    /// Undoes one initialization of NVML.
+    /// Reverts one initialization of NVML.
     fn nvmlShutdown() -> i32 { devices::end() }
     /// Returns the description of a result code.
     fn nvmlErrorString(result: i32) -> *const c_char { text(result).as_ptr() }

@@ -19,7 +19,7 @@ static STARTS: AtomicU32 = AtomicU32::new(0);
 /// ID of the process that has initialized NVML. Its children must initialize NVML again.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Bit mask of the devices for which the worker has a handle. The worker keeps a handle until the process exits, and
+/// Bit mask of the devices that the worker has a handle for. The worker keeps a handle until the process exits, and
 /// rejects a second one. Not protected by a lock, because a child could inherit a locked lock.
 static HANDLES: AtomicU64 = AtomicU64::new(0);
 /// Set while a thread requests a handle from the worker.
@@ -51,7 +51,7 @@ pub fn start() -> Result<i32, Failure> {
     Ok(result)
 }
 
-/// Undoes one initialization.
+/// Reverts one initialization.
 pub fn end() -> i32 {
     let decrement = |starts: u32| starts.checked_sub(1);
     let is_undone = is_ready() && STARTS.fetch_update(Ordering::AcqRel, Ordering::Acquire, decrement).is_ok();

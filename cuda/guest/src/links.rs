@@ -29,7 +29,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuLinkDestroy", destroy),
 ];
 
-/// Results, keyed by link. They must not move, because the program receives their addresses. Static because the
+/// Results, keyed by link. They must not move, because the program receives their addresses. Static, because the
 /// exported functions have no other state.
 static RESULTS: Mutex<Option<HashMap<u64, Box<[u64]>>>> = Mutex::new(None);
 

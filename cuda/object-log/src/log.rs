@@ -62,7 +62,7 @@ enum Role {
 struct Entry {
     role: Role,
     step: Step,
-    /// Objects on which the message depends.
+    /// Objects that the message depends on.
     uses: Vec<Id>,
     /// Set if another entry depends on the object that this entry creates.
     used: bool,
@@ -88,11 +88,11 @@ pub struct Outcome<'a> {
     pub made: Option<u64>,
     /// Set if the object already existed under this handle.
     pub is_known: bool,
-    /// Handle of the object that owns and ends the new object.
+    /// Handle of the object that owns the new object, which is destroyed with it.
     pub owner: Option<u64>,
     /// Handle of the object that the call destroyed or released.
     pub dropped: Option<u64>,
-    /// Handles of all objects that have ended.
+    /// Handles of all destroyed objects.
     pub ended: &'a [u64],
     /// Arguments that were passed to the driver.
     pub values: &'a [u64; MAX_ARGUMENTS],
@@ -403,7 +403,7 @@ impl Log {
     }
 
     fn create(&mut self, key: Key, step: Step, owner: Option<u64>, refused: bool) {
-        // An earlier object with this key has ended without a call, for example with its context.
+        // An earlier object with this key was destroyed without a call, for example with its context.
         self.end(key);
         let owner = owner.and_then(|owner| self.live.get(&Key::Handle(owner)).copied());
         let id = self.next;
@@ -422,7 +422,7 @@ impl Log {
             None => (route.context != 0).then_some(context),
         };
         let id = target.and_then(|target| self.live.get(&Key::Handle(target)).copied());
-        // The object is a default object, or has ended with its context.
+        // The object is a default object, or was destroyed with its context.
         if change.target.is_some() && id.is_none() {
             return;
         }
@@ -454,7 +454,7 @@ impl Log {
         }
     }
 
-    /// Records the end of an object on which no entry depends.
+    /// Records the end of an object that no entry depends on.
     fn end(&mut self, key: Key) {
         if let Some(id) = self.live.remove(&key)
             && self.entries.get(&id).is_some_and(|entry| !entry.used)

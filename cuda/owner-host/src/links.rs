@@ -58,7 +58,7 @@ enum Packet {
 pub enum LinkEvent {
     /// The link to the owner of this card is up.
     Reached(CardId),
-    /// The connection to the owner of this card has ended.
+    /// The link to the owner of this card is down.
     Lost(CardId),
     /// The owner of this card has sent a message.
     Said(CardId, Message),
@@ -181,7 +181,7 @@ impl OwnerLinks {
         std::mem::take(&mut self.events)
     }
 
-    /// Sends a message to the owner of a card, or ends the connection if the owner does not read its messages. Does
+    /// Sends a message to the owner of a card, or closes the connection if the owner does not read its messages. Does
     /// nothing without a connection.
     pub fn send(&mut self, card: CardId, message: Message, now: u64) {
         self.send_packet(card, &Packet::Gang(message), now);

@@ -282,7 +282,7 @@ pub struct Core {
     last_event_at: Option<u64>,
     next: u64,
     first_number: u64,
-    /// Secret keys from which tokens are derived.
+    /// Secret keys that tokens are derived from.
     token_keys: [RandomState; 2],
     next_tenant: u32,
     /// Processes of a previous owner that have not reconnected yet.

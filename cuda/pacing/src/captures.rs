@@ -13,7 +13,7 @@ use crate::streams::Stream;
 pub struct Captures {
     /// Number of captures that are open or about to begin.
     open: AtomicU32,
-    /// Contexts and streams in which the open captures have begun.
+    /// Contexts and streams where the open captures began.
     origins: Mutex<HashSet<(u64, Stream)>>,
 }
 

@@ -254,7 +254,7 @@ impl RunAhead {
         }
     }
 
-    /// Forgets a stream that the program is about to destroy.
+    /// Removes a stream that the program is about to destroy.
     pub fn forget(&self, captures: &Captures, stream: u64) {
         if self.is_active() {
             let mut pace = self.lock();
@@ -270,8 +270,8 @@ impl RunAhead {
         }
     }
 
-    /// If all work is about to end and the program has stopped submitting, ends the groups so that the completion is
-    /// detected. Returns true if no work is in flight.
+    /// If all work is about to complete and the program has stopped submitting, ends the groups so that the completion
+    /// is detected. Returns true if no work is in flight.
     pub fn is_quiet(&self, captures: &Captures) -> bool {
         let mut pace = self.lock();
         pace.look_for_end(captures, Instant::now());
@@ -430,7 +430,7 @@ impl Pace {
         };
         let Some(since) = end.since(clock.base) else { return };
         let ended = clock.offset + since;
-        // Work without a start event began when the stream's previous work ended.
+        // Work without a start event began when the stream's previous work completed.
         let first = group.start.and_then(|start| Some(clock.offset + start.since(clock.base)?));
         let known = first.or(self.ends.get(&at).copied());
         let began = known.unwrap_or(ended).min(ended);

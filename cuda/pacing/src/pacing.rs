@@ -63,7 +63,7 @@ impl Pacing {
         self.fences.before_capture(captures);
     }
 
-    /// Forgets a stream before it is destroyed.
+    /// Removes a stream before it is destroyed.
     pub fn stream_ends(&self, captures: &Captures, handle: u64) {
         self.run_ahead.forget(captures, handle);
         self.fences.stream_ends(captures, handle);

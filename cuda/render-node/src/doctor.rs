@@ -16,7 +16,7 @@ const IDS: (&str, &str) = ("0x1af4", "0x1050");
 const MIN_WINDOW_BYTES: u64 = 1 << 30;
 /// Regions at or above this address are mapped as cacheable.
 const FOUR_GIB: u64 = 1 << 32;
-/// Folder in which the package installs the libraries.
+/// Folder where the package installs the libraries.
 pub const LIBRARIES: &str = "usr/lib/gpu-mediator-guest";
 /// Name of the library that programs load.
 const LIBRARY: &str = "libcuda.so.1";

@@ -65,9 +65,9 @@ pub mod control {
     pub const REASON: u64 = 0x48;
     /// CUDA error code that all later calls return, or 0.
     pub const STICKY: u64 = 0x50;
-    /// Position up to which the guest has written the ordered ring.
+    /// Write position of the guest in the ordered ring.
     pub const HEAD: u64 = 0x80;
-    /// Position up to which the worker has read the ring.
+    /// Read position of the worker in the ordered ring.
     pub const TAIL: u64 = 0xc0;
     /// Nonzero while the worker sleeps and waits for a doorbell.
     pub const ASLEEP: u64 = 0x100;
@@ -75,9 +75,9 @@ pub mod control {
     pub const WAITING: u64 = 0x140;
     /// Number of notifications sent by the worker. The low half is the futex of the loopback transport.
     pub const EVENTS: u64 = 0x180;
-    /// Position up to which the guest has written the side ring.
+    /// Write position of the guest in the side ring.
     pub const SIDE_HEAD: u64 = 0x1c0;
-    /// Position up to which the worker has read the ring.
+    /// Read position of the worker in the side ring.
     pub const SIDE_TAIL: u64 = 0x200;
     /// Number of callbacks posted by the worker.
     pub const CALLBACKS_POSTED: u64 = 0x240;

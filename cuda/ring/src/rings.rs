@@ -140,7 +140,7 @@ impl<C: Words, R: Words> Consumer<C, R> {
         Self { control, ring, geometry, tail }
     }
 
-    /// Returns the position up to which the ring has been read.
+    /// Returns the read position.
     pub fn position(&self) -> u64 {
         self.tail
     }

@@ -36,7 +36,7 @@ fn memory() -> Operations<'static> {
     shim.memory(shim.current())
 }
 
-/// Returns the program's memory on the card to which an address belongs.
+/// Returns the program's memory on the card that an address belongs to.
 fn memory_at(address: Address) -> Operations<'static> {
     let shim = shim();
     shim.memory(shim.of_address(address))

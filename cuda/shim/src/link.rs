@@ -225,7 +225,7 @@ impl Link {
         *self.moved_to.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the card to which the program has moved.
+    /// Records the card that the program has moved to.
     pub fn set_moved_to(&self, uuid: [u8; 16]) {
         *self.moved_to.lock().unwrap_or_else(PoisonError::into_inner) = Some(uuid);
     }

@@ -160,7 +160,7 @@ impl Executor {
     /// Executes a message, which is a private copy of the ring's words.
     ///
     /// # Errors
-    /// Returns an error if the message ends the program's context.
+    /// Returns an error if the message destroys the program's context.
     pub fn execute(&mut self, message: &[u64]) -> Result<(), Broken> {
         let [header, route, words @ ..] = message else { return Err(Broken::Malformed) };
         let origin = Origin { header: Header::from_word(*header), route: Route::from_word(*route) };

@@ -15,8 +15,8 @@
 //! - `objects` maps the guest's handles to the driver's; `window` maps the shared memory; `driver` calls the library.
 //! - `sandbox` restricts the process, because a guest may be able to run arbitrary code in its worker.
 //!
-//! A crash ends the process, and with it one guest program. The crate does not schedule work; the shim and the card's
-//! owner do. The worker does not create blobs, and is independent of virtual machines and their devices.
+//! A crash terminates the process, and with it one guest program. The crate does not schedule work; the shim and the
+//! card's owner do. The worker does not create blobs, and is independent of virtual machines and their devices.
 
 mod arguments;
 mod captures;

@@ -7,7 +7,7 @@
 //! - `files`: the files that a worker may open, restricted through Landlock.
 //! - `filter`: the system calls that a worker may make.
 //! - `addresses`: the only addresses that a worker may connect to, in immutable memory.
-//! - `violation`: reports a forbidden call and ends the worker.
+//! - `violation`: reports a forbidden call and terminates the worker.
 
 mod addresses;
 mod files;

@@ -106,7 +106,7 @@ impl Executor {
     /// Writes the program's state to the file. No work may be in flight. `tail` is the read position in the ring.
     ///
     /// # Errors
-    /// Returns the obstacle. The program is then unchanged, and the file has no valid state.
+    /// Returns the obstacle. The program is then unchanged, and the file does not contain a valid state.
     pub(crate) fn save(&mut self, file: impl AsFd, tail: u64) -> Result<(), Obstacle> {
         let file = file.as_fd();
         let mut steps = self.steps()?;
@@ -222,7 +222,7 @@ impl Executor {
         self.objects.find(kind, handle).is_ok()
     }
 
-    /// Makes the context in which a step allocates memory current.
+    /// Makes the context of a step's allocation current.
     pub(crate) fn enter_step(&mut self, step: &Step) -> bool {
         let number = step.route as u32;
         number != 0 && self.has_object(Kind::Context, handle(Kind::Context, number)) && self.enter(number).is_ok()

@@ -171,7 +171,7 @@ impl Executor {
     /// Returns the address and size of a step's variable, and makes its context current.
     ///
     /// # Errors
-    /// Returns the driver's error, or 0 if the step is malformed or the variable has another size.
+    /// Returns the driver's error, or 0 if the step is malformed or the variable has a different size.
     pub(crate) fn variable_of(&mut self, step: &Step) -> Result<(u64, u64), i32> {
         let [owner, bytes, name_bytes, name @ ..] = &step.words[..] else { return Err(0) };
         let count = usize::try_from(*name_bytes).ok().filter(|count| count.div_ceil(8) == name.len()).ok_or(0)?;

@@ -40,7 +40,8 @@ pub const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const PROGRAM: &str = "cuda-owner";
 /// Folder where the package installs the program.
 const INSTALLED: &str = "/usr/lib/gpu-mediator";
-/// Interval at which the process is checked and asked to describe the card. This also detects a hung process.
+/// Interval at which the process is checked and queried for a description of the card. This also detects a hung
+/// process.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Delay before an exited owner is restarted. The delay doubles each time the owner exits shortly after its start, up
 /// to [`DELAY_MOST`].

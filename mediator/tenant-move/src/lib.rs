@@ -1,5 +1,5 @@
 //! Moves a tenant of a CUDA card to another card, with its programs. [`carry_over`] sends the requests to the owners of
-//! both cards one by one, and undoes them if one fails. [`chosen`] selects the target card, or returns the obstacle.
+//! both cards one by one, and reverts them if one fails. [`chosen`] selects the target card, or returns the obstacle.
 //!
 //! Both owners use the tenant's socket. The tenant belongs to the owner that listens on it, so a program that has left
 //! one owner continues with the other one, or with the first one after a failure (decision 163).
@@ -260,7 +260,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Undoes a step.
+    /// Reverts a step.
     fn undo(&self, what: &str, attempt: impl FnMut() -> Result<(), Trouble>) {
         if let Err(error) = self.retry(attempt) {
             tracing::error!(tenant = self.here.name, what, %error, "a step of a failed move could not be undone");

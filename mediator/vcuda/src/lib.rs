@@ -14,8 +14,8 @@
 //!   the state that both share.
 //! - `worker`: processes and their links.
 //! - `saved`, `core::saved`, `registers::saved`: the state for another process; `adoption`: the state of an earlier
-//!   process; `function`: the thread, and its suspension; `journal`: the state after a kill; `rejoin`: the socket
-//!   through which workers find the next process.
+//!   process; `function`: the thread, and its suspension; `journal`: the state after a kill; `rejoin`: the socket that
+//!   workers use to find the next process.
 //! - `fuzz` (feature `fuzz`): random steps for tests.
 //!
 //! The crate does not read the programs' rings and does not depend on CUDA. All input from the guest is untrusted: it

@@ -116,7 +116,7 @@ struct Serve {
     /// tenant's limit.
     #[arg(long)]
     kill_strangers: bool,
-    /// File in which the owner records its processes for its successor.
+    /// File where the owner records its processes for its successor.
     #[arg(long)]
     journal: Option<PathBuf>,
     /// Maximum time to serve, in seconds.

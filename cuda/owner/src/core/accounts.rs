@@ -320,7 +320,7 @@ impl Core {
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         let (bytes, name) = (tenant.past.bytes(), tenant.spec.name.clone());
         if bytes == 0 {
-            // Forget an old log line, so that the next excess is logged. Keep a recent one, in case the excess only
+            // Drop an old log line, so that the next excess is logged. Keep a recent one, in case the excess only
             // fluctuates.
             tenant.past.told = tenant.past.told.filter(|(_, at)| clock.saturating_sub(*at) < LINES_NS);
             return;

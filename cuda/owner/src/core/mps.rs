@@ -186,7 +186,7 @@ impl Core {
         let group = self.group_of(tenant).map(str::to_owned);
         let Some(group) = group else { return };
         if self.servers.0.get_mut(&group).is_some_and(|server| server.clients.remove(&pid)) {
-            // The process may have exited because of a fault, which the server soon forgets.
+            // The process may have exited because of a fault, which the server reports only for a short time.
             self.actions.push(Action::PollServer { group });
         }
     }

@@ -212,7 +212,7 @@ impl Pieces {
         }
     }
 
-    /// Returns the processes for which pieces are kept.
+    /// Returns the processes that pieces are kept for.
     pub(super) fn parked_for(&self) -> Vec<SessionId> {
         self.parked.keys().copied().collect()
     }

@@ -141,7 +141,7 @@ impl Core {
         true
     }
 
-    /// Starts to move misplaced pieces to the memory in which their chunks are placed.
+    /// Starts moving misplaced pieces to the memory assigned to their chunks.
     fn put_in_place(&mut self) {
         let waiting: Vec<_> = self.misplaced.iter().filter(|(_, moves)| !**moves).map(|(&at, _)| at).collect();
         for (tenant, index) in waiting {

@@ -22,8 +22,8 @@ const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 /// a program with work, but short compared with the change of quanta that idleness can cause.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
-/// Interval in microseconds at which a group member's program reports its use. Much shorter than the lead in work at
-/// which members must wait for others.
+/// Interval in microseconds at which a group member's program reports its use. Much shorter than the lead in work that
+/// makes a member wait for others.
 const REPORT_INTERVAL_US: u32 = 2000;
 
 /// Idle time after which a member's turn ends while members of a lower latency class wait for it, in microseconds. It

@@ -31,7 +31,7 @@ pub enum OnStuck {
 /// The operator's settings for a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSpec {
-    /// Name with which programs select the tenant.
+    /// Name that programs use to select the tenant.
     pub name: String,
     /// User whose processes may belong to this tenant, in addition to root's.
     pub uid: Option<u32>,

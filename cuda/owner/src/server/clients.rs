@@ -21,7 +21,7 @@ const TENANT_MESSAGES_AT_ONCE: usize = 64;
 const TENANT_STEPS_AT_ONCE: u64 = 4096;
 
 impl Serving {
-    /// Returns the tenant or user to which a connection is attributed.
+    /// Returns the tenant or user that a connection is attributed to.
     pub(super) fn cause_of(&self, session: SessionId) -> Option<Cause> {
         Some(match self.core.user_and_tenant(session)? {
             (_, Some(tenant)) => Cause::Tenant(tenant),

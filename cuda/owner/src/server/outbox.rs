@@ -35,7 +35,7 @@ type Packet = (FromOwner, Vec<Arc<OwnedFd>>);
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) link: Link,
-    /// The tenant or user to which the connection is attributed.
+    /// The tenant or user that the connection is attributed to.
     pub(super) cause: Cause,
     /// Time when the connection was established, in ns.
     pub(super) since: u64,

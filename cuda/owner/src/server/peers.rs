@@ -229,7 +229,7 @@ impl Peers {
         self.left.push(Left { peer, tenant: Some(tenant), looks: 0, signals: 0, given_up, failed });
     }
 
-    /// Forgets a tenant's processes without a connection, except abandoned ones.
+    /// Removes a tenant's processes without a connection, except abandoned ones.
     pub(super) fn forget(&mut self, tenant: TenantId) {
         self.left.retain(|left| left.given_up || left.tenant != Some(tenant));
     }

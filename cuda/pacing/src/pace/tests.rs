@@ -109,7 +109,7 @@ fn of_work_that_may_have_begun_at_any_time_no_length_is_learnt() {
     let group = pace.groups.remove(0).expect("one");
     pace.account(&group, Event::of_test(9));
     assert!(pace.lengths.is_empty(), "{:?}", pace.lengths);
-    // The next work begins when the previous work has ended.
+    // The next work begins when the previous work has completed.
     pace.ends.insert((1, STREAM), 3.0);
     pace.account(&group, Event::of_test(9));
     assert_eq!(pace.lengths[&1].ns, 2e6);

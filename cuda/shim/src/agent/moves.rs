@@ -30,12 +30,12 @@ const QUIET_TIMEOUT: Duration = Duration::from_secs(2);
 /// State of a program that moves to another card.
 #[derive(Debug, Default)]
 pub(super) struct Departure {
-    /// Time at which the program left its card.
+    /// Time when the program left its card.
     left: Option<Instant>,
-    /// Card on which the program was when it asked an owner to move it, until the owner replies. Cached, because the
-    /// driver may have suspended the program meanwhile, and a call could block.
+    /// Card that the program was on when it requested a move from an owner, until the owner replies. Cached, because
+    /// the driver may have suspended the program meanwhile, and a call could block.
     asked_on: Option<[u8; 16]>,
-    /// Time until which a program that could not move stays on its card.
+    /// Time until when a program that could not move stays on its card.
     stays_until: Option<Instant>,
 }
 
@@ -165,7 +165,7 @@ impl Agent {
         }
     }
 
-    /// Removes the reason for which the gate is closed. The chunks are mapped again before the gate opens.
+    /// Clears the reason why the gate is closed. The chunks are mapped again before the gate opens.
     fn return_home(&mut self) {
         if self.departure.left.take().is_some() {
             self.memory().attach();

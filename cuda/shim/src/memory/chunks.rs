@@ -59,8 +59,8 @@ pub struct Backed {
 }
 
 impl<'a> Operations<'a> {
-    /// Announces chunks that are about to be mapped, for which [`Self::redirect`] waits. Call this before the
-    /// requesting thread is notified.
+    /// Announces chunks that are about to be mapped. [`Self::redirect`] waits for them. Call this before the requesting
+    /// thread is notified.
     pub fn arriving(self) {
         self.memory.arriving.fetch_add(1, Ordering::SeqCst);
     }

@@ -215,7 +215,7 @@ fn waiting_program_yields_its_turn_to_another_tenant() {
     world.pass(40 * MS);
     assert!(runs(&world, one) || runs(&world, other));
     world.check();
-    // Libraries with an older protocol version are not asked to yield.
+    // Libraries with an older protocol version do not get requests to yield.
     let mut world = two(8, 8);
     world.version = cuda_protocol::VERSION_RECLAIM;
     let (one, other) = (world.connect("one"), world.connect("two"));

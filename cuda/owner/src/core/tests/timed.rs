@@ -65,7 +65,7 @@ struct Timed {
     order: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     what: BTreeMap<u64, Next>,
-    /// Time at which each actor becomes idle, in ns.
+    /// Time when each actor becomes idle, in ns.
     busy: BTreeMap<Hand, u64>,
     memory: BTreeMap<PieceId, Memory>,
     /// Start of each program's current turn, and the total duration of its earlier turns, in ns.

@@ -80,7 +80,7 @@ pub(super) struct World {
     value: u64,
     /// Protocol version of programs that connect from now on.
     pub(super) version: u16,
-    /// Maximum number of card pieces for which the driver has memory.
+    /// Maximum number of card pieces that the driver has memory for.
     pub(super) device_most: usize,
     /// Number of orders to redirect chunks that programs have received.
     pub(super) told: usize,
