@@ -178,7 +178,7 @@ fn known(device: u64) -> Result<u32, i32> {
     }
 }
 
-/// Returns the first device that `matches` accepts.
+/// Returns the first device accepted by `matches`.
 fn search(matches: impl Fn(u64) -> Result<bool, i32>) -> Result<u64, i32> {
     for device in devices::all()? {
         if matches(device)? {

@@ -80,7 +80,7 @@ pub unsafe fn forward(name: &str, arguments: &[u64]) -> i32 {
     code(unsafe { call(name, arguments) })
 }
 
-/// Same as [`forward`], for a function whose first argument is a device.
+/// Like [`forward`], for a function whose first argument is a device.
 ///
 /// # Safety
 /// Same as for [`forward`].

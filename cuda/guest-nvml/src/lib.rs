@@ -1,5 +1,5 @@
 //! NVML, NVIDIA's management library, for programs in a VM. The guest's CUDA library also exports these functions.
-//! Programs find them through the symbolic link `libnvidia-ml.so.1` to it.
+//! Programs find the library through the symbolic link `libnvidia-ml.so.1`.
 //!
 //! - `forwarded`: device properties, which the worker queries from its own NVML. It therefore reports the tenant's
 //!   memory.

@@ -1,5 +1,5 @@
-//! Copies in two and three dimensions, and array copies. Rows of pageable memory are packed into messages or pieces of
-//! the staging blob. All other copies are forwarded to the worker.
+//! Copies in two and three dimensions, and array copies. Rows of pageable memory are packed into messages or staging
+//! buffers. All other copies are forwarded to the worker.
 //!
 //! UNSAFETY: reads and writes the program's memory for the copies.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -191,8 +191,8 @@ fn from_card(connection: &Connection, copy: BoxCopy, stream: u64) -> Result<(), 
         };
         copies::receive(connection, thread, own::COPY_BOX, parts, write, |part, memory| {
             let copy = BoxCopy { from: packed(memory, part), ..*part };
-            // SAFETY: the worker has filled the piece, which only this call uses. The destination belongs to the
-            // program.
+            // SAFETY: the worker has filled the staging buffer, which only this call uses. The destination belongs to
+            // the program.
             let result = for_each_row(&copy, |row| unsafe {
                 std::ptr::copy_nonoverlapping(row.from as *const u8, row.to as *mut u8, row.bytes);
             });

@@ -320,8 +320,7 @@ impl Connection {
         Ok((thread.slot()?, thread.expect_answer()))
     }
 
-    /// Same as [`Self::begin`], for calls that do not report errors of earlier calls. Fails only if no worker
-    /// exists.
+    /// Like [`Self::begin`], for calls that do not report errors of earlier calls. Fails only if no worker exists.
     pub fn begin_always(
         &self,
         thread: &Thread,

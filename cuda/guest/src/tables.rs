@@ -15,7 +15,7 @@ const PCI_BUS: usize = 33;
 const PCI_DEVICE: usize = 34;
 const PCI_DOMAIN: usize = 50;
 
-/// The library, as the tables call it.
+/// The library's functions for the export tables.
 struct Guest;
 
 impl cuda_exports::Driver for Guest {

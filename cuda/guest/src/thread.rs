@@ -33,7 +33,7 @@ pub struct Thread {
     pub capture_mode: Cell<u16>,
     /// Buffer of the message being written.
     pub message: RefCell<Vec<u64>>,
-    /// The per-thread default streams, by context.
+    /// The per-thread default streams, each with its context.
     pub streams: RefCell<Vec<(u32, u64)>>,
 }
 

@@ -1,4 +1,4 @@
-//! The log: the messages that created the live objects and changed them.
+//! The log: the messages that created and changed the live objects.
 //!
 //! An entry depends on all objects whose handles its message contains, so the log needs no knowledge of arguments. A
 //! destroyed object stays in the log while another entry depends on it, together with the call that destroyed it.
@@ -64,7 +64,7 @@ struct Entry {
     step: Step,
     /// Objects that the message depends on.
     uses: Vec<Id>,
-    /// Set if another entry depends on the object that this entry creates.
+    /// Set if another entry depends on the object created by this entry.
     used: bool,
     /// Entries that return the object again.
     again: Vec<Id>,
@@ -113,7 +113,7 @@ pub struct Log {
     next: Id,
     live: HashMap<Key, Id>,
     parts: HashMap<Part, Id>,
-    /// Events with timing, by handle. The value is true if the event was recorded.
+    /// Events with timing, keyed by handle. The value is true if the event was recorded.
     clocks: HashMap<u64, bool>,
     /// Number of the current capture group: captures that were open at the same time, and all of their work. A replay
     /// repeats whole groups.
@@ -124,7 +124,7 @@ pub struct Log {
     captures: u64,
     words: usize,
     image_bytes: usize,
-    /// Number of entries at which the log is compacted next.
+    /// Number of entries that triggers the next compaction.
     compacted_at: usize,
     is_full: bool,
     treatments: Vec<Replay>,
@@ -156,7 +156,7 @@ impl Default for Log {
             image_bytes: 0,
             compacted_at: MIN_COMPACTED,
             is_full: false,
-            // A call without a defined treatment prevents replays.
+            // A call without defined handling prevents replays.
             treatments: CALLS.iter().map(|call| replay(call).unwrap_or(Replay::Refused(Ended::Never))).collect(),
             event_create: index("cuEventCreate"),
             event_records: ["cuEventRecord", "cuEventRecordWithFlags"].map(index),
@@ -454,7 +454,7 @@ impl Log {
         }
     }
 
-    /// Records the end of an object that no entry depends on.
+    /// Removes a destroyed object, and its entry if no other entry depends on it.
     fn end(&mut self, key: Key) {
         if let Some(id) = self.live.remove(&key)
             && self.entries.get(&id).is_some_and(|entry| !entry.used)
@@ -501,7 +501,7 @@ impl Log {
         self.needed_with(&(1..=self.group).collect()).0
     }
 
-    /// Returns the entries that a replay needs if it repeats these capture groups, and all groups that it needs.
+    /// Returns the entries that a replay needs if it repeats these capture groups, and the resulting set of groups.
     fn needed_with(&self, groups: &HashSet<u64>) -> (Vec<Id>, HashSet<u64>) {
         let mut groups = groups.clone();
         if self.captures > 0 {

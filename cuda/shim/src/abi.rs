@@ -1,6 +1,5 @@
-//! The functions that programs call: the exported functions, and this library's replacements for driver functions.
-//!
-//! ABI functions receive arguments only from the program, so this module (and no other) keeps the [`Shim`] in a static.
+//! The functions that programs call: the exported functions, and this library's replacements for driver functions. ABI
+//! functions receive arguments only from the program, so only this module keeps the [`Shim`] in a static.
 
 use std::sync::OnceLock;
 

@@ -294,7 +294,7 @@ impl Agent {
     fn poll(&self, timeout: Duration) -> bool {
         let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut poll = libc::pollfd { fd: self.connection.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: the pointers point to one valid entry and a valid time, and no signals are passed.
+        // SAFETY: the pointers refer to one valid entry and a valid time, and no signals are passed.
         let count = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
         count > 0
     }
@@ -433,7 +433,7 @@ impl Agent {
         // tenants' slices.
         let _ = self.card.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
         if !waiting && self.card.gate.is_told() {
-            // A thread may have sent `Waiting` before `Stopped`; the owner ignores such a message.
+            // A thread may have sent `Waiting` before `Stopped`, which the owner then ignores.
             self.connection.send(&FromTenant::Waiting { card }, &[])?;
         }
         Ok(())

@@ -24,7 +24,7 @@ use worker_link::{Link, LinkError, ToWorker};
 struct Parts {
     next: u64,
     free: BTreeMap<u64, u64>,
-    /// Offsets of the blobs in bytes, by identifier.
+    /// Offsets of the blobs in bytes, keyed by identifier.
     blobs: BTreeMap<u32, u64>,
     last_id: u32,
 }

@@ -9,9 +9,9 @@ use crate::driver::{Address, Handle};
 /// An object, other than an address, that memory is bound to: an array, or an offset in a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// A sparse array, by its handle.
+    /// Handle of a sparse array.
     Array(u64),
-    /// A multicast object or an endpoint, by its number, and an offset in it.
+    /// Number of a multicast object or endpoint, and an offset in it.
     Multicast(u64, u64),
 }
 

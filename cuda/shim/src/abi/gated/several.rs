@@ -24,7 +24,7 @@ enum Addresses {
     Two,
     /// Addresses that are not arguments.
     Any,
-    /// No address on another card: kernels need peer access for one, and graph nodes were handled at their creation.
+    /// No address on another card: kernels need peer access for that, and graph nodes were handled at their creation.
     None,
 }
 
