@@ -91,11 +91,11 @@ unsafe fn append(message: &mut Vec<u64>, from: u64, bytes: usize) {
     }
 }
 
-/// Copies `bytes` bytes, which are part of a copy of `all` bytes.
+/// Copies `bytes` bytes, which are part of a copy of `all` bytes. Large copies bypass the caches.
 ///
 /// # Safety
 /// Both addresses must be valid for `bytes` bytes, and the ranges must not overlap.
-unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
+pub unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
     let (from, to, bytes) = (from as *const u8, to as *mut u8, bytes as usize);
     // SAFETY: guaranteed by the caller.
     unsafe {

@@ -92,7 +92,7 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     let second = script(&rig, &["--memory", "16M"], "true").output().expect("starts");
     let error = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(4), "{error}");
-    let expected = format!("process {} holds limits of tenant `a` already", running.id());
+    let expected = format!("process {} already holds a lease on limits of tenant `a`", running.id());
     assert!(error.contains(&expected), "{error}");
     drop(running.stdin.take());
     assert_eq!(running.wait().expect("ends").code(), Some(7));

@@ -42,7 +42,7 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     assert_eq!((&c["card"], &c["served"]), (&"small".into(), &true.into()));
 
     // Impossible requests are rejected without any effect.
-    assert!(bad(&rig, 4, &["tenant", "add", "a", "--vram-mib", "16"]).contains("there is a tenant `a` already"));
+    assert!(bad(&rig, 4, &["tenant", "add", "a", "--vram-mib", "16"]).contains("tenant `a` already exists"));
     let promised = ["tenant", "add", "e", "--card", "small", "--vram-mib", "32", "--guarantee-mib", "18"];
     assert!(bad(&rig, 4, &promised).contains("expected at most the 16 MiB of card `small`"));
     assert!(

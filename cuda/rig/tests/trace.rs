@@ -62,7 +62,7 @@ fn turns_and_memory_moves_of_tenants_are_recorded_and_replayed() {
     std::thread::sleep(std::time::Duration::from_millis(700));
     // A second recording is rejected while the first one is in progress.
     let error = bad(&rig, 4, &["sched", "record", "fake", "--for", "10ms", "--out", &file("second.jsonl")]);
-    assert!(error.contains("one is being made already"), "{error}");
+    assert!(error.contains("it is already being recorded"), "{error}");
     good(&rig, &["memory", "set-quota", "a", "16"]);
     for _ in 0..3 {
         one.steps(2);

@@ -324,7 +324,7 @@ pub enum Action {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TenantError {
     /// The name is taken.
-    #[error("there is a tenant `{0}` already")]
+    #[error("tenant `{0}` already exists")]
     Exists(String),
     /// The tenant does not exist.
     #[error("there is no tenant {0}")]

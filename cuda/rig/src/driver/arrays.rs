@@ -79,8 +79,7 @@ struct Descriptor {
     flags: u32,
 }
 
-/// Returns the descriptor of an array of the given dimensions. Its elements are 32-bit numbers if `is_wide` is set, and
-/// bytes otherwise.
+/// Returns the descriptor of an array with this size, whose elements are bytes or 32-bit numbers.
 fn described([width, height, depth]: [usize; 3], is_wide: bool) -> Descriptor {
     Descriptor { width, height, depth, format: if is_wide { 3 } else { 1 }, channels: 1, flags: 0 }
 }
@@ -93,7 +92,7 @@ impl End2d {
 }
 
 impl End3d {
-    /// Creates an end in linear memory with the given row pitch and rows per layer.
+    /// Creates an end in linear memory with rows and layers of this size.
     fn linear(kind: u32, address: u64, pitch: usize, rows: usize) -> Self {
         let (host, device) = if kind == HOST { (address, 0) } else { (0, address) };
         Self { kind, host, device, pitch, rows, ..Self::default() }
@@ -120,7 +119,7 @@ fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Returns test data: each byte depends on its index.
+/// Returns bytes that depend on their index.
 fn pattern(count: usize) -> Vec<u8> {
     (0..count).map(|at| (at * 31 + at / 251) as u8).collect()
 }
@@ -131,11 +130,13 @@ fn address(bytes: &[u8]) -> u64 {
 
 impl Cuda {
     /// Copies boxes between pageable memory, pinned memory, the card and arrays. Returns digests of the data that was
-    /// copied back, and the results of invalid calls.
+    /// copied back, and results of invalid calls.
     pub fn copy_boxes(&self) -> Result<Vec<u64>, Failed> {
         let mut all = Vec::new();
-        // Copies that fit in a message, that need the staging area, and whose rows exceed a staging buffer.
-        for (width, height, pitch) in [(200, 50, 300), (5000, 1000, 5120), (3_000_001, 2, 3_000_320)] {
+        // Copy in a message, through the staging area, past the caches, and with rows longer than a staging buffer.
+        for (width, height, pitch) in
+            [(200, 50, 300), (5000, 1000, 5120), (4999, 2000, 5120), (3_000_001, 2, 3_000_320)]
+        {
             all.push(self.there_and_back(width, height, pitch)?);
         }
         all.extend(self.copy_layers()?);
@@ -172,7 +173,7 @@ impl Cuda {
             width: width - 3,
             height: height - 1,
         };
-        // SAFETY: the structures are local variables, and describe memory of the right sizes.
+        // SAFETY: the structures are local variables, and describe memory of these sizes.
         unsafe {
             check("cuMemcpy2DAsync", copy_async(&raw const to_card, stream))?;
             self.finish(stream)?;
@@ -186,7 +187,7 @@ impl Cuda {
         Ok(sum(&back))
     }
 
-    /// Copies layers to a three-dimensional array, and part of the array back to pageable and to pinned memory.
+    /// Copies layers to a three-dimensional array, and a part of it back to pageable and to pinned memory.
     fn copy_layers(&self) -> Result<Vec<u64>, Failed> {
         let create = function!(self, c"cuArray3DCreate", 12_000, fn(*mut u64, *const Descriptor));
         let describe = function!(self, c"cuArray3DGetDescriptor", 12_000, fn(*mut Descriptor, u64));
@@ -214,7 +215,7 @@ impl Cuda {
             height: 50,
             depth: 10,
         };
-        // SAFETY: the structures are local variables, and describe memory of the right sizes.
+        // SAFETY: the structures are local variables, and describe memory of these sizes.
         unsafe {
             check("cuArray3DCreate", create(&raw mut array, &raw const description))?;
             check("cuArray3DGetDescriptor", describe(&raw mut known, array))?;
@@ -247,7 +248,7 @@ impl Cuda {
         let (source, back) = (pattern(2048), vec![0u8; 2048]);
         let description = described([2048, 0, 0], false);
         let (from, to) = (address(&source), address(&back));
-        // SAFETY: the structures are local variables, and describe memory of the right sizes.
+        // SAFETY: the structures are local variables, and the memory has these sizes.
         unsafe {
             check("cuArray3DCreate", create(&raw mut array, &raw const description))?;
             check("cuMemcpyHtoA", to_array(array, 0, from, 1024))?;
@@ -262,7 +263,7 @@ impl Cuda {
         Ok(vec![sum(&back)])
     }
 
-    /// Submits several copies in one batch.
+    /// Makes several copies in one batch.
     fn copy_batch(&self) -> Result<Vec<u64>, Failed> {
         type Words = *const u64;
         let batch = function!(
@@ -277,7 +278,7 @@ impl Cuda {
         let (order, index) = ([[1u32, 0, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0]], [0u64, 1]);
         let run = |to: [u64; 3], from: [u64; 3], bytes: [u64; 3]| {
             let (to, from, bytes) = (to.as_ptr(), from.as_ptr(), bytes.as_ptr());
-            // SAFETY: all arrays are local variables of the right lengths.
+            // SAFETY: all arrays are local variables of these lengths.
             check("cuMemcpyBatchAsync", unsafe { batch(to, from, bytes, 3, order.as_ptr(), index.as_ptr(), 2, stream) })
         };
         let bytes = [10, 20_000, 270_000];
@@ -305,8 +306,8 @@ impl Cuda {
         Ok(codes.to_vec())
     }
 
-    /// Reads an array through a texture and writes it through a surface. Returns the elements, and the results of
-    /// invalid calls.
+    /// Reads an array through a texture and writes it through a surface. Returns the elements, and results of invalid
+    /// calls.
     pub fn sample(&self) -> Result<Vec<u64>, Failed> {
         type Words = *const [u64; 18];
         let create = function!(self, c"cuArray3DCreate", 12_000, fn(*mut u64, *const Descriptor));
@@ -339,7 +340,7 @@ impl Cuda {
             let none = std::ptr::null();
             check("cuTexObjectCreate", texture_of(&raw mut texture, &raw const resource, &raw const settings, none))?;
             check("cuSurfObjectCreate", surface_of(&raw mut surface, &raw const resource))?;
-            // `CU_RESOURCE_TYPE_LINEAR` on the result buffer, with byte elements.
+            // `CU_RESOURCE_TYPE_LINEAR` on the bytes of the result.
             let mut linear = [0u64; 18];
             linear[..4].copy_from_slice(&[2, result, 1 | 1 << 32, 4096]);
             check("cuTexObjectCreate", texture_of(&raw mut line, &raw const linear, &raw const settings, none))?;
