@@ -51,7 +51,7 @@ pub fn initialised() -> i32 {
     if card::visible().iter().any(is_reset) { ECC_UNCORRECTABLE } else { mps::lost() }
 }
 
-/// Fails if this thread has no current context.
+/// Returns an error if this thread has no current context.
 pub fn context() -> i32 {
     match initialised() {
         SUCCESS if device_of(CURRENT.get()).is_none() => INVALID_CONTEXT,
@@ -59,7 +59,7 @@ pub fn context() -> i32 {
     }
 }
 
-/// Same as [`context`], for calls that are not permitted during a capture.
+/// Like [`context`], for calls that are not permitted during a capture.
 fn disturbing() -> i32 {
     match context() {
         SUCCESS => work::unsafe_call(),

@@ -97,7 +97,7 @@ impl Allocation {
     }
 }
 
-/// A file that tells NVML that this process has an allocation.
+/// A file that indicates to NVML that this process has an allocation.
 #[derive(Debug)]
 struct Marker(PathBuf);
 

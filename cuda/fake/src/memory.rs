@@ -252,7 +252,7 @@ pub fn map(at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), i32> {
     if found as u64 == at { Ok(()) } else { Err(OUT_OF_MEMORY) }
 }
 
-/// Same as [`unmap`], for mappings created by the program.
+/// Like [`unmap`], for mappings created by the program.
 pub fn unmap_own(at: u64, bytes: u64) -> Result<(), i32> {
     let plain = |memory: &mut Memory| memory.space.find(at).is_some_and(|(start, _)| memory.plain.contains_key(&start));
     if plain(lock().get()) {

@@ -245,7 +245,7 @@ impl Work {
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }
 
-    /// Same as [`Self::stream`], for submitting work. Work that is not permitted during a capture invalidates it.
+    /// Like [`Self::stream`], for submitting work. Work that is not permitted during a capture invalidates it.
     fn stream_to_use(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if self.stream(handle).err() == Some(CAPTURE_IMPLICIT) {
             let blocking = self.streams.values_mut().filter(|stream| stream.blocking);

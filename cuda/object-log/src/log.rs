@@ -115,7 +115,7 @@ pub struct Log {
     parts: HashMap<Part, Id>,
     /// Events with timing, keyed by handle. The value is true if the event was recorded.
     clocks: HashMap<u64, bool>,
-    /// Number of the current capture group: captures that were open at the same time, and all of their work. A replay
+    /// Number of the current capture group: captures that were open concurrently, and all of their work. A replay
     /// repeats whole groups.
     group: u64,
     /// Set if a part of the current group cannot be repeated.

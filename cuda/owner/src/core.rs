@@ -5,7 +5,7 @@
 //! (`sessions`), chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
 //! memory shared between processes (`exports`), fixed memory and releases (`fixed`), moves of tenants to other cards
-//! (`moves`), accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
+//! (`moves`), accounts compared with NVML and the driver (`accounts`), tenants that use the card concurrently
 //! (`share_groups`) and their servers (`mps`), and tenants with several cards (`gangs`). Timers are in
 //! [`tenancy::Deadlines`].
 //!
@@ -103,7 +103,7 @@ pub struct CardConfig {
     pub time: TimeConfig,
     /// Settings of turns.
     pub turns: TurnsConfig,
-    /// Settings of groups of tenants that may use the card at the same time.
+    /// Settings of share groups, whose tenants may use the card concurrently.
     pub groups: GroupConfig,
     /// Number that identifies the card to the owners of other cards.
     pub number: CardId,

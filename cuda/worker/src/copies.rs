@@ -1,5 +1,5 @@
-//! Copies between the guest's pageable memory and the card. The data is in the message or in a piece of the staging
-//! blob.
+//! Copies between the guest's pageable memory and the card. The data is in the message or in a staging
+//! buffer.
 
 use cuda_calls::boxes::{BoxCopy, End, HOST, WORDS_3D};
 use cuda_calls::own::{self, MAX_INLINE_BYTES};
@@ -70,7 +70,7 @@ impl Executor {
                     self.release_piece(piece);
                 }
                 if used.is_out {
-                    // The reply for a later piece may overwrite this one before the guest reads it.
+                    // The reply for a later part may overwrite this one before the guest reads it.
                     self.defer(origin, code);
                 }
                 self.finish(origin, code, &[]);

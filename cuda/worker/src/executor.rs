@@ -463,7 +463,7 @@ impl Executor {
         objects.image.truncate(objects.image_bytes / 8);
         objects.image.extend_from_slice(data);
         objects.image_bytes += bytes;
-        // NUL-terminate text, whatever the guest sends.
+        // Always NUL-terminate the image, because it may be text.
         objects.image.push(0);
         Ok(())
     }

@@ -49,8 +49,8 @@ impl Executor {
         !self.waits.is_empty()
     }
 
-    /// Replies to the calls whose work has completed. Returns true if calls are still waiting or pieces are still in
-    /// use.
+    /// Replies to the calls whose work has completed. Returns true if calls are still waiting or staging buffers are
+    /// still in use.
     pub(crate) fn poll_waits(&mut self) -> bool {
         self.poll_pieces();
         let mut at = 0;

@@ -23,7 +23,7 @@ pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stra
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Converts a program that the owner has given up on to an API object.
+/// Converts an abandoned program to an API object.
 fn given_up(cuda_control::GivenUp { pid, program, why }: cuda_control::GivenUp) -> api::GivenUp {
     api::GivenUp { pid, program, why }
 }

@@ -1,9 +1,9 @@
 //! Physical pieces of memory, and the chunks that each piece may back. A process can keep a piece that it has imported,
-//! whatever it reports. Therefore, a piece that was given to a process is never reused for another process, not even
-//! one of the same tenant, because programs of a tenant may belong to several users. On the card, a piece is released
-//! and a new one is allocated, which takes 15 us. In host memory, this takes milliseconds, so the piece is kept for the
-//! same process's next use, unless another process needs the memory. A piece that several processes have used is always
-//! released.
+//! regardless of its reports. Therefore, a piece that was given to a process is never reused for another process, not
+//! even one of the same tenant, because programs of a tenant may belong to several users. On the card, a piece is
+//! released and a new one is allocated, which takes 15 us. In host memory, this takes milliseconds, so the piece is
+//! kept for the same process's next use, unless another process needs the memory. A piece that several processes have
+//! used is always released.
 
 use super::types::{Action, PieceId, SessionId};
 use owner_driver::Memory;

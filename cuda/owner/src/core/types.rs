@@ -45,7 +45,7 @@ pub struct TenantSpec {
     pub time: VgpuParams,
     /// Action on an unresponsive program.
     pub on_stuck: OnStuck,
-    /// Group of tenants whose programs may use the card at the same time.
+    /// Group of tenants whose programs may use the card concurrently.
     pub share_group: Option<ShareGroup>,
     /// The tenant's cards, if it has several.
     pub gang: Option<Gang>,

@@ -62,7 +62,7 @@ struct Host {
     unread: Vec<(SessionId, FromTenant)>,
     /// Number of probes that owners have sent.
     probes: u64,
-    /// Sessions that an owner has given up.
+    /// Sessions that an owner has abandoned.
     given_up: Vec<SessionId>,
     programs: Vec<Program>,
     /// Packets in transit, with their arrival step, sender and receiver.

@@ -1,5 +1,5 @@
-//! Tests programs that the owner abandons: they lose their turns and memory, whatever they do and even if they cannot
-//! be killed.
+//! Tests programs that the owner abandons: they lose their turns and memory regardless of their behaviour, even if they
+//! cannot be killed.
 
 use super::world::*;
 use super::*;

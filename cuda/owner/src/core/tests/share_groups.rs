@@ -92,7 +92,7 @@ fn group_and_single_tenant_take_turns() {
     let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
     let three = world.connect("three");
     want(&mut world, &[one, two, three]);
-    // `World::check` fails if the gates of two parties are open at the same time.
+    // `World::check` fails if the gates of two parties are open concurrently.
     let (_, each) = observe(&mut world, &[one, two, three], 2000);
     assert!((550..=800).contains(&each[2]), "the group has the weights of both: {each:?}");
     assert!(each[0].abs_diff(each[1]) <= 150, "{each:?}");
