@@ -346,8 +346,8 @@ pub fn take_off() {
     }
 }
 
-/// Restores the memory that this process had: on its card, or from card `moves.0` on card `moves.1`. Changes nothing if
-/// it fails.
+/// Restores this process's memory on its card, or moves memory of card `moves.0` to card `moves.1`. Changes nothing on
+/// failure.
 pub fn put_back(moves: Option<(&Card, &Card)>) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();

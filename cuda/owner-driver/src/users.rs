@@ -50,7 +50,7 @@ pub struct User {
 pub enum CardUse {
     /// The other processes that use the card, and the card memory of this process in bytes, if known.
     Users(Vec<User>, Option<u64>),
-    /// Card memory in use although no process uses the card, in bytes.
+    /// Used card memory that NVML does not attribute to any process, in bytes.
     InUseForNobody(u64),
     /// NVML does not report which processes use the card, or how much memory they use.
     Unknown,

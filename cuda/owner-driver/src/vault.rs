@@ -21,8 +21,7 @@ pub struct New {
 }
 
 impl New {
-    /// Returns true if the piece is ready quickly, because zeroing card memory takes less time than waiting for the
-    /// card.
+    /// Returns true if zeroing the piece takes less time than waiting for the card.
     pub fn is_quick(&self) -> bool {
         self.memory == Memory::Device && self.zeroed
     }

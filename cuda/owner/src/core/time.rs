@@ -26,7 +26,7 @@ const IDLE_UNDISTURBED_US: u32 = 10_000;
 /// makes a member wait for others.
 const REPORT_INTERVAL_US: u32 = 2000;
 
-/// Idle time after which a member's turn ends while members of a lower latency class wait for it, in microseconds. It
+/// Idle time after which a member's turn ends while members of a worse latency class wait for it, in microseconds. It
 /// exceeds the pause of a program that reads a result and submits its next work.
 const IDLE_PREFERRED_US: u32 = 150;
 

@@ -45,7 +45,7 @@ fn submission_during_open_capture_gets_fence_at_once() {
     fences.before_capture(&captures);
     assert_eq!(state(), (0, 1));
     fences.submitted(&captures, Stream::made(8));
-    assert_eq!(state(), (0, 2), "nothing remains noted if no event can be created");
+    assert_eq!(state(), (0, 2), "a submission during a capture is fenced immediately");
     captures.begun(1, STREAM, false);
     fences.all_passed();
     assert_eq!(state(), (0, 0));
