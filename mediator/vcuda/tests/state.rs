@@ -203,7 +203,7 @@ fn journal_of_other_version_or_empty_file_is_refused() {
     let guest = Guest::new();
     let (mut device, other) = (Guest::new().device, Guest::new());
     let file = vmm_glue::mappable::region_memory("other", 4096).unwrap();
-    assert!(device.take_journal(std::sync::Arc::new(file)).unwrap_err().0.contains("another size"));
+    assert!(device.take_journal(std::sync::Arc::new(file)).unwrap_err().0.contains("an invalid size"));
     let journal = guest.device.journal().unwrap();
     rustix::io::pwrite(&journal, &[0; 8], 0).unwrap();
     assert!(device.take_journal(journal).unwrap_err().0.contains("another version"));

@@ -111,7 +111,7 @@ impl Core {
         let tenant = session.tenant.and_then(|tenant| self.tenants.get(&tenant));
         let is_pinned = |index: &u32| tenant.and_then(|known| known.bodies.get(index)).is_some_and(Body::is_fixed);
         let why = match () {
-            () if session.stuck => "it does not answer",
+            () if session.stuck => "it does not reply",
             () if session.version < VERSION_MOVES => "it has a library of an earlier version: start it again",
             () if session.reported_client || session.concurrent => "it is a client of an MPS server",
             () if fixed(FixedKind::Shared) => "it shares memory with other processes",
