@@ -79,7 +79,7 @@ pub trait Handles {
     /// Returns true if the range is in card or guest memory, not in the worker's memory.
     fn has_range(&self, address: u64, bytes: u64) -> bool;
 
-    /// Returns the address of the last received image, which the next call that needs an image consumes.
+    /// Returns the address of the last received image, which the next call with an image argument consumes.
     fn image(&self) -> u64;
 
     /// Returns the size of the last received image in bytes.

@@ -142,7 +142,7 @@ pub enum Arg {
     Text,
     /// A pointer to an array: element size in bytes, and index of the argument with the number of elements.
     Array(u8, u8),
-    /// Like [`Self::Array`], with one element less than the argument.
+    /// Like [`Self::Array`], with one element fewer.
     ArrayButOne(u8, u8),
     /// A pointer to handles: their kind, and index of the argument with their number.
     Handles(Kind, u8),

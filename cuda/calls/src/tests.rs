@@ -224,7 +224,7 @@ fn any_words_decode_or_are_refused() {
     }
 }
 
-/// A tensor map has one stride less than dimensions.
+/// A tensor map has one stride fewer than dimensions.
 #[test]
 fn tensor_map_crosses_with_its_arrays() {
     let call = &CALLS[find("cuTensorMapEncodeTiled").expect("described")];

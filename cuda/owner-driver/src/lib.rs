@@ -4,7 +4,7 @@
 //! virtual memory functions for tests. [`Vault`] manages the allocations that an owner has created or received. Any
 //! thread may make any call, but must not hold a lock during the call.
 //!
-//! `cuda-owner` decides which memory to allocate, and keeps the accounts.
+//! This crate does not decide which memory to allocate, and does not keep accounts. `cuda-owner` does both.
 
 mod functions;
 #[cfg(any(test, feature = "model"))]

@@ -363,7 +363,7 @@ impl Core {
     }
 
     /// Drops a resource. The driver may reuse the range after the response, so the worker must unregister the blob
-    /// before.
+    /// first.
     fn unref(&mut self, id: u32, ticket: Ticket) -> Option<Answer> {
         let Some(resource) = self.resources.get(&id).copied() else { return Some(Answer::Ok) };
         self.is_changed = true;
@@ -382,8 +382,8 @@ impl Core {
         }
         let Resource { blob, serial, .. } = resource;
         worker.removing.push(Removal { blob, serial, resource: id, ticket });
-        // A worker may wait for its tenant's slice for a long time. The removal therefore has no time limit, because
-        // only this VM waits for it. The worker of a destroyed context has its own time limit.
+        // A worker may wait for its tenant's slice for a long time. The removal therefore has no time limit. Only this
+        // VM waits for it. The worker of a destroyed context has its own time limit.
         if !worker.killed {
             self.actions.push(Action::Remove { worker: number, blob, serial });
         }

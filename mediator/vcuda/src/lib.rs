@@ -7,7 +7,7 @@
 //!
 //! - `core`: the state machine for contexts, blobs, workers and waits.
 //! - `command`: the virtio-gpu commands and their responses.
-//! - `pci`, `registers`: the configuration space and BAR0. Each access is served immediately.
+//! - `pci`, `registers`: the configuration space and BAR0. Each access is handled immediately.
 //! - `queue`: the control queue in the guest's memory, with indirect descriptors.
 //! - `window`: the window's memory.
 //! - `device`: the function's interface to the VMM's server; `executor`: the thread that executes commands; `shared`:
