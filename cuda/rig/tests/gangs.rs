@@ -81,7 +81,7 @@ impl Ranks {
         awaited(&format!("{} reaches round {goal}", self.words.display()), || self.rounds() >= goal);
     }
 
-    /// Ends all processes, which must exit successfully.
+    /// Stops all processes, which must exit successfully.
     fn end(self) {
         let mut ranks = self.ranks;
         ranks.iter_mut().for_each(Program::close);

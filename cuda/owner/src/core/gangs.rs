@@ -1,7 +1,6 @@
 //! Tenants with several cards: their turns on this card, and messages to the owners of their other cards.
-//!
-//! [`gang::GangTurns`] makes the decisions. A gang's processes on this card are sessions like all others. In a *step*,
-//! each process lets one submission pass and then reports the end of its work, as after a recall.
+//! [`gang::GangTurns`] makes the decisions. A gang's processes on this card are ordinary sessions. In a *step*, each
+//! process lets one submission pass and then reports the end of its work, as after a recall.
 
 use super::types::{Action, SessionId};
 use super::{Core, TenantError, TenantSpec};
@@ -126,7 +125,7 @@ impl Core {
         gang.map_or_else(|| self.turns.turns().has_turn(tenant), |gang| gang.runs)
     }
 
-    /// Lets one submission of each of a tenant's processes pass.
+    /// Lets each of a tenant's processes pass one submission.
     pub(super) fn step(&mut self, tenant: TenantId) {
         let terms = self.terms(tenant);
         // With an earlier version of the library, a process's work waits for the tenant's next turn.

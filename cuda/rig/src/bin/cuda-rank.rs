@@ -1,8 +1,8 @@
 //! A process of a program that uses several cards with one process per card, like NCCL programs.
 //!
 //! All processes submit the same kernels, and each kernel spins until its peers on the other cards run. The kernels
-//! announce their rounds in a file that all processes map, with one word per process. Runs until standard input ends,
-//! and then prints the number of rounds.
+//! announce their rounds in a file that all processes map, with one word per process. Runs until end of file on
+//! standard input, and then prints the number of rounds.
 //!
 //! UNSAFETY: maps the file.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
