@@ -85,7 +85,7 @@ pub enum Error {
     #[error("the software card has no VRAM")]
     Vram(#[from] VramError),
     /// The size of a BAR is invalid.
-    #[error("{name} of {size:#x} bytes is not possible: it must be a power of two from 1 MiB to 64 GiB")]
+    #[error("{name} of {size:#x} bytes is not supported: it must be a power of two from 1 MiB to 64 GiB")]
     BarSize {
         /// Name of the BAR.
         name: &'static str,
@@ -93,7 +93,7 @@ pub enum Error {
         size: u64,
     },
     /// The saved state is invalid, or belongs to a different card.
-    #[error("the saved state of the software card is refused")]
+    #[error("the saved state of the software card is invalid")]
     Saved(#[from] Invalid),
     /// The card's thread could not be started.
     #[error("the software card's thread could not be started")]

@@ -183,12 +183,12 @@ async fn invalid_or_excessive_claim_is_rejected_with_cause() {
         ),
         (
             Box::new(|name: &str| allocated(name, &[("gpu", "card9", "64Mi", "250")], Value::Null)),
-            "no device `card9` here",
+            "this node has no device `card9`",
         ),
         (Box::new(plain(|claim| claim["status"] = json!({}))), "the claim is not allocated"),
         (
             Box::new(plain(|claim| claim["status"]["allocation"]["devices"]["results"][0]["pool"] = "node-b".into())),
-            "nothing of driver `gpu-mediator.internal` and pool `node-a`",
+            "the claim has no allocation from driver `gpu-mediator.internal` and pool `node-a`",
         ),
         (Box::new(plain(|claim| claim["metadata"]["uid"] = "uid-another".into())), "another claim of that name"),
     ];

@@ -209,9 +209,9 @@ impl Buffer {
     /// Returns an error if the driver fails.
     pub fn place(&self) -> Result<Domain> {
         let mut info = uapi::GemInfo { handle: self.handle, ..Default::default() };
-        self.device.call(&mut info).map_err(|source| driver("the place of a buffer", source))?;
+        self.device.call(&mut info).map_err(|source| driver("the location of a buffer", source))?;
         if info.offset != self.address {
-            return Err(driver("the place of a buffer", io::Error::other("its GPU address changed")));
+            return Err(driver("the location of a buffer", io::Error::other("its GPU address changed")));
         }
         Ok(if info.domain & uapi::DOMAIN_VRAM == 0 { Domain::Gart } else { Domain::Vram })
     }
@@ -254,7 +254,7 @@ impl Buffer {
         match self.prepare(&mut uapi::GemCpuPrep { handle: self.handle, flags }) {
             Ok(()) => Ok(false),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(true),
-            Err(error) => Err(driver("asking for the state of a buffer", error)),
+            Err(error) => Err(driver("querying the state of a buffer", error)),
         }
     }
 

@@ -221,7 +221,7 @@ impl State {
         let wrong = |why: String| Error::Open {
             device: "the vGPU".into(),
             why,
-            remedy: "see the daemon's log for accesses that it refused",
+            remedy: "see the daemon's log for rejected accesses",
         };
         let partitions = bus.read32(ptop::FBP_COUNT::OFFSET)?.min(pbfb::MEM_AMOUNT::COUNT);
         let disabled = bus.read32(ptop::PART_DISABLED::OFFSET)?;
@@ -301,7 +301,7 @@ impl State {
         let at = self.vram.take(bytes).ok_or_else(|| Error::Allocation {
             place: Place::Vram,
             bytes,
-            why: format!("{} bytes of the vGPU's VRAM are free, possibly in pieces", self.vram.free_bytes()),
+            why: format!("{} bytes of the vGPU's VRAM are free, possibly fragmented", self.vram.free_bytes()),
         })?;
         self.least_free_vram_bytes = self.least_free_vram_bytes.min(self.vram.free_bytes());
         Ok(at)
@@ -440,7 +440,7 @@ impl State {
             let errors = self.bus.read32(pbdma::INTR_0::at(unit))?;
             if errors != 0 {
                 let id = pbdma::CHANNEL::CHANNEL.get(self.bus.read32(pbdma::CHANNEL::at(unit))?);
-                self.lose(id as u8, format!("the PBDMA refused its commands ({errors:#x})"));
+                self.lose(id as u8, format!("the PBDMA rejected its commands ({errors:#x})"));
                 self.bus.write32(pbdma::INTR_0::at(unit), errors)?;
             }
         }

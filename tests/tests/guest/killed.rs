@@ -66,7 +66,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         let work = work.transpose()?;
         if work.is_some() {
             let rung = guest::counter(&daemon, name, "doorbells")?;
-            tests::wait::until("the guest to be at work", guest::SMOKE_LIMIT, || {
+            tests::wait::until("the guest to start working", guest::SMOKE_LIMIT, || {
                 Ok((guest::counter(&daemon, name, "doorbells")? > rung + 4).then_some(()))
             })?;
         }
@@ -78,11 +78,11 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
                 work.kill()?;
             }
             let ended = work.wait_within(NOTICE_LIMIT)?;
-            println!("REPORT VM {name}: the program ended with code {}", ended.code);
+            println!("REPORT VM {name}: the program exited with code {}", ended.code);
         }
         assert_eq!(guest::show(&daemon, name)?["state"], "connected", "kill {kill}: {}", daemon.log_tail());
         // Before the VMM resumes, the daemon checks the memory that the VMM has mapped.
-        tests::wait::until("the VMM to go on", NOTICE_LIMIT, || {
+        tests::wait::until("the VMM to resume", NOTICE_LIMIT, || {
             Ok((guest::show(&daemon, name)?["transport"]["daemon_deaths_survived"] == kill).then_some(()))
         })?;
         reload(&vm).with_context(|| format!("kill {kill}: {}", daemon.log_tail()))?;
