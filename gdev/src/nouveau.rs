@@ -44,8 +44,9 @@ const STAMPED: u64 = 128;
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
 /// Offset of the submissions' stamp in the stamp buffer, after the launches' pairs of stamps.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
-/// Offset and size of the staging area in the stamp buffer, through which small programs are loaded.
+/// Offset in the stamp buffer of the staging area, through which small programs are loaded.
 const STAGING_AT: u64 = (LAST_STAMP + STAMP_BYTES).next_multiple_of(0x1000);
+/// Size of the staging area in bytes.
 const STAGING_BYTES: u64 = 16 << 10;
 
 /// Statistics of a [`Nouveau`].

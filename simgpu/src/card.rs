@@ -140,7 +140,7 @@ impl SimGpu {
     /// Creates a card in the power-on state.
     ///
     /// # Errors
-    /// Returns an [`Error`].
+    /// Returns an [`Error`] if the configuration is invalid or the host lacks resources.
     pub fn new(config: &Config) -> Result<Self, Error> {
         config.check()?;
         Self::without_thread(config, Clock::system(), config.vram()?, None)?.start()
@@ -149,7 +149,7 @@ impl SimGpu {
     /// Creates a card from another process's saved state and its VRAM. The card is halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// Returns an [`Error`].
+    /// Returns an [`Error`] if the configuration or the saved state is invalid, or the host lacks resources.
     pub fn restored(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
         config.check()?;
         Self::without_thread(config, Clock::system(), vram, Some(saved))?.start()

@@ -24,8 +24,9 @@ use crate::store::{DomainName, Found, Store};
 /// TIMEOUT: a server that takes longer than this to respond to an access is considered hung. Any host responds far
 /// faster.
 const ANSWER: Duration = Duration::from_secs(60);
-/// First port of a virtual CPU, and of buffered requests.
+/// Port of the first virtual CPU.
 const FIRST_PORT: u32 = 11;
+/// Port of buffered requests.
 const BUFFERED_PORT: u32 = 7;
 /// Offset of the server's port numbers from the domain's port numbers.
 const OURS: u32 = 1000;

@@ -10,10 +10,11 @@ use tests::{Daemon, Vm, VmConfig, scale};
 
 use super::paravirt;
 
-/// Number of kills, by default and at full scale. Working and idle guests alternate. `GPU_MEDIATOR_KILLS` overrides the
-/// number. Each kill takes a minute.
+/// Default number of kills, each of which takes a minute. Working and idle guests alternate.
 const KILLS: u64 = 1;
+/// Number of kills at full scale.
 const FULL_KILLS: u64 = 2;
+/// Environment variable that overrides the number of kills.
 const KILLS_ARE: &str = "GPU_MEDIATOR_KILLS";
 /// Maximum time that a guest program may keep running on a device that has lost its work.
 // TIMEOUT: nouveau waits 15 s for each channel of an exiting program, and longer for its own channels.

@@ -17,8 +17,9 @@ use tests::wait::{self, Scratch};
 use tests::{Daemon, http};
 
 const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/guides/operating.md");
-/// Placeholders in the guide for the proxy's port and the daemon's folder.
+/// Placeholder in the guide for the proxy's address.
 const PORT: &str = "127.0.0.1:9401";
+/// Placeholder in the guide for the daemon's folder.
 const FOLDER: &str = "/run/gpu-mediator";
 /// Folder of the package's alert rules, as stated in the guide.
 const RULES_FOLDER: &str = "/usr/share/gpu-mediator/prometheus";

@@ -12,8 +12,9 @@ use super::paravirt;
 use super::stories::complaints;
 use super::upgrade::{Copies, compute_until};
 
-/// Number of moves of computing guests, by default and at full scale.
+/// Default number of moves of computing guests.
 const MOVES: usize = 24;
+/// Number of moves at full scale.
 const FULL_MOVES: usize = 100;
 /// Time limit for taking a lost card out of service.
 // TIMEOUT: the daemon polls the card ten times a second.

@@ -23,7 +23,9 @@ const SMALL: u32 = 2;
 const LARGE: u32 = 3;
 /// Number of entries in a page directory.
 const DIRECTORY_ENTRIES: u32 = 8192;
+/// Number of entries in a small-page table.
 const SMALL_ENTRIES: u32 = 32768;
+/// Number of entries in a large-page table.
 const LARGE_ENTRIES: u32 = 1024;
 /// Size of a small-page table in bytes.
 const SMALL_BYTES: u64 = 256 << 10;
