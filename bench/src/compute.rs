@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::class::compute90c0 as methods;
-use simgpu::compute::Compute;
-use simgpu::engines::{EngineCx, Progress, Work};
-use simgpu::memory::{BusAddr, Memory, Vram};
-use simgpu::mmu::{AddressSpace, Mmu};
+use simgpu_engines::compute::Compute;
+use simgpu_engines::engines::{EngineCx, Progress, Work};
+use simgpu_memory::memory::{BusAddr, Memory, Vram};
+use simgpu_memory::mmu::{AddressSpace, Mmu};
 
 use crate::report::{Metric, Target, median};
 

@@ -17,7 +17,6 @@ use rustix::fs::MemfdFlags;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::memory::{AddRegion, GuestMemory, MemoryError, MemoryLimits, MemoryTable};
 use crate::protocol::{
     CAP_SPARSE_MMAP, Command, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo, DmaAccess, DmaMap, DmaUnmap,
     FLAG_ERROR, FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, IRQ_ACTION_TRIGGER, IRQ_ACTION_UNMASK,
@@ -25,7 +24,8 @@ use crate::protocol::{
     RegionAccess, RegionInfoBody, SparseArea, SparseMmapCap, Version,
 };
 use crate::socket;
-use crate::wake::Wake;
+use vmm_memory::memory::{AddRegion, GuestMemory, MemoryError, MemoryLimits, MemoryTable};
+use vmm_memory::wake::Wake;
 
 mod migration;
 

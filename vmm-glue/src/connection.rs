@@ -27,12 +27,12 @@ pub(crate) use saved::SavedConnection;
 use crate::counters::add;
 use crate::device::{Device, RegionInfo};
 use crate::journal::{Journal, Revival, SavedJournal, read_words};
-use crate::keeper::Keeper;
 use crate::link::{ClientInfo, Link};
 use crate::options::ServerOptions;
 use crate::protocol::{Command, HEADER_SIZE, Header, RegionAccess};
 use receive::Receive;
 use session::Session;
+use vmm_memory::keeper::Keeper;
 
 /// Maximum size of a message that can be skipped, in bytes. A longer message closes the connection.
 pub const MAX_SKIP: u32 = 16 << 20;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::mappable::{Mappable, MappableError, MmapArea};
-use crate::memory::{DmaRegion, Mapping};
 use crate::migration::Migration;
+use vmm_memory::memory::{DmaRegion, Mapping};
 
 /// Number of regions of a PCI function: six BARs, the expansion ROM, configuration space, and legacy VGA.
 pub const NUM_REGIONS: usize = 9;

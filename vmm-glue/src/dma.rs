@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::counters::{Counters, add};
 use crate::protocol::{Command, DmaAccess, FLAG_ERROR, HEADER_SIZE, Header};
-use crate::wake::Wake;
+use vmm_memory::wake::Wake;
 
 /// Maximum size of a request, in bytes.
 pub const MAX_REQUEST: usize = 16 << 20;

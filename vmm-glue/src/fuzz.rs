@@ -20,12 +20,12 @@ use crate::device::{AccessError, Ack, Deferred, Device, MapError, NUM_REGIONS, R
 use crate::interrupts::IrqCounts;
 use crate::link::{ClientInfo, Link};
 use crate::mappable::{MmapArea, region_memory};
-use crate::memory::{DmaRegion, LOG_BLOCK, MemoryLimits};
 use crate::migration::{Migration, MigrationError, State};
 use crate::protocol::{
     Command, DmaAccess, FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, RegionInfoBody, Version,
 };
 use crate::server::ServerOptions;
+use vmm_memory::memory::{DmaRegion, LOG_BLOCK, MemoryLimits};
 
 /// Maximum number of steps in one input.
 const MAX_STEPS: usize = 512;

@@ -25,9 +25,9 @@ pub(crate) use file::{Marks, Room};
 pub use saved::SavedJournal;
 pub(crate) use saved::{Revival, Words, read_words};
 
-use crate::descriptors::{Giving, ParkError};
-use crate::keeper::{Keeper, Slots};
-pub use crate::keeper::{Kept, SLOTS};
+use vmm_memory::descriptors::{Giving, ParkError};
+use vmm_memory::keeper::{Keeper, Slots};
+pub use vmm_memory::keeper::{Kept, SLOTS};
 
 /// Maximum number of a client's stored descriptors: its slots, the journal, and the connection.
 pub const DESCRIPTORS: usize = SLOTS as usize + 2;

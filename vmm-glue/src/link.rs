@@ -2,8 +2,8 @@
 
 mod saved;
 
-pub use crate::wake::Wake;
 pub(crate) use saved::SavedLink;
+pub use vmm_memory::wake::Wake;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::counters::Counters;
 use crate::dma::DmaClient;
 use crate::interrupts::{Interrupts, IrqCounts};
-use crate::memory::GuestMemory;
+use vmm_memory::memory::GuestMemory;
 
 /// Stops or suspends a running server from any thread. Clones control the same servers.
 #[derive(Clone, Debug)]
@@ -192,13 +192,13 @@ impl Link {
         size: u64,
         writable: bool,
         fd: Option<std::os::fd::OwnedFd>,
-    ) -> Result<crate::memory::DmaRegion, crate::memory::AddError> {
-        let region = crate::memory::AddRegion { gpa, size, offset: 0, readable: true, writable, fd };
-        self.memory().add(region, &crate::memory::MemoryLimits::default(), self.wake())
+    ) -> Result<vmm_memory::memory::DmaRegion, vmm_memory::memory::AddError> {
+        let region = vmm_memory::memory::AddRegion { gpa, size, offset: 0, readable: true, writable, fd };
+        self.memory().add(region, &vmm_memory::memory::MemoryLimits::default(), self.wake())
     }
 
     /// Removes the region at `gpa`, like `DMA_UNMAP` before a call of [`crate::Device::dma_unmap`].
-    pub fn take_back(&self, gpa: u64) -> Option<crate::memory::DmaRegion> {
+    pub fn take_back(&self, gpa: u64) -> Option<vmm_memory::memory::DmaRegion> {
         self.memory().remove(gpa)
     }
 

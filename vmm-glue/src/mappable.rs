@@ -27,7 +27,7 @@ use rustix::fs::{FileType, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::memory::PAGE_SIZE;
+use vmm_memory::memory::PAGE_SIZE;
 
 /// Maximum number of areas per region.
 pub const MAX_AREAS: usize = 64;

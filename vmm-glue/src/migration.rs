@@ -2,7 +2,7 @@
 //!
 //! The client moves the device from state to state ([`State`]), reads the device's state, and loads it into another
 //! device. Each device defines its own format; a loaded state is untrusted. The client also queries the memory that the
-//! device has written ([`crate::memory::WriteLog`] contains this process's writes).
+//! device has written ([`vmm_memory::memory::WriteLog`] contains this process's writes).
 
 use std::ops::Range;
 

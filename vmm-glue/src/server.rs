@@ -20,16 +20,16 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::connection::{Connection, Fatal, Progress};
 use crate::counters::{Counters, add, add_len, worth_logging};
-use crate::descriptors::ParkError;
 use crate::device::Device;
 use crate::journal::{Journal, Remains};
-pub use crate::keeper::Keeper;
 use crate::link::{Link, StopHandle};
 pub use crate::options::ServerOptions;
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
 use crate::suspended_client::{SavedClients, SuspendedClient};
+use vmm_memory::descriptors::ParkError;
+pub use vmm_memory::keeper::Keeper;
 
 /// Maximum number of connections that have sent no data. A further connection closes the oldest one.
 const MAX_WAITING: usize = 4;

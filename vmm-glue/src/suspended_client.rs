@@ -12,9 +12,9 @@ use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
 use crate::connection::{Connection, SavedConnection};
-use crate::descriptors::{Given, Giving, ParkError};
 use crate::link::{Link, SavedLink};
 use crate::options::ServerOptions;
+use vmm_memory::descriptors::{Given, Giving, ParkError};
 
 /// Maximum number of connections that have sent no data.
 const WAITING_MAX: usize = 16;

@@ -3,10 +3,10 @@
 use anyhow::{Context, Result, ensure};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::class::compute90c0 as methods;
-use simgpu::compute::Compute;
-use simgpu::engines::{EngineCx, Progress, Work};
-use simgpu::memory::{BusAddr, Memory, Vram};
-use simgpu::mmu::{AddressSpace, Mmu};
+use simgpu_engines::compute::Compute;
+use simgpu_engines::engines::{EngineCx, Progress, Work};
+use simgpu_memory::memory::{BusAddr, Memory, Vram};
+use simgpu_memory::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, Random, Setup, Workload};
 
@@ -155,7 +155,7 @@ impl Gpu for SimGpu {
             (methods::LAUNCH, 0x1000),
         ])?;
         loop {
-            let step = self.with(simgpu::compute::Compute::step);
+            let step = self.with(simgpu_engines::compute::Compute::step);
             match step.map_err(|error| anyhow::anyhow!("{name}: {error:?}"))? {
                 Progress::Done => return Ok(()),
                 Progress::More => {}

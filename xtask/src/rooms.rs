@@ -13,16 +13,10 @@ use crate::lints::File;
 const MAX_CRATE_LINES: usize = 8000;
 
 /// Crates that may be larger, with their maximum number of lines. These limits may only fall.
-const LARGE_CRATES: [(&str, usize); 5] = [
-    ("cuda/owner", 8_402),
-    ("mediator/ctl", 8_058),
-    ("mediator/daemon", 8_413),
-    ("simgpu", 14_090),
-    ("vmm-glue", 9_350),
-];
+const LARGE_CRATES: [(&str, usize); 3] = [("cuda/owner", 8_402), ("mediator/ctl", 8_058), ("mediator/daemon", 8_413)];
 
-/// Maximum number of modules in import cycles, for crates outside `mediator/`. These limits may only fall.
-const MODULES_IN_CIRCLES: [(&str, usize); 3] = [("simgpu", 10), ("vmm-glue", 2), ("xtask", 4)];
+/// Maximum number of modules in import cycles, for crates outside `mediator/`. These numbers may only fall.
+const MODULES_IN_CIRCLES: [(&str, usize); 4] = [("simgpu", 8), ("simgpu/engines", 2), ("vmm-glue", 2), ("xtask", 4)];
 
 /// Returns the crate folder of a source file, and the file's module path starting at `src`.
 fn place(path: &Path) -> Option<(String, Vec<String>)> {

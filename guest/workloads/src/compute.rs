@@ -18,6 +18,13 @@ pub fn context(device: &Arc<Device>) -> Result<Guest> {
     Ok(Context::new(Nouveau::new(device)?, BY_ENGINE))
 }
 
+/// Creates a context that measures the GPU time of its launches.
+pub fn measuring(device: &Arc<Device>) -> Result<Guest> {
+    let mut guest = context(device)?;
+    guest.backend_mut().measure_launches();
+    Ok(guest)
+}
+
 /// Creates a context with at most `in_flight` submissions in flight. Further launches wait for the oldest submission.
 pub fn running_ahead(device: &Arc<Device>, in_flight: u64) -> Result<Guest> {
     ensure!((1..=MOST_IN_FLIGHT).contains(&in_flight), "{in_flight} in flight: from 1 to {MOST_IN_FLIGHT}");

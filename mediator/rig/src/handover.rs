@@ -9,7 +9,7 @@ use handover::{Introduction, Package, Receiver, Sender};
 use nvspec::regs::pbus;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use saved_state::{Known, SavedState, Writer};
-use simgpu::memory::Vram;
+use simgpu::Vram;
 use simgpu::{Config, NotQuiescent, SavedCard, SimGpu};
 use std::error::Error;
 use std::fs::File;

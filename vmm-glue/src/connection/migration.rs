@@ -9,13 +9,13 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::Outbox;
 use super::session::{Refusal, Session, parse, refuse, too_short, wire_len};
 use crate::device::Device;
-use crate::memory::{LOG_BLOCK, PAGE_SIZE};
 use crate::migration::{Migration, MigrationError, State};
 use crate::protocol::{
     DeviceFeature, FEATURE_DMA_LOGGING_REPORT, FEATURE_DMA_LOGGING_START, FEATURE_DMA_LOGGING_STOP, FEATURE_GET,
     FEATURE_MASK, FEATURE_MIG_DEVICE_STATE, FEATURE_MIGRATION, FEATURE_PROBE, FEATURE_SET, Header, LoggingRange,
     LoggingReport, LoggingStart, MIGRATION_STOP_COPY, MigData, MigDeviceState, STATE_ERROR,
 };
+use vmm_memory::memory::{LOG_BLOCK, PAGE_SIZE};
 
 /// Migration state of a client's device.
 #[derive(Debug, Default)]

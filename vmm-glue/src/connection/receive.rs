@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
 use super::{Fatal, MAX_SKIP, Message};
-use crate::descriptors::{Given, Giving, ParkError};
 use crate::journal::{Marks, Room};
 use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
+use vmm_memory::descriptors::{Given, Giving, ParkError};
 
 /// Buffer space in addition to one message, in bytes, so that one call can receive many small messages.
 pub(crate) const EXTRA_RECEIVE_BYTES: usize = 64 << 10;

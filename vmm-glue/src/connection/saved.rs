@@ -8,10 +8,10 @@ use super::receive::{Receive, SavedReceive};
 use super::session::Session;
 use super::version::Peer;
 use super::{Connection, MAX_SKIP, Outbox, max_message};
-use crate::descriptors::{Given, Giving, ParkError};
 use crate::journal::Room;
 use crate::link::{ClientInfo, Link};
 use crate::options::ServerOptions;
+use vmm_memory::descriptors::{Given, Giving, ParkError};
 
 /// Bounds on the size of the data in one message, in bytes.
 const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);

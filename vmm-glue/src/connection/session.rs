@@ -14,13 +14,13 @@ use crate::device::{Deferred, Device, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::interrupts::NUM_IRQ_TYPES;
 use crate::link::{ClientInfo, Link};
 use crate::mappable::MmapArea;
-use crate::memory::{AddError, AddRegion, MemoryLimits, PAGE_SIZE, withdrawals};
 use crate::protocol::{
     CAP_SPARSE_MMAP, Command, DEVICE_PCI, DEVICE_RESETTABLE, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo,
     DmaMap, DmaUnmap, Header, IRQ_ACTION_MASK, IRQ_ACTION_UNMASK, IRQ_DATA_EVENTFD, IrqInfo, IrqSet, REGION_CAPS,
     REGION_MMAP, REGION_READ, REGION_WRITE, RegionInfoBody, SparseArea, SparseMmapCap, Version,
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
+use vmm_memory::memory::{AddError, AddRegion, MemoryLimits, PAGE_SIZE, withdrawals};
 
 /// Reason for rejecting a request: one part for the client, and one for the log.
 #[derive(Debug)]

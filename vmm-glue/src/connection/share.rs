@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::dma::{DmaError, Pending};
 use crate::link::Link;
-use crate::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
+use vmm_memory::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
 
 /// Size of each compared sample in bytes.
 const SAMPLE: usize = 4096;

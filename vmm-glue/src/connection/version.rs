@@ -4,8 +4,8 @@ use serde_json::{Map, Value};
 use zerocopy::FromBytes;
 
 use super::MAX_FDS;
-use crate::memory::PAGE_SIZE;
 use crate::protocol::{VERSION_MAJOR, VERSION_MINOR, Version};
+use vmm_memory::memory::PAGE_SIZE;
 
 /// Maximum size of a parsed capabilities string in bytes. QEMU's has less than 300.
 const MAX_TEXT: usize = 4096;

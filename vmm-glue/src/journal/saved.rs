@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{CLIENT, Journal, Kept, SLOTS, Slots, file};
 use crate::connection::{Connection, EXTRA_RECEIVE_BYTES, SavedConnection, max_message};
-use crate::descriptors::{Given, ParkError};
 use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
-use crate::keeper::Keeper;
 use crate::link::{ClientInfo, Link, SavedLink};
 use crate::options::ServerOptions;
+use vmm_memory::descriptors::{Given, ParkError};
+use vmm_memory::keeper::Keeper;
 
 /// Number of configuration space dwords that a client can set, in the header and in capabilities.
 const WORDS: usize = 64;

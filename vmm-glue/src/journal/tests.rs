@@ -12,10 +12,10 @@ use crate::client::memory_file;
 use crate::connection::Connection;
 use crate::device::{AccessError, Ack, Deferred, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::link::{ClientInfo, Link};
-use crate::memory::DmaRegion;
 use crate::protocol::{Command, DmaMap, DmaUnmap, HEADER_SIZE, Header, RegionAccess};
 use crate::server::ServerOptions;
 use crate::{Device, IrqCounts};
+use vmm_memory::memory::DmaRegion;
 use zerocopy::IntoBytes;
 
 const VERSION: &[u8] = b"\0\0\x01\0{\"capabilities\":{}}\0";

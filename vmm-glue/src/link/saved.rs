@@ -4,9 +4,9 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
 use super::{ClientInfo, Link};
-use crate::descriptors::{Given, Giving, ParkError};
 use crate::interrupts::SavedInterrupts;
-use crate::memory::{MemoryLimits, SavedRegion};
+use vmm_memory::descriptors::{Given, Giving, ParkError};
+use vmm_memory::memory::{MemoryLimits, SavedRegion};
 
 /// Maximum number of messages to which a client may still reply, across consecutive processes.
 const UNANSWERED_MAX: usize = 1024;

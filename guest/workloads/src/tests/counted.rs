@@ -45,7 +45,7 @@ pub fn launches(rig: &Rig, options: &Options) -> Result<Facts> {
     let workload = workloads::by_name(name, chosen).with_context(|| format!("--name {name}: no workload"))?;
     ensure!(count > 0, "--count 0: at least one launch");
     let device = Device::open(Path::new(options.text("node").unwrap_or(crate::DEFAULT_NODE)))?;
-    let mut gpu = compute::context(&device)?;
+    let mut gpu = compute::measuring(&device)?;
     let setup = Setup::new(&*workload, &mut gpu)?;
     setup.upload(&mut gpu)?;
     gpu.finish()?;

@@ -66,7 +66,7 @@ struct Node {
 impl Node {
     fn new(path: &Path, kernel: NodeKernel, bytes: u64) -> Result<Self> {
         let device = Device::open(path)?;
-        let mut gpu = compute::context(&device)?;
+        let mut gpu = compute::measuring(&device)?;
         let module = gpu.load(Image::Sm20(&kernel.program()?))?;
         let mut buffer = || gpu.allocate(Place::Vram, bytes);
         let buffers = [buffer()?, buffer()?, buffer()?];

@@ -132,6 +132,7 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
         Some(Repeat { in_flight, .. }) => compute::running_ahead(&device, in_flight)?,
         None => compute::context(&device)?,
     };
+    gpu.backend_mut().measure_launches();
     gpu.finish()?;
     let opened = began.elapsed();
     if repeat.is_some_and(|repeat| repeat.ends) {
