@@ -142,7 +142,7 @@ impl Side {
     }
 }
 
-/// Counts messages of a mediated and of a passed-through card, alternating between them.
+/// Counts the messages of a mediated card and of a passed-through card, alternating between them.
 fn messages() -> Result<Vec<Metric>> {
     let mut sides =
         [Side::boot("mediated", &vm_toml("mediated", VM_MIB))?, Side::boot("straight", &passthrough_toml("straight"))?];

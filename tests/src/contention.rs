@@ -120,7 +120,7 @@ const CHARGE_READ_INTERVAL: Duration = Duration::from_secs(30);
 impl Contest {
     /// Runs the loads. Calls `meanwhile` when the measurement begins; the measured time includes this call.
     ///
-    /// Fails if a load ends too early or has a wrong result.
+    /// Fails if a load ends too early or produces a wrong result.
     pub fn run(&self, crowd: &Crowd, meanwhile: impl FnOnce(&Crowd) -> Result<()>) -> Result<Outcome> {
         self.run_until(crowd, meanwhile, |_| Ok(()))
     }

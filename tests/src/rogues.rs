@@ -102,7 +102,7 @@ impl Rogue {
     /// Runs the rogue in the last of `neighbours.len() + 1` VMs. The other VMs run kernels with the given numbers of
     /// rounds.
     ///
-    /// Fails if a neighbour has a wrong result, or if the rogue has a wrong result after the attack.
+    /// Fails if a neighbour produces a wrong result, or if the rogue does so after the attack.
     pub fn beside(self, crowd: &Crowd, neighbours: &[u32], measured: Duration) -> Result<Outcome> {
         let vm = neighbours.len();
         let mut loads: Vec<Load> = (0..).zip(neighbours).map(|(vm, rounds)| neighbour(vm, *rounds)).collect();

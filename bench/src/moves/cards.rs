@@ -44,12 +44,12 @@ fn copy_rate() -> f64 {
     median(&rates).unwrap_or(f64::NAN)
 }
 
-/// Names of the parts of a pause, as reported by the daemon.
+/// Names of a pause's phases, as reported by the daemon.
 const PARTS: [&str; 5] = ["rest", "still", "memory", "anew", "go_on"];
 
 /// One move.
 struct Move {
-    /// Durations of the parts of the pause, in ms.
+    /// Durations of the pause's phases, in ms.
     parts: [f64; PARTS.len()],
     /// Amount copied between the cards, in MiB.
     copied: f64,

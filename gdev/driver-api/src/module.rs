@@ -92,7 +92,7 @@ pub extern "C" fn cuModuleUnload(module: Handle) -> Status {
     }))
 }
 
-/// Stores the handle of a kernel of a module.
+/// Stores the handle of a module's kernel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) -> Status {
     status(with(|state| {

@@ -55,7 +55,7 @@ impl Device {
     /// Returns the value of a parameter, one of [`uapi::param`].
     ///
     /// # Errors
-    /// Returns an error if the driver does not know the parameter.
+    /// Returns an error if the driver does not support the parameter.
     pub fn parameter(&self, param: u64) -> Result<u64> {
         let mut argument = uapi::GetParam { param, value: 0 };
         self.call(&mut argument).map_err(|source| driver(format!("parameter {param}"), source))?;

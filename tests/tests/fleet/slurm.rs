@@ -43,7 +43,7 @@ NodeName=n2 NodeHostname=host NodeAddr=127.0.0.1 Port=17002 CPUs=8 Gres=gpu:1,sh
 PartitionName=all Nodes=ALL Default=YES State=UP MaxTime=INFINITE
 ";
 const GRES: &str = "Name=gpu File=/dev/null\nName=shard Count=100 File=/dev/null\n";
-/// Arguments of the plugin and of the health check.
+/// Arguments of the plugin and the health check.
 const ARGUMENTS: &str = "socket=/run/%n/admin.sock sockets=/run/%n ledger=/var/log/gpu-mediator/%n.jsonl shards=100 chunk=4 \
     driver=/opt/fake/libcuda.so.1 patience=20";
 /// First line of a job script, which selects the node's card for the fake driver.

@@ -164,7 +164,7 @@ fn memory_over_pin_limit_error_says_which_limit_to_raise() {
     assert!(error.contains(&format!("this process may pin {limit:#x} bytes; raise RLIMIT_MEMLOCK")), "{error}");
     assert!(error.contains("LimitMEMLOCK=infinity"), "{error}");
     assert_eq!(machine.mappings(), [(0, 0x2000)]);
-    // Without a limit, the error says that the host lacks memory.
+    // Without a limit, the error reports that the host lacks memory.
     setrlimit(Resource::Memlock, before).unwrap();
     if before.current.is_none() {
         assert!(matches!(card.map_dma(0x10_0000, memory(0x1000)), Err(DmaError::Host(_))));

@@ -44,7 +44,7 @@ pub enum Built {
     Refused(BTreeSet<(String, usize)>, String),
 }
 
-/// Outcome of a set of tests.
+/// Outcome of a test set.
 #[derive(Debug, Default)]
 pub struct Verdict {
     pub tally: Tally,
