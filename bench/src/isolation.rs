@@ -85,7 +85,7 @@ fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, r
     let alone = rate(&play(crowd, vec![steady(NEIGHBOUR)])?);
     let share = rate(&play(crowd, vec![steady(NEIGHBOUR), steady(OTHER)])?);
     let row = |what: &str| format!("isolation.{policy}.{what}");
-    eprintln!("bench: {}: {alone:.1} submissions/s alone, {share:.1} beside a well-behaved guest", row("neighbour"));
+    eprintln!("bench: {}: {alone:.1} submissions/s alone, {share:.1} next to a well-behaved guest", row("neighbour"));
     let plain = |what: &str, value| Metric::plain(row(what), value, "1/s");
     record.put(vec![plain("idle_neighbour", alone), plain("share", share)])?;
     for rogue in rogues {

@@ -205,7 +205,7 @@ impl FakeXen {
 
 impl Hypervisor for FakeXen {
     fn attach(&self, domain: DomainId, slot: u8, wake: &Arc<Wake>) -> Result<Arc<dyn Target>, AttachError> {
-        let refused = |error, advice| AttachError::Refused { domain, what: "make a server", error, advice };
+        let refused = |error, advice| AttachError::Refused { domain, what: "create a server", error, advice };
         let found = self.0.lock().domains.get(&domain).cloned();
         let found = found.ok_or_else(|| refused(io::Error::from_raw_os_error(libc::ESRCH), ""))?;
         if !found.hvm {

@@ -94,7 +94,7 @@ fn moves(load: Load, host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
             }
         }
         stop.store(true, Ordering::Release);
-        let rounds = run.join().map_err(|_| anyhow!("a thread has panicked"))??;
+        let rounds = run.join().map_err(|_| anyhow!("a thread panicked"))??;
         anyhow::ensure!(!rounds.is_empty(), "the VM did no work");
         done.map(|()| (moves, rounds))
     })
