@@ -280,7 +280,7 @@ fn runs_a_guest(nature: Nature) {
 
 #[test]
 fn vms_lose_card_taken_by_host_and_get_the_reason() {
-    let cases = [(VFIO_PCI_REQ_IRQ_INDEX, "the host wants it back"), (VFIO_PCI_ERR_IRQ_INDEX, "its bus has reported")];
+    let cases = [(VFIO_PCI_REQ_IRQ_INDEX, "the host needs it back"), (VFIO_PCI_ERR_IRQ_INDEX, "its bus reported")];
     for (index, expected) in cases {
         let (machine, rig) = with_bar1(true);
         let guest = rig.guest(0, 16, 8);

@@ -299,7 +299,7 @@ fn several_processors_at_once_are_each_answered() {
         }
     });
     for (cpu, before) in (0..8).zip(before) {
-        assert_eq!(domain.notified(cpu) - before, 400, "one answer for each access of virtual CPU {cpu}");
+        assert_eq!(domain.notified(cpu) - before, 400, "one reply per access by virtual CPU {cpu}");
     }
     rig.end();
 }
