@@ -118,7 +118,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         (
             "more host memory",
             config.replace("vram_mib = 128\n", "vram_mib = 128\nmemory = { host_mib = 64 }\n"),
-            "host memory, which only a restart can increase",
+            "host memory, which can only be increased by a restart",
         ),
         ("another socket", config.replace("admin.sock", "other.sock"), "an upgrade keeps the paths of sockets"),
     ] {
