@@ -140,7 +140,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Cubin<'a, E> {
                 return Err(format!("the cubin needs relocations ({name}): calls and global variables"));
             }
             if constants && !is_empty {
-                return Err(format!("the cubin has constants of its own ({name})"));
+                return Err(format!("the cubin has its own constants ({name})"));
             }
             if name.starts_with(".nv.global") && !is_empty {
                 return Err(format!("the cubin has global variables ({name})"));

@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn holes_are_numbered_in_order() {
         assert!(HOLES.iter().zip(1..).all(|(hole, number)| hole.number == number));
-        assert!(HOLES.len() < lab::ROOMS as usize, "each has VRAM of its own");
+        assert!(HOLES.len() < lab::ROOMS as usize, "each has its own VRAM");
     }
 
     #[test]
