@@ -116,7 +116,7 @@ fn driver_api_program_computes_in_a_guest() -> Result<()> {
     ensure!(status["mode"] == "cuda" && status["counters"]["workers_started"] == 2, "{status}");
     // The exit of a program must not be reported as a violation.
     wait::until("the end of both workers", LIMIT, || Ok((site.shown("/counters/workers_lost")? == 2).then_some(())))?;
-    ensure!(!site.daemon.log().contains("worker of a CUDA program ends"), "{}", site.daemon.log_tail());
+    ensure!(!site.daemon.log().contains("worker of a CUDA program exits"), "{}", site.daemon.log_tail());
     Ok(())
 }
 
