@@ -545,7 +545,7 @@ impl GroupTurns {
                 };
                 match order {
                     Order::Overdue { ran_ns, .. } => self.overdue(id, ran_ns),
-                    Order::Yield(_) => self.ask_member_to_yield(id),
+                    Order::Yield(of) => self.ask_member_to_yield(id, of),
                     Order::Grant(_) => {
                         if let Some(group) = self.groups.get_mut(&id) {
                             group.yields = false;
@@ -558,14 +558,16 @@ impl GroupTurns {
         }
     }
 
-    /// Ends a group's turn as soon as its program waits for a result, if only one member has work. If several members
-    /// have work, they use the card together, so the group keeps its slices.
-    fn ask_member_to_yield(&mut self, id: GroupId) {
+    /// Ends a group's turn as soon as its program waits for a result, if only one member works. If several members
+    /// work, they use the whole card together, so the group keeps its slices.
+    fn ask_member_to_yield(&mut self, id: GroupId, of: TenantId) {
         let open: Vec<TenantId> =
             self.members_of(id).filter(|(_, member)| member.gate == Gate::Open).map(|(tenant, _)| tenant).collect();
         if let ([tenant], Some(group)) = (open.as_slice(), self.groups.get_mut(&id)) {
             group.yields = true;
             self.orders.push(Order::Yield(*tenant));
+        } else {
+            self.turns.has_several_members(of);
         }
     }
 

@@ -16,8 +16,8 @@ use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupErro
 use cuda_protocol::{FromOwner, LinkError};
 use gang::CardId;
 use limits::Limits;
+pub use mps::MpsOptions;
 use mps::MpsServers;
-pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
 use owner_driver::{CardUse, Driver, New, Users, Vault};
 pub use owner_host::Rights;
@@ -490,7 +490,11 @@ impl Serving {
                     }
                 }
                 Action::Close { session } => lost.push(session),
-                Action::Kill { session, tenant } => news.extend(self.peers.give_up(session, tenant)),
+                Action::Kill { session, tenant, is_client } => {
+                    let client = self.peers.pid(session).filter(|_| is_client);
+                    client.into_iter().for_each(|pid| self.mps.terminate(pid));
+                    news.extend(self.peers.give_up(session, tenant, client.is_some()));
+                }
                 Action::Adopted { session } => self.peers.adopted(session),
                 Action::KillStranger { pid } => peers::kill(pid),
                 Action::Attend { ns } => self.attends_until = self.now() + ns,

@@ -69,6 +69,8 @@ pub(super) struct Session {
     /// Number of the turn that the process's gate is open for.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
+    /// Time for which the gate was open before `run_since`, and for which no use was reported, in ns.
+    pub(super) unused_ns: u64,
     /// Time in ns when the gate opened, or when an earlier turn ended after new terms had been sent.
     pub(super) opened_at: u64,
     /// Limit on work in flight, idle time and report interval last sent to the process, in microseconds.
@@ -175,6 +177,7 @@ impl Core {
             adopts: false,
             run: None,
             run_since: 0,
+            unused_ns: 0,
             opened_at: 0,
             told: (0, 0, 0),
             concurrent: false,
@@ -359,11 +362,12 @@ impl Core {
         self.record_given_up(id, reason);
         self.record_kill(id, reason);
         let Some(session) = self.sessions.get(&id) else { return };
-        let (pid, Some(tenant)) = (session.pid, session.tenant) else { return self.end(id, End::Evicted) };
+        let (pid, is_client) = (session.pid, session.concurrent);
+        let Some(tenant) = session.tenant else { return self.end(id, End::Evicted) };
         if let Some(known) = self.tenants.get(&tenant) {
             self.given_up.insert(pid, known.spec.name.clone());
         }
-        self.actions.push(Action::Kill { session: id, tenant });
+        self.actions.push(Action::Kill { session: id, tenant, is_client });
         for other in self.connections_of(pid) {
             self.end(other, End::Evicted);
             self.gone(other);

@@ -77,20 +77,17 @@ impl Core {
     /// Opens the gate of a process.
     fn run(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
-        let terms = self.terms(tenant);
-        let clock = self.clock;
+        let (terms, clock) = (self.terms(tenant), self.clock);
         let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck && session.stopped_in.is_none())
         else {
             return;
         };
         if session.run.is_none() {
-            session.opened_at = clock;
+            (session.opened_at, session.run_since) = (clock, clock);
         }
         session.told = (terms.run_ahead_us, terms.idle_us, terms.report_us);
         session.turn += 1;
-        session.run = Some(session.turn);
-        session.run_since = clock;
-        session.waiting = false;
+        (session.run, session.waiting) = (Some(session.turn), false);
         let run = Run { turn: session.turn, ..terms };
         tracing::trace!(session = id.0, ?run, "a turn begins");
         self.send(id, FromOwner::Run(run));
@@ -270,13 +267,14 @@ impl Core {
         self.actions.push(Action::Attend { ns: u64::from(in_us + ATTENDED_US / 2) * 1000 });
     }
 
-    /// Charges the use that a process reports, limited to the time during which its gate was open.
+    /// Charges the use that a process reports, at most the time for which its gate was open without reported use.
     pub(super) fn used(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         let clock = self.clock;
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.run.is_some()) else { return };
-        let open = clock.saturating_sub(std::mem::replace(&mut session.run_since, clock));
+        session.unused_ns += clock.saturating_sub(std::mem::replace(&mut session.run_since, clock));
+        let busy = usage.busy_ns.min(session.unused_ns);
+        session.unused_ns -= busy;
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
-        let busy = usage.busy_ns.min(open);
         known.busy_ns += busy;
         known.copy_ns += usage.copy_ns.min(busy);
         known.launches += u64::from(usage.launches);
