@@ -300,6 +300,10 @@ pub struct Card {
     pub incidents: Vec<Incident>,
     /// Used card memory that cannot be attributed to any process or tenant, in bytes.
     pub unexplained_bytes: u64,
+    /// Number of NVLink connections to each other card of the host, by its UUID in NVML's form. Missing in replies of
+    /// earlier versions.
+    #[serde(default)]
+    pub links: BTreeMap<String, u32>,
 }
 
 /// The current state of a tenant, except its memory and time.
