@@ -41,7 +41,7 @@ const CHANGES: usize = 16;
 /// A card with its owner.
 pub(super) struct CudaCard {
     spec: CardSpec,
-    identity: CardIdentity,
+    pub(super) identity: CardIdentity,
     commands: Sender<Command>,
     status_cell: Arc<StatusCell>,
     stop: Arc<AtomicBool>,
