@@ -315,7 +315,9 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(ledger)?;
     let there = file.metadata()?;
     if !there.is_file() || there.nlink() != 1 || there.uid() != rustix::process::geteuid().as_raw() {
-        return Err(std::io::Error::other("it is not a file that only this user owns; move it away"));
+        return Err(std::io::Error::other(
+            "it is not a regular file with a single link, owned by this user; move it away",
+        ));
     }
     // Write the line with a single call, so that lines of different processes are not mixed.
     file.write_all(line.as_bytes())

@@ -45,7 +45,7 @@ fn is_near(vm: &VmSpec, card: &CardSpec, others: &[&VmSpec]) -> bool {
     there.into_iter().any(|other| vm.near.iter().any(|label| label.is_among(&other.labels)))
 }
 
-/// Returns the reason why a policy must not assign a card to a virtual machine; `None` if the card is suitable.
+/// Returns the reason why the policy must not assign a card to a virtual machine; `None` if the card is suitable.
 fn against(
     vm: &VmSpec,
     card: &CardSpec,
