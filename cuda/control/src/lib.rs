@@ -255,6 +255,10 @@ pub enum Answer {
         uuid: String,
         /// Total memory of the card.
         total_bytes: u64,
+        /// Number of NVLink connections to each other card of the host, by its UUID. Missing in replies of earlier
+        /// versions.
+        #[serde(default)]
+        links: BTreeMap<String, u32>,
     },
     /// The request has completed.
     Done,
@@ -300,10 +304,6 @@ pub struct Card {
     pub incidents: Vec<Incident>,
     /// Used card memory that cannot be attributed to any process or tenant, in bytes.
     pub unexplained_bytes: u64,
-    /// Number of NVLink connections to each other card of the host, by its UUID in NVML's form. Missing in replies of
-    /// earlier versions.
-    #[serde(default)]
-    pub links: BTreeMap<String, u32>,
 }
 
 /// The current state of a tenant, except its memory and time.

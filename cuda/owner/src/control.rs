@@ -45,8 +45,8 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
     output.flush()
 }
 
-/// An owner that receives requests as lines, the folder of its MPS servers, and the card's NVLink connections.
-pub(crate) struct Pipe(Server, Option<PathBuf>, BTreeMap<String, u32>);
+/// An owner that receives requests as lines, and the folder of its MPS servers.
+pub(crate) struct Pipe(Server, Option<PathBuf>);
 
 impl Pipe {
     /// Starts the owner with the settings in the first line. `open` opens its card. If `watches` is set, monitors the
@@ -78,10 +78,8 @@ impl Pipe {
         let uuid = driver.device().uuid;
         let server = Server::start_closed(config, driver, Some(&settings.journal));
         let mut server = server.map_err(|error| error.to_string())?;
-        let mut links = BTreeMap::new();
         if watches {
             server.watch_users(&settings.driver, uuid).map_err(|error| error.to_string())?;
-            links = owner_driver::links(&settings.driver, uuid);
         }
         if let Some(GangSettings { card, socket }) = &settings.gangs
             && let Err(error) = server.listen_for_owners(*card, socket)
@@ -92,17 +90,15 @@ impl Pipe {
         if let Some(MpsSettings { program, folder }) = mps.clone() {
             server.serve_mps(MpsOptions { program, folder, card: nvml_uuid(uuid) });
         }
-        let pipe = Self(server, mps.map(|mps| mps.folder), links);
-        Ok((pipe, Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes }))
+        let links = if watches { owner_driver::links(&settings.driver, uuid) } else { BTreeMap::new() };
+        let ready = Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes, links };
+        Ok((Self(server, mps.map(|mps| mps.folder)), ready))
     }
 
     /// Handles one request line.
     pub(crate) fn answer(&mut self, line: &str) -> Answer {
         match serde_json::from_str(line) {
-            Ok(request) => match answer(&mut self.0, self.1.as_deref(), request) {
-                Ok(Answer::View(card)) => Answer::View(Box::new(Card { links: self.2.clone(), ..*card })),
-                other => other.unwrap_or_else(Answer::Failed),
-            },
+            Ok(request) => answer(&mut self.0, self.1.as_deref(), request).unwrap_or_else(Answer::Failed),
             Err(error) => Answer::Failed(format!("invalid request: {error}")),
         }
     }
@@ -338,7 +334,6 @@ fn show(core: &Core, since_ns: u64, mps: Option<&Path>) -> Card {
         declined,
         tenants: tenants.into_iter().map(shown).collect(),
         unexplained_bytes,
-        links: BTreeMap::new(),
         incidents: Vec::new(),
         strangers: core.strangers().map(|known| (known.pid, known.program.clone(), known.bytes)).collect(),
     }

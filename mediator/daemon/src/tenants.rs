@@ -120,9 +120,8 @@ impl Daemon {
 
     /// Returns the NVLink connections between the CUDA cards, as their owners report them.
     pub(super) fn links(&self) -> Links {
-        let cards = self.cards.values().filter_map(|card| card.cuda.as_deref());
-        let all: Vec<_> = cards.filter_map(|card| Some((card, card.seen().ok()?))).collect();
-        Links::from_reports(all.iter().map(|(card, seen)| (&*card.spec().name, &*card.identity.uuid, &seen.card.links)))
+        let identities = self.cards.iter().filter_map(|(name, card)| Some((name, &card.cuda.as_deref()?.identity)));
+        Links::from_reports(identities.map(|(name, identity)| (name.as_str(), identity.uuid.as_str(), &identity.links)))
     }
 
     fn cuda(&self, card: &str) -> Result<&CudaCard, DaemonError> {

@@ -82,6 +82,8 @@ pub struct CardIdentity {
     pub model: String,
     /// UUID of the card in NVML's form.
     pub uuid: String,
+    /// Number of NVLink connections to each other card of the host, by its UUID.
+    pub links: BTreeMap<String, u32>,
 }
 
 /// The owner of a card, across restarts of its process.
@@ -93,6 +95,8 @@ pub struct Supervisor {
     process: Option<Process>,
     /// True if the process is an earlier version, which does not support tenants with several cards.
     lacks_gangs: bool,
+    /// NVLink connections that the first process reported.
+    links: BTreeMap<String, u32>,
     /// A killed process. The next one is started after it has exited.
     dying: Option<Handle>,
     /// Number of consecutive times that the process exited shortly after its start.
@@ -121,6 +125,7 @@ impl Supervisor {
             tenants: BTreeMap::new(),
             process: None,
             lacks_gangs: false,
+            links: BTreeMap::new(),
             dying: None,
             failures: 0,
             retry: now,
@@ -138,11 +143,13 @@ impl Supervisor {
     pub fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
-        if started.is_err() {
-            self.dying = Some(process.kill());
-        } else {
-            (self.process, self.lacks_gangs) = (Some(process), false);
-            self.describe();
+        match &started {
+            Err(_) => self.dying = Some(process.kill()),
+            Ok(identity) => {
+                (self.process, self.lacks_gangs) = (Some(process), false);
+                self.links.clone_from(&identity.links);
+                self.describe();
+            }
         }
         started
     }
@@ -150,7 +157,7 @@ impl Supervisor {
     /// Sends the rules and the tenants to a new process.
     fn tell_all(&self, process: &mut Process) -> Result<CardIdentity, String> {
         let identity = match process.exchange(&self.settings, OPEN, &self.stop)? {
-            Answer::Ready { name, uuid, .. } => CardIdentity { model: name, uuid },
+            Answer::Ready { name, uuid, links, .. } => CardIdentity { model: name, uuid, links },
             Answer::Failed(what) => return Err(what),
             other => return Err(format!("{PROGRAM} responded {other:?}: it has a different version")),
         };
