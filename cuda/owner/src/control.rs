@@ -58,7 +58,7 @@ impl Pipe {
     ) -> Result<(Self, Answer), String> {
         let settings: Settings = serde_json::from_str(line).map_err(|error| format!("invalid settings: {error}"))?;
         let driver = open(&settings)?;
-        let (name, total_bytes) = (driver.device().name.clone(), driver.device().total_bytes);
+        let owner_driver::Device { name, uuid, total_bytes, .. } = driver.device().clone();
         if settings.card_bytes > total_bytes {
             return Err(format!(
                 "the settings share {} bytes, but the card {name} has {total_bytes}",
@@ -75,7 +75,6 @@ impl Pipe {
         config.on_stranger = if settings.kills_strangers { OnStranger::Kill } else { OnStranger::Report };
         config.margin_bytes = settings.margin_bytes;
         config.number = settings.gangs.as_ref().map_or(config.number, |gangs| gangs.card);
-        let uuid = driver.device().uuid;
         let server = Server::start_closed(config, driver, Some(&settings.journal));
         let mut server = server.map_err(|error| error.to_string())?;
         if watches {
@@ -91,8 +90,7 @@ impl Pipe {
             server.serve_mps(MpsOptions { program, folder, card: nvml_uuid(uuid) });
         }
         let links = if watches { owner_driver::links(&settings.driver, uuid) } else { BTreeMap::new() };
-        let ready = Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes, links };
-        Ok((Self(server, mps.map(|mps| mps.folder)), ready))
+        Ok((Self(server, mps.map(|mps| mps.folder)), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes, links }))
     }
 
     /// Handles one request line.
