@@ -76,13 +76,13 @@ mod tests {
 
     /// Returns two tenants with one chunk each. They use quanta if `mode` is forced.
     fn two(mode: Mode) -> (ChunkTable, Machine<TenantId, u32>) {
-        let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("sizes");
+        let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("the sizes are valid");
         table.set_host_budget(64);
         let quanta = QuantaConfig { mode, min_ns: 100 * MS, max_ns: 100 * MS, ..QuantaConfig::default() };
         let mut residency = Residency::new(vram::balance::Config::default(), quanta);
         for tenant in [ONE, TWO] {
-            table.create_vm(tenant, 64 * MIB, Limits::default()).expect("room");
-            table.place(tenant, table.guest_address(0)).expect("room");
+            table.create_vm(tenant, 64 * MIB, Limits::default()).expect("the VM fits");
+            table.place(tenant, table.guest_address(0)).expect("a chunk is free");
             residency.worked(tenant, 0);
         }
         let limits = Config { batch_chunks: 1, batches_most: 9, batches_few: 9, answer_ns: 1000 * MS, force_ns: None };
@@ -103,7 +103,7 @@ mod tests {
         let holds = machine.residency.tick(&table, 0, |_| 100, None);
         assert_eq!(holds, [(ONE, true), (TWO, true)], "memory is moving for the quantum");
         let _ = machine.residency.plan(&table, 0, Demand::default());
-        // Simulate an operator who moves the other tenant's memory.
+        // Simulate a move of the other tenant's memory, as by the operator.
         begin(&mut machine, &table, TWO);
         assert_eq!(machine.round_ended(&table, MS, None), []);
         assert!(machine.residency.is_loading() && machine.is_paused(ONE) && machine.is_paused(TWO));
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(machine.next_round_ns(&table), None, "no pressure, no cost");
         let interval = machine.residency.balancer().config().return_interval_ns;
         let step = vram::Step { vm: ONE, index: 0, to: vram::To::Host };
-        let moves = table.start(step).expect("room").expect("a move");
+        let moves = table.start(step).expect("a chunk is free").expect("the chunk must move");
         table.commit_move(moves.id);
         assert_eq!(machine.next_round_ns(&table), Some(interval), "evicted memory may return");
         let (table, machine) = two(Mode::Forced);
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn competitors_are_reported_until_the_scheduler_has_them() {
         let (table, mut machine) = two(Mode::Forced);
-        let mut scheduler = Scheduler::new(sched::Config::default(), Nanos(0)).expect("defaults");
+        let mut scheduler = Scheduler::new(sched::Config::default(), Nanos(0)).expect("the defaults are valid");
         for vgpu in [ONE, TWO] {
             scheduler.event(Nanos(0), Event::Added { vgpu, params: VgpuParams::default() }, &mut Vec::new());
         }

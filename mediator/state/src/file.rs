@@ -1,4 +1,4 @@
-//! Reading and writing of all parts in one file.
+//! Reads and writes a file that contains all parts.
 
 use crate::{SavedCard, SavedVm};
 use channels::SavedChannels;
@@ -9,13 +9,13 @@ use sched::SavedScheduler;
 use shadow_pt::SavedSpaces;
 use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, TenantId};
 
-/// Owner number of the card's parts.
+/// Owner number of the card's own parts.
 const CARD: u32 = 0;
-/// Owner number of the mediator's own pages. No VM has this number.
+/// Owner number of the mediator's pages, which no VM uses.
 const MEDIATOR_OWNER: u32 = TenantId::MEDIATOR.0;
 
 impl SavedCard {
-    /// Returns the supported parts, with their versions.
+    /// Returns the supported parts and their versions.
     #[must_use]
     pub fn known() -> Vec<Known> {
         vec![
@@ -34,7 +34,7 @@ impl SavedCard {
     /// Appends all parts to a file.
     ///
     /// # Errors
-    /// Returns an error for the reasons listed at [`WriteError`].
+    /// Returns the errors of [`WriteError`].
     pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
         let Self { chunks, balancer, quanta, channels, scheduler, pool, segments: _, vms } = self;
         file.put(CARD, chunks)?;
@@ -57,7 +57,7 @@ impl SavedCard {
     /// Reads all parts from a file.
     ///
     /// # Errors
-    /// Returns an error for the reasons listed at [`ReadError`].
+    /// Returns the errors of [`ReadError`].
     pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
         let (chunks, balancer, quanta) = (file.take(CARD)?, file.take(CARD)?, file.take(CARD)?);
         let (channels, scheduler, pool) = (file.take(CARD)?, file.take(CARD)?, file.take(MEDIATOR_OWNER)?);

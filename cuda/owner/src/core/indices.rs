@@ -25,7 +25,7 @@ impl Indices {
         })
     }
 
-    /// Returns an index to the free ones.
+    /// Frees an index.
     pub(super) fn free(&mut self, index: u32) {
         self.freed.insert(index);
     }
