@@ -141,8 +141,8 @@ impl Residency {
         self.quanta.relocated(now, bytes, took_ns);
     }
 
-    /// Follows the other cards of tenants with several cards: `leads` are the tenants whose quanta another card decides,
-    /// and `unready` the tenants whose memory is not ready on another card.
+    /// Follows the other cards of tenants with several cards. `leads` contains the tenants whose quanta another card
+    /// decides, and `unready` the tenants whose memory is not ready on another card.
     pub fn follow(&mut self, leads: BTreeMap<TenantId, Lead>, unready: BTreeSet<TenantId>) {
         self.quanta.set_leads(leads);
         self.quanta.set_unready(unready);
@@ -199,9 +199,9 @@ impl Residency {
 
     /// Records that no memory is moving. The quantum for which memory was moved starts, unless a program that is ending
     /// will soon release memory, so that more of the holder's memory can return. In this case, the quantum starts at
-    /// the latest after a time equal to the maximum cost of a change of quanta. A quantum of a tenant with several cards
-    /// also waits for its memory on the other cards ([`Quanta::waits_for_cards`]). `fixed` returns the number of a
-    /// tenant's chunks that never move, and is `None` if no such program is ending.
+    /// the latest after a time equal to the maximum cost of a change of quanta. The quantum of a tenant with several
+    /// cards also waits for its memory on the other cards ([`Quanta::waits_for_cards`]). `fixed` returns the number of
+    /// a tenant's chunks that never move, and is `None` if no such program is ending.
     pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
         let since = *self.still_since.get_or_insert(now);

@@ -287,9 +287,9 @@ impl Quanta {
         self.unready = unready;
     }
 
-    /// Returns true if the quantum should not start yet, although its copies are complete: the holder has several cards,
-    /// and its memory is not ready on one of them. Other VMs with work wait for at most three times the quantum's length
-    /// meanwhile, because the owner of another card may be stopped.
+    /// Returns true if the quantum should not start yet, although its copies are complete: the holder has several
+    /// cards, and its memory is not ready on one of them. Other VMs with work wait for this for at most three times the
+    /// quantum's length, because the owner of another card may be stopped.
     #[must_use]
     pub fn waits_for_cards(&self, now_ns: u64) -> bool {
         let turn = self.turn().filter(|turn| self.unready.contains(&turn.holder));

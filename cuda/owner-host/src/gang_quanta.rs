@@ -6,9 +6,9 @@
 //! for higher cards, so tenants cannot wait for each other in a circle. The wait is bounded, because the owner of
 //! another card may be stopped.
 //!
-//! A tenant that must wait for its quantum may have a kernel in flight that waits for a peer on another card. The turns
-//! there let the peer start ([`gang`]), but only for a short time. Afterwards the tenant must get further turns, although
-//! it waits for its quantum ([`GangQuanta::is_stuck_elsewhere`]).
+//! A tenant that must wait for its quantum may have a kernel in flight that spins for a peer on another card. The end
+//! of the turn there admits the peer ([`gang`]), but only for a limited time. After that time the tenant gets further
+//! turns, although it waits for its quantum ([`GangQuanta::is_stuck_elsewhere`]).
 //!
 //! Each owner sends a tenant's state to the owners of its next lower and its next higher card. A card whose owner is
 //! not linked counts as free.

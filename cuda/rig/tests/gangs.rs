@@ -164,7 +164,7 @@ fn gangs_next_to_a_single_tenant_make_progress_by_weight() {
 }
 
 #[test]
-fn gangs_that_do_not_fit_have_their_quanta_on_both_cards_together() {
+fn gangs_that_do_not_fit_have_quanta_on_both_cards_together() {
     let quanta = "memory.quanta.min_ms = 300\nmemory.quanta.max_ms = 500\n";
     let rig = two_cards(|rig, at| {
         let more = format!("cuda.device = \"{at}\"\n{quanta}");
