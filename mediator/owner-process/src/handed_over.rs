@@ -101,11 +101,8 @@ impl Supervisor {
     /// Hands over the owner. Returns true if another daemon has taken it over.
     pub(super) fn hand_over(&mut self, HandingOver { reply, verdict }: HandingOver) -> bool {
         let descriptors = self.process.as_ref().map_or_else(|| Ok(Vec::new()), Process::descriptors);
-        let saved = SavedOwner {
-            settings: self.settings.clone(),
-            tenants: self.tenants.clone(),
-            links: self.links.clone(),
-        };
+        let saved =
+            SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone(), links: self.links.clone() };
         let handed =
             descriptors.map(|descriptors| HandedOver { saved, descriptors }).map_err(|error| error.to_string());
         if reply.send(handed).is_err() || verdict.recv() != Ok(true) {
