@@ -77,7 +77,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("locks", &[]),
     ("vfio-host", &["nvspec"]),
     ("vfio-card", &["card", "nvspec", "vfio-host"]),
-    ("config", &["channels", "sched", "shadow-pt", "vfio-host", "vram"]),
+    // Only the choice: `config` has the rules that cards must pass, and the daemon reads the links from their owners.
+    ("placement", &[]),
+    ("config", &["channels", "placement", "sched", "shadow-pt", "vfio-host", "vram"]),
     ("api", &["config", "sched"]),
     ("overrides", &["config", "sched"]),
     ("tenant-move", &["config", "cuda-control"]),
