@@ -4,6 +4,7 @@
 //! - `rights`: sockets with access rights that an operator sets.
 //! - `links`: connections to the owners of other cards, for the turns of tenants with several cards.
 //! - `journal`: the processes that an owner serves, for the next owner.
+//! - `accounts`: the file with the tenants' accounts, for the next owner.
 //! - `lines`: limits the rate of log lines.
 //! - `shares`: bounded records of the tokens with which processes share memory.
 //! - `stopped`: detects stopped processes.
@@ -12,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod journal;
 mod lines;
 mod links;
@@ -20,6 +22,7 @@ mod rights;
 mod shares;
 mod stopped;
 
+pub use accounts::AccountsFile;
 pub use journal::Journal;
 pub use lines::Lines;
 pub use links::{LinkEvent, Links, MAX_CLOCK, OwnerLinks};

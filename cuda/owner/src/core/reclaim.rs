@@ -64,9 +64,4 @@ impl Core {
         session.reclaims.is_owed = false;
         self.needs_plan = true;
     }
-
-    /// Retries requests that waited for replies which did not arrive in time.
-    pub(super) fn end_reclaims(&mut self) {
-        self.needs_plan |= self.deadlines.take(Deadline::Reclaims, self.clock);
-    }
 }

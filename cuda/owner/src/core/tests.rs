@@ -9,6 +9,7 @@ mod moves;
 mod outside;
 mod quanta;
 mod random;
+mod saved;
 mod share_groups;
 mod shares;
 mod size;
