@@ -1,4 +1,4 @@
-//! All timers of a CUDA card's owner.
+//! Timers of a CUDA card's owner.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
@@ -8,13 +8,13 @@ use vram::TenantId;
 pub enum Deadline<U> {
     /// Processes of an earlier owner are no longer expected to reconnect.
     Reconnection,
-    /// Responses about empty chunks are no longer expected.
+    /// Responses to requests for empty chunks are no longer expected.
     Reclaims,
     /// The attempt to free memory for a guarantee ends.
     Guarantee,
     /// Allocations may wait for evictions again.
     EvictionWait,
-    /// Memory may be pinned for the stock, because no memory has moved for a while.
+    /// Memory may be pinned for the stock again, because no memory has moved for a while.
     Restock,
     /// The second time limit of a tenant's current turn.
     SecondLimit(TenantId),

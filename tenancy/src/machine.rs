@@ -43,7 +43,7 @@ pub struct Changes {
     pub competitors: Vec<(TenantId, Option<VgpuParams>)>,
 }
 
-/// A card's memory. `U` identifies users of memory, `P` backing memory.
+/// A card's memory. `U` identifies users of memory, and `P` identifies backing memory.
 #[derive(Debug)]
 pub struct Machine<U, P> {
     /// Decides which tenants' memory is on the card.
@@ -104,7 +104,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         Changes { holds: std::mem::take(&mut self.holds), competitors: self.changed_competitors(scheduler) }
     }
 
-    /// Returns the time in ns until the next planning round if no event comes first; `None` if only events cause moves.
+    /// Returns the time in ns until the next planning round unless an event occurs earlier, or `None` if only events
+    /// cause moves.
     #[must_use]
     pub fn next_round_ns(&self, table: &ChunkTable) -> Option<u64> {
         let (residency, mut tenants) = (&self.residency, table.vms());
@@ -123,7 +124,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         settings.filter(|(tenant, settings)| settings.as_ref() != scheduler.competing(*tenant)).collect()
     }
 
-    /// Returns the reason why a tenant waits; `None` if its work may run or it has no work.
+    /// Returns the reason why a tenant waits, or `None` if its work may run or it has no work.
     #[must_use]
     pub fn wait_reason(&self, tenant: TenantId, now: u64, standing: &Standing) -> Option<Wait> {
         let is_moving = standing.has_work && self.relocations.is_moving(tenant);
@@ -161,7 +162,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const MS: u64 = 1_000_000;
 
-    /// Returns two tenants with one chunk each, which use quanta if `mode` is forced.
+    /// Returns two tenants with one chunk each. They use quanta if `mode` is forced.
     fn two(mode: Mode) -> (ChunkTable, Machine<TenantId, u32>) {
         let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("sizes");
         table.set_host_budget(64);
@@ -211,7 +212,7 @@ mod tests {
         begin_round(&mut machine, &table, 0, &[]);
         assert_eq!(holds(&mut machine), [(ONE, true), (TWO, true)], "memory is moving for the quantum");
         let _ = machine.residency.plan(&table, 0, Demand::default());
-        // An operator moves the other tenant's memory.
+        // Simulate an operator who moves the other tenant's memory.
         begin(&mut machine, &table, TWO);
         machine.round_ended(&table, MS, None);
         assert_eq!(holds(&mut machine), []);
