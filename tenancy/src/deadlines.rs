@@ -74,6 +74,20 @@ impl<U: Copy + Ord> Deadlines<U> {
         self.at.remove(&deadline).is_some()
     }
 
+    /// Removes the deadlines of a tenant.
+    pub fn forget_tenant(&mut self, tenant: TenantId) {
+        for deadline in [Deadline::SecondLimit(tenant), Deadline::Departure(tenant)] {
+            self.cancel(deadline);
+        }
+    }
+
+    /// Removes the deadlines of a user.
+    pub fn forget_user(&mut self, user: U) {
+        for deadline in [Deadline::Report(user), Deadline::Suspension(user)] {
+            self.cancel(deadline);
+        }
+    }
+
     /// Returns true if a deadline is set, even if it has passed.
     #[must_use]
     pub fn is_set(&self, deadline: Deadline<U>) -> bool {
@@ -134,6 +148,10 @@ mod tests {
         deadlines.set(Deadline::Suspension(7), 30);
         assert_eq!((deadlines.next(0), deadlines.take_passed(35)), (Some(30), vec![Deadline::Suspension(7)]));
         assert!(deadlines.cancel(Deadline::SecondLimit(ONE)) && !deadlines.cancel(Deadline::SecondLimit(ONE)));
+        deadlines.set(Deadline::Report(7), 50);
+        deadlines.set(Deadline::Departure(ONE), 50);
+        deadlines.forget_user(7);
+        deadlines.forget_tenant(ONE);
         assert_eq!(deadlines.next(0), None);
     }
 }

@@ -705,8 +705,7 @@ impl Core {
         self.renew_host_budget();
         self.renew_servers();
         self.shares.forget(id);
-        self.deadlines.cancel(Deadline::SecondLimit(id));
-        self.deadlines.cancel(Deadline::Departure(id));
+        self.deadlines.forget_tenant(id);
         self.probes.forget(id);
     }
 

@@ -1,7 +1,6 @@
 //! Accounts of tenants for the next owner of the card: their use, the scheduler's credits, strikes and quarantines.
 //!
-//! The accounts contain no turns and no chunks. Programs continue without an owner, and report their chunks to the next
-//! one (`adopt`). Tenants are identified by their names.
+//! Programs continue without an owner, and report their chunks to the next one (`adopt`). Tenants keep their names.
 
 use super::Core;
 use std::collections::BTreeMap;
@@ -18,9 +17,9 @@ impl Core {
     /// # Errors
     /// Returns an error if the accounts cannot be encoded.
     pub fn save(&self, identity: [u8; 16]) -> Result<Vec<u8>, WriteError> {
-        let present = self.tenants.iter().map(|(&id, tenant)| (id, tenant.spec.name.clone()));
-        let unclaimed = self.unclaimed.iter().map(|(name, &id)| (id, name.clone()));
-        let names: BTreeMap<TenantId, String> = present.chain(unclaimed).collect();
+        let present = self.tenants.iter().map(|(&id, tenant)| (id, &tenant.spec.name));
+        let all = present.chain(self.unclaimed.iter().map(|(name, &id)| (id, name)));
+        let names: BTreeMap<TenantId, String> = all.map(|(id, name)| (id, name.clone())).collect();
         let scheduler = self.turns.turns().at_rest(self.now());
         let saved = SavedAccounts::new(self.clock, names.into_iter(), &scheduler, &self.machine.residency);
         saved.to_file(identity)

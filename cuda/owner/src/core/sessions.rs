@@ -287,8 +287,7 @@ impl Core {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
         let Some(session) = self.sessions.remove(&id) else { return };
-        self.deadlines.cancel(Deadline::Report(id));
-        self.deadlines.cancel(Deadline::Suspension(id));
+        self.deadlines.forget_user(id);
         self.machine.relocations.forget(id);
         self.expected.remove(&session.pid);
         let Some(tenant) = tenant else { return };
@@ -384,8 +383,7 @@ impl Core {
         self.record_suspension(tenant, pid);
     }
 
-    /// Kills a process that the driver does not suspend in time, because the driver waits for a stopped process without
-    /// a limit.
+    /// Kills a process that the driver does not suspend in time: the driver waits for a stopped process forever.
     pub(super) fn end_suspension(&mut self, id: SessionId) {
         tracing::warn!(session = ?id, "the driver does not suspend a program");
         self.give_up(id, Reason::Unsuspended);
