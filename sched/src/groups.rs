@@ -107,7 +107,7 @@ impl Default for GroupConfig {
 enum Gate {
     Closed,
     Open,
-    /// The member was told to return the card, and has not returned it yet.
+    /// The member was requested to return the card, and has not returned it yet.
     Closing {
         since: Nanos,
         /// True if the member was reported for exceeding its limit.
@@ -189,7 +189,7 @@ struct Group {
     sample: Option<Sample>,
     /// Time of the last decision about the members' gates.
     updated: Nanos,
-    /// Time since which at most one gate has been open.
+    /// Start of the current period in which at most one gate has been open.
     single_since: Option<Nanos>,
     /// True if the turn must end when its only working member waits for a result. No other gate opens until the turn
     /// ends.

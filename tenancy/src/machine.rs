@@ -164,13 +164,13 @@ mod tests {
 
     /// Returns two tenants with one chunk each. They use quanta if `mode` is forced.
     fn two(mode: Mode) -> (ChunkTable, Machine<TenantId, u32>) {
-        let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("sizes");
+        let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("the sizes are valid");
         table.set_host_budget(64);
         let quanta = QuantaConfig { mode, min_ns: 100 * MS, max_ns: 100 * MS, ..QuantaConfig::default() };
         let mut residency = Residency::new(vram::balance::Config::default(), quanta);
         for tenant in [ONE, TWO] {
-            table.create_vm(tenant, 64 * MIB, Limits::default()).expect("room");
-            table.place(tenant, table.guest_address(0)).expect("room");
+            table.create_vm(tenant, 64 * MIB, Limits::default()).expect("the VM fits");
+            table.place(tenant, table.guest_address(0)).expect("a chunk is free");
             residency.worked(tenant, 0);
         }
         let limits = Config { batch_chunks: 1, batches_most: 9, batches_few: 9, answer_ns: 1000 * MS, force_ns: None };
@@ -212,7 +212,7 @@ mod tests {
         begin_round(&mut machine, &table, 0, &[]);
         assert_eq!(holds(&mut machine), [(ONE, true), (TWO, true)], "memory is moving for the quantum");
         let _ = machine.residency.plan(&table, 0, Demand::default());
-        // Simulate an operator who moves the other tenant's memory.
+        // Simulate a move of the other tenant's memory, as by the operator.
         begin(&mut machine, &table, TWO);
         machine.round_ended(&table, MS, None);
         assert_eq!(holds(&mut machine), []);
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(machine.next_round_ns(&table), None, "no pressure, no cost");
         let interval = machine.residency.balancer().config().return_interval_ns;
         let step = vram::Step { vm: ONE, index: 0, to: vram::To::Host };
-        let moves = table.start(step).expect("room").expect("a move");
+        let moves = table.start(step).expect("a chunk is free").expect("the chunk must move");
         table.commit_move(moves.id);
         assert_eq!(machine.next_round_ns(&table), Some(interval), "evicted memory may return");
         let (table, machine) = two(Mode::Forced);

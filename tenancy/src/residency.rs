@@ -3,7 +3,7 @@
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::balance::{ActiveVms, By, Config, Request};
-use vram::{Balancer, Change, ChunkTable, Done, OnFull, Quanta, QuantaConfig, Step, TenantId, Turn, VmSummary};
+use vram::{Balancer, Change, ChunkTable, Done, Lead, OnFull, Quanta, QuantaConfig, Step, TenantId, Turn, VmSummary};
 
 /// Tenants to hold (true) or to release (false) because of another tenant's quantum.
 pub type Holds = Vec<(TenantId, bool)>;
@@ -147,6 +147,13 @@ impl Residency {
         self.quanta.relocated(now, bytes, took_ns);
     }
 
+    /// Follows the other cards of tenants with several cards. `leads` contains the tenants whose quanta another card
+    /// decides, and `unready` the tenants whose memory is not ready on another card.
+    pub fn follow(&mut self, leads: BTreeMap<TenantId, Lead>, unready: BTreeSet<TenantId>) {
+        self.quanta.set_leads(leads);
+        self.quanta.set_unready(unready);
+    }
+
     /// Forgets a removed tenant.
     pub fn forget(&mut self, tenant: TenantId) {
         self.balancer.forget_vm(tenant);
@@ -198,14 +205,15 @@ impl Residency {
 
     /// Records that no memory is moving. The quantum for which memory was moved starts, unless a program that is ending
     /// will soon release memory, so that more of the holder's memory can return. In this case, the quantum starts at
-    /// the latest after a time equal to the maximum cost of a change of quanta. `fixed` returns the number of a
-    /// tenant's chunks that never move, and is `None` if no such program is ending.
+    /// the latest after a time equal to the maximum cost of a change of quanta. The quantum of a tenant with several
+    /// cards also waits for its memory on the other cards ([`Quanta::waits_for_cards`]). `fixed` returns the number of
+    /// a tenant's chunks that never move, and is `None` if no such program is ending.
     pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
         let since = *self.still_since.get_or_insert(now);
         let patience = turn.quantum_ns / u64::from(self.quanta.config().factor.max(1));
         let may_grow = fixed.is_some_and(|fixed| could_return(table, turn.holder, fixed));
-        if may_grow && now.saturating_sub(since) < patience {
+        if may_grow && now.saturating_sub(since) < patience || self.quanta.waits_for_cards(now) {
             return Holds::new();
         }
         (self.is_loading, self.still_since) = (false, None);

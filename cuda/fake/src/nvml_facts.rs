@@ -1,6 +1,6 @@
 //! Properties of a card and of the system that NVML reports. All cards are of the same model.
 //!
-//! UNSAFETY: writes through the program's pointers, as the real library does.
+//! UNSAFETY: writes through the program's pointers, like the real library.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of NVML")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
@@ -26,7 +26,7 @@ struct Rates {
     memory: u32,
 }
 
-/// Returns the text padded with zeros.
+/// Returns the string padded with zeros.
 fn padded<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     let mut padded = [0; BYTES];
     padded.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
@@ -106,7 +106,7 @@ unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
     unsafe { fact(device, major, |_| 9).max(fact(device, minor, |_| 0)) }
 }
 
-/// Reports a card as busy while work runs on it.
+/// Reports 100 % utilization while work runs on the card.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUtilizationRates(device: *mut c_void, to: *mut Rates) -> c_int {
     let rates = |card: &Card| Rates { card: if card.occupants().is_empty() { 0 } else { 100 }, memory: 0 };

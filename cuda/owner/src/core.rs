@@ -65,11 +65,11 @@ use tenancy::{Deadline, Deadlines};
 use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
-/// Longest clock step between events, in ns. A longer gap means that the host did not run the owner, so the owner
-/// cannot tell whether processes were late.
+/// Longest clock step between events, in ns. After a longer gap, in which the host did not schedule the owner, the
+/// owner cannot tell whether processes were late.
 const STEP_MOST: u64 = 100_000_000;
 
-/// Time for which memory is still evicted for a guarantee after the last request for that guarantee, in ns.
+/// Time in ns during which memory is still evicted for a guarantee after the last request for it.
 // TIMEOUT: the daemon repeats the request every 50 ms.
 const PROMISE_NS: u64 = 2_000_000_000;
 
@@ -80,13 +80,13 @@ const RESTOCK_NS: u64 = 200_000_000;
 /// Maximum units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
-/// Length of the number range from which one owner assigns.
+/// Size of the range that one owner assigns numbers from.
 const OWN_NUMBERS: u64 = 1 << 40;
 
 /// Settings of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardConfig {
-    /// Size of the card's memory that tenants share, in bytes.
+    /// Card memory that tenants share, in bytes.
     pub card_bytes: u64,
     /// Size of pinned host memory for chunks that do not fit on the card, in bytes.
     pub host_bytes: u64,
@@ -104,7 +104,7 @@ pub struct CardConfig {
     pub time: TimeConfig,
     /// Settings of turns.
     pub turns: TurnsConfig,
-    /// Settings of groups of tenants that may use the card at the same time.
+    /// Settings of share groups, whose tenants may use the card concurrently.
     pub groups: GroupConfig,
     /// Number that identifies the card to the owners of other cards.
     pub number: CardId,
@@ -112,8 +112,8 @@ pub struct CardConfig {
     pub run_ahead_us: u32,
     /// The same limit while a tenant of a better latency class exists, because its work may have to wait for this work.
     pub run_ahead_urgent_us: u32,
-    /// Idle time after which a turn ends while other tenants use the card, in microseconds. Also the time by which the
-    /// next tenant is prepared before the last work of an ending turn completes.
+    /// Idle time after which a turn ends while other tenants use the card, in microseconds. Also the advance notice to
+    /// the next tenant before the last work of an ending turn completes.
     pub idle_us: u32,
     /// Time limit for a process to reply to an order about its memory, in ns.
     pub patience_ns: u64,
@@ -121,8 +121,8 @@ pub struct CardConfig {
     pub on_stranger: OnStranger,
     /// Maximum number of connections of one tenant.
     pub connections_most: usize,
-    /// Bytes by which the values from NVML and the driver may exceed the accounts of a process or of the card. They
-    /// cover modules and the driver's own memory.
+    /// Amount in bytes by which the values from NVML and the driver may exceed the account of a process or of the card.
+    /// Covers modules and the driver's own memory.
     pub margin_bytes: u64,
 }
 
@@ -137,7 +137,7 @@ impl CardConfig {
             host_ready_bytes: 256 << 20,
             uuid: [0; 16],
             balance: BalanceConfig::default(),
-            // Copies take an eightieth of a quantum, and the resulting interruptions of programs take as long. Sharing
+            // Copies take one eightieth of a quantum, and the resulting interruptions of programs take as long. Sharing
             // memory in quanta therefore costs at most 3 %.
             quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
             time: sched::turns::scheduler_defaults(),
@@ -166,7 +166,7 @@ pub enum SetupError {
     Time(#[from] sched::ConfigError),
 }
 
-/// Memory at one index of a tenant.
+/// Memory at one of a tenant's indices.
 #[derive(Debug)]
 enum Body {
     /// A chunk.
@@ -212,7 +212,7 @@ struct Tenant {
     fixed: u32,
     /// Total number of users of the tenant's chunks.
     users: u64,
-    /// Number of requested chunks that have no place yet.
+    /// Number of requested chunks that have not been placed yet.
     wanted: u64,
     /// Number of backings being created for requests.
     making: u32,
@@ -224,7 +224,7 @@ struct Tenant {
     suspended: u64,
     /// The tenant's most recently abandoned programs.
     given_up: VecDeque<GivenUp>,
-    /// Set if the tenant is to be removed when its programs have exited.
+    /// Set if the tenant will be removed once its programs have exited.
     retired: bool,
     /// Reason for which the last program could not leave for another card, or come from one.
     obstacle: Option<String>,
@@ -257,21 +257,22 @@ pub struct Core {
     releases: fixed::Releases,
     /// Pieces being mapped that processes of a previous owner have reported.
     adopters: BTreeMap<PieceId, (SessionId, ChunkId)>,
-    /// Units of work done for the current event, and in total.
+    /// Units of work performed for the current event.
     spent: usize,
     steps: u64,
-    /// Chunks whose piece is in the wrong memory. The value is true if a move is in progress.
+    /// Chunks whose piece is not in the memory assigned to them. The value is true while a move is in progress.
     misplaced: BTreeMap<(TenantId, u32), bool>,
-    /// Number of card chunks refused since the last plan, by tenant.
+    /// Number of card chunks denied since the last plan, keyed by tenant.
     unmet: BTreeMap<TenantId, u32>,
     deadlines: Deadlines<SessionId>,
     probes: owner_host::Probes,
+    gang_quanta: owner_host::GangQuanta,
     /// Set if a plan is due.
     needs_plan: bool,
     strangers: unmanaged::UnmanagedProcesses,
     accounts: accounts::Accounts,
     occupations: occupation::Occupations,
-    /// Connections whose turn overruns although their process had no work on the card at the last poll.
+    /// Connections whose turn overruns, but whose process had no work on the card at the last poll.
     idle_overruns: BTreeSet<SessionId>,
     /// Number of chunks to keep free for a promised guarantee.
     promise: Option<u32>,
@@ -281,7 +282,7 @@ pub struct Core {
     last_event_at: Option<u64>,
     next: u64,
     first_number: u64,
-    /// Secret keys from which tokens are derived.
+    /// Secret keys that tokens are derived from.
     token_keys: [RandomState; 2],
     next_tenant: u32,
     /// Tenants of a previous owner that were not added yet, by name.
@@ -297,11 +298,12 @@ pub struct Core {
 }
 
 impl Core {
-    /// Creates a card without tenants. `seed` makes its numbers differ from those of other owners.
+    /// Creates a card without tenants. `seed` keeps its numbers distinct from those of other owners.
     ///
     /// # Errors
     /// Returns an error if a setting is out of bounds.
     pub fn new(config: CardConfig, seed: u32) -> Result<Self, SetupError> {
+        let number = config.number;
         let mut table = ChunkTable::new(config.card_bytes, config.chunk_bytes, Contents::Zeroed)?;
         let slots = u32::try_from(config.host_bytes / config.chunk_bytes).unwrap_or(u32::MAX);
         table.set_host_budget(slots);
@@ -331,6 +333,7 @@ impl Core {
             unmet: BTreeMap::new(),
             deadlines: Deadlines::default(),
             probes: owner_host::Probes::default(),
+            gang_quanta: owner_host::GangQuanta::new(number),
             needs_plan: false,
             strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
@@ -425,7 +428,7 @@ impl Core {
         self.steps
     }
 
-    /// Returns the last assigned number.
+    /// Returns the number assigned last.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn last_number(&self) -> u64 {
         self.next
@@ -437,7 +440,8 @@ impl Core {
         self.has_work()
     }
 
-    /// Returns the numbers that this owner has not assigned yet. A reconnecting program may use its earlier numbers.
+    /// Returns the numbers that this owner has not assigned yet. A reconnecting program may present numbers that were
+    /// assigned earlier.
     fn unused_numbers(&self) -> std::ops::Range<u64> {
         self.next.saturating_add(1)..self.first_number.saturating_add(OWN_NUMBERS)
     }
@@ -447,7 +451,7 @@ impl Core {
         std::mem::take(&mut self.actions)
     }
 
-    /// Returns the time in ns until the next [`Event::Tick`], unless another event comes first.
+    /// Returns the time in ns until the next [`Event::Tick`], unless another event occurs first.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<u64> {
         let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
@@ -506,8 +510,8 @@ impl Core {
         Ok(id)
     }
 
-    /// Removes a tenant as soon as its connections have ended. If `kills` is set, its programs are killed immediately;
-    /// otherwise they only lose their connections. Returns the tenant's processes.
+    /// Removes a tenant as soon as its connections are closed. If `kills` is set, its programs are killed immediately.
+    /// Otherwise, they only lose their connections. Returns the tenant's processes.
     ///
     /// # Errors
     /// Returns an error if the tenant does not exist.
@@ -617,8 +621,8 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the abandoned processes of a tenant with this name that still run: they cannot be killed, or have not
-    /// exited yet.
+    /// Returns the abandoned processes of a tenant with this name that are still running, because they cannot be killed
+    /// or have not exited yet.
     #[must_use]
     pub fn lingering(&self, name: &str) -> Vec<u32> {
         self.given_up.iter().filter(|(_, tenant)| *tenant == name).map(|(&pid, _)| pid).collect()
@@ -707,6 +711,7 @@ impl Core {
         self.shares.forget(id);
         self.deadlines.forget_tenant(id);
         self.probes.forget(id);
+        self.gang_quanta.leave(id);
     }
 
     fn sessions_of(&self, tenant: TenantId) -> impl Iterator<Item = SessionId> + '_ {

@@ -223,7 +223,7 @@ pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     Ok(format!("{codes:?} {added}"))
 }
 
-/// Uses the second device's memory on the first device without access rights, which must end the program's context.
+/// Uses the second device's memory on the first device without access rights, which must destroy the program's context.
 pub fn trespass(cuda: Cuda, disables: bool) -> Result<String> {
     let cards = all(cuda)?;
     let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);
@@ -305,8 +305,8 @@ pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     Ok(all_mib.join(" "))
 }
 
-/// Works on each device in a separate thread until `input` ends. For each line `N`, prints the progress on device N
-/// since the last such line; for `alloc N`, allocates 4 MiB on that device first, and prints the result code.
+/// Works on each device in a separate thread until `input` is closed. For each line `N`, prints the progress on device
+/// N since the last such line; for `alloc N`, allocates 4 MiB on that device first, and prints the result code.
 pub fn live(cuda: Cuda, mib: u64, input: &Receiver<String>, print: impl Fn(&str)) -> Result<()> {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

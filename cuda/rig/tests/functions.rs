@@ -36,7 +36,7 @@ impl Service {
         Self::start_with(orphan_timeout_s, "")
     }
 
-    /// Starts such a daemon with additional keys for the card.
+    /// Like [`Self::start`], with additional keys for the card.
     fn start_with(orphan_timeout_s: u64, keys: &str) -> Self {
         let rig = support::daemon::rig(|rig| {
             let worker = worker(rig);
@@ -70,7 +70,7 @@ impl Service {
         i32::try_from(info["pid"].as_i64().expect("a number")).expect("a process")
     }
 
-    /// Waits until the service manager has stored the device's journal and all descriptors to which it refers.
+    /// Waits until the service manager has stored the device's journal and all descriptors that it refers to.
     fn until_kept(&self) {
         let whole = |names: &[String]| {
             let of_vmm = names.iter().filter(|name| name.starts_with("vmm/vm")).count();

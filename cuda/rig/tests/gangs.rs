@@ -15,18 +15,29 @@ const CARDS: [&str; 2] = ["gpu0", "gpu1"];
 /// Creates a rig with two cards, gangs `a` and `b` on both cards with weights 300 and 100, and tenant `c` on the first
 /// card.
 fn rig_with_gangs() -> Rig {
+    two_cards(|rig, at| {
+        let more = format!("cuda.device = \"{at}\"\n");
+        let tenants = || gangs(16) + &tenant("c", "gpu0", "time.weight = 200\n");
+        card(rig, CARDS[at], &more) + &if at == 1 { tenants() } else { String::new() }
+    })
+}
+
+/// Creates a rig with two cards. `tables` returns the table of each card, and further tables with the second one.
+fn two_cards(tables: impl Fn(&Rig, usize) -> String) -> Rig {
+    let mut rig = rig(|rig| (0..2).map(|at| tables(rig, at)).collect());
+    rig.cards = 2;
+    rig
+}
+
+/// Returns the tables of the gangs `a` and `b`, with this much memory on each card.
+fn gangs(vram_mib: u32) -> String {
     let gang = |name: &str, weight: u32| {
         format!(
-            "[[tenant]]\nname = \"{name}\"\ncards = [\"gpu0\", \"gpu1\"]\nvram_mib = 16\ntime.weight = {weight}\n\
+            "[[tenant]]\nname = \"{name}\"\ncards = [\"gpu0\", \"gpu1\"]\nvram_mib = {vram_mib}\ntime.weight = {weight}\n\
              time.max_run_ms = 3000\n"
         )
     };
-    let mut rig = rig(|rig| {
-        let cards = (0..2).map(|at| card(rig, CARDS[at], &format!("cuda.device = \"{at}\"\n")));
-        cards.collect::<String>() + &gang("a", 300) + &gang("b", 100) + &tenant("c", "gpu0", "time.weight = 200\n")
-    });
-    rig.cards = 2;
-    rig
+    gang("a", 300) + &gang("b", 100)
 }
 
 /// A program with a process on each card.
@@ -37,6 +48,11 @@ struct Ranks {
 
 impl Ranks {
     fn start(rig: &Rig, tenant: &str) -> Self {
+        Self::start_with(rig, tenant, 0)
+    }
+
+    /// Starts the processes with this much card memory each.
+    fn start_with(rig: &Rig, tenant: &str, mib: u64) -> Self {
         let words = rig.folder.path().join(format!("{tenant}.words"));
         let _ = std::fs::remove_file(&words);
         let start = |at: usize| {
@@ -44,6 +60,7 @@ impl Ranks {
             let socket = rig.folder.path().join(format!("tenants/{tenant}/{}.sock", CARDS[at]));
             command.env(cuda_protocol::SOCKET_VARIABLE, socket).env(cuda_protocol::TENANT_VARIABLE, tenant);
             command.arg("--words").arg(&words).args(["--ranks", "2", "--kernel-us", "1000", "--rank", &at.to_string()]);
+            command.args(["--mib", &mib.to_string()]);
             Program::start(&mut command)
         };
         let mut ranks: Vec<Program> = (0..2).map(start).collect();
@@ -64,7 +81,7 @@ impl Ranks {
         awaited(&format!("{} reaches round {goal}", self.words.display()), || self.rounds() >= goal);
     }
 
-    /// Ends all processes, which must exit successfully.
+    /// Stops all processes, which must exit successfully.
     fn end(self) {
         let mut ranks = self.ranks;
         ranks.iter_mut().for_each(Program::close);
@@ -130,6 +147,37 @@ fn gangs_next_to_a_single_tenant_make_progress_by_weight() {
     a.end();
     b.end();
     c.kill();
+}
+
+#[test]
+fn gangs_that_do_not_fit_have_quanta_on_both_cards_together() {
+    let quanta = "memory.quanta.min_ms = 300\nmemory.quanta.max_ms = 500\n";
+    let rig = two_cards(|rig, at| {
+        let more = format!("cuda.device = \"{at}\"\n{quanta}");
+        card(rig, CARDS[at], &more).replace("mode = \"off\"", "mode = \"forced\"")
+            + &if at == 1 { gangs(64) } else { String::new() }
+    });
+    let _daemon = Daemon::start(&rig);
+    let (a, b) = (Ranks::start_with(&rig, "a", 40), Ranks::start_with(&rig, "b", 40));
+    a.advance(60);
+    b.advance(60);
+    let holder = |card: &str| json(&rig, &["memory", "show", card])["turn"]["holder"].clone();
+    let (mut together, mut apart) = (0, 0);
+    for _ in 0..200 {
+        let [first, second] = CARDS.map(holder);
+        // A change of quanta can come between the two questions.
+        if first == second || first == holder(CARDS[0]) {
+            assert!(first.is_string() && second.is_string(), "no quanta: {first} and {second}");
+            *(if first == second { &mut together } else { &mut apart }) += 1;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    println!("{together} samples together, {apart} apart");
+    assert!(together > 3 * apart, "{together} samples together, {apart} apart");
+    a.advance(60);
+    b.advance(60);
+    a.end();
+    b.end();
 }
 
 #[test]

@@ -21,10 +21,8 @@
 //! Without [`Rejoin`], the worker exits when the connection is closed. With [`Rejoin`], the worker continues to serve
 //! its program, and connects to the next daemon. The next daemon repeats each `Blob` and each `Remove` without a reply,
 //! and then sends `Doorbell`; serial numbers make repeated messages harmless. If no daemon accepts a worker within the
-//! time limit, the worker exits.
-//!
-//! Neither side trusts the guest: the worker checks each range against the window's size, and the device checks each
-//! identifier.
+//! time limit, the worker exits. Neither side trusts the guest: the worker checks each range against the window size,
+//! and the device checks each identifier.
 
 #![forbid(unsafe_code)]
 

@@ -34,7 +34,7 @@ const KUBE: Duration = Duration::from_secs(15);
 /// The driver's paths and names.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Name of the node, and of the pool of its devices.
+    /// Name of the node and of its device pool.
     pub node: String,
     /// Parent folder of the socket folders.
     pub sockets: PathBuf,
@@ -283,7 +283,7 @@ impl Driver {
         kept.shares.iter().enumerate().map(one).collect()
     }
 
-    /// Returns the pipe folder of the MPS server of a share's group, if the group has such a server.
+    /// Returns the pipe folder of the MPS server in a share's group, if the group has such a server.
     async fn pipes(&self, body: &Body) -> Result<Option<PathBuf>, String> {
         let Body::Tenant(spec) = body else { return Ok(None) };
         if spec.share_group.is_empty() {

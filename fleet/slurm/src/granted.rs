@@ -1,7 +1,7 @@
 //! The shards that Slurm has assigned to a job on a node, as reported by the controller.
 //!
 //! A step's environment also contains the shards. However, Slurm keeps variables that it does not set, so the step's
-//! user can write them. The environment is therefore only a hint.
+//! user can write them. Therefore, the environment is only a hint.
 //!
 //! The controller's response also contains text from the user, such as the job's name. Ambiguous responses are
 //! rejected.

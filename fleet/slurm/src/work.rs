@@ -39,7 +39,7 @@ const NOTE: Duration = Duration::from_secs(10);
 /// A job that starts a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Number of the job.
+    /// ID of the job.
     pub id: u32,
     /// User of the job.
     pub uid: u32,
@@ -183,7 +183,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     Ok(variables.into_iter().chain(driver).chain(mps).collect())
 }
 
-/// Returns the pipe folder of the MPS server of a job's group, if the group has such a server. Waits until the server
+/// Returns the pipe folder of the MPS server in a job's group, if the group has such a server. Waits until the server
 /// accepts clients, because a program that starts earlier never becomes a client.
 fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<PathBuf>, String> {
     if given.share_group.is_none() {

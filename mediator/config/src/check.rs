@@ -12,7 +12,7 @@ use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, RamSpec, Tenant
 
 pub mod place;
 
-/// Maximum length of the name of a card or virtual machine, in bytes.
+/// Maximum name length of a card or virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
 /// Maximum length of a UNIX socket path, in bytes.
 pub(crate) const MAX_SOCKET_PATH: usize = 107;
@@ -56,12 +56,12 @@ impl fmt::Display for Key {
     }
 }
 
-/// A key whose value is wrong, with a description of the error and of the expected value.
+/// A key with a wrong value, a description of the error, and the expected value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The key with the wrong value.
     pub key: Key,
-    /// Description of the error and of the expected value.
+    /// Description of the error and the expected value.
     pub what: String,
 }
 

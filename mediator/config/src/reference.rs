@@ -131,7 +131,7 @@ fn table(name: &str, texts: &BTreeMap<String, Row>, facts: &[(String, Fact)]) ->
         let default = match default {
             Some(default) if text.is_empty() => default.clone(),
             Some(default) => {
-                assert!(!is_literal(text), "{name}, {key}: reference.toml says {text}, the code {default}");
+                assert!(!is_literal(text), "{name}, {key}: reference.toml contains {text}, but the code {default}");
                 text.clone()
             }
             None if text.is_empty() => "none".to_owned(),

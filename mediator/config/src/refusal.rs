@@ -20,6 +20,6 @@ pub struct Refusal {
     pub kind: RefusalKind,
     /// The rejected key.
     pub field: &'static str,
-    /// Description of the error and of the expected value.
+    /// Description of the error and the expected value.
     pub what: String,
 }

@@ -227,7 +227,7 @@ impl Drop for CudaCard {
 /// The card as a [`CardBackend`], for callers that handle all kinds of cards.
 pub(super) struct Backend {
     pub(super) card: Arc<CudaCard>,
-    /// Directory of the sockets of the card's tenants, which include VMs.
+    /// Directory of the sockets of the card's tenants, including VMs.
     pub(super) socket_dir: PathBuf,
 }
 

@@ -347,8 +347,8 @@ impl CardVram {
         }
     }
 
-    /// Same as [`Self::alloc`], but for a VM's page tables. If no memory is free, the VM counts as short of memory, and
-    /// the mover is notified.
+    /// Same as [`Self::alloc`] for a VM's page tables. If no memory is free, the VM counts as short of memory, and the
+    /// mover is notified.
     ///
     /// # Errors
     /// Same as for [`Self::alloc`].

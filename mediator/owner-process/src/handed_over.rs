@@ -1,4 +1,4 @@
-//! An owner taken over by the next daemon in an upgrade. The owner's programs are not affected.
+//! Handover of an owner to the next daemon during an upgrade. The owner's programs are not affected.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Process, Supervisor};
 
-/// Saved form of an owner, as JSON. Its pipes, and the descriptor that reports its exit, are handed over separately.
+/// Serialized state of an owner (JSON). Its pipes and its process file descriptor are handed over separately.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedOwner {
     settings: Settings,
@@ -19,7 +19,7 @@ pub struct SavedOwner {
 /// An owner with its descriptors. An owner that is being restarted has none.
 #[derive(Debug)]
 pub struct HandedOver {
-    /// The owner's saved form.
+    /// The owner's serialized state.
     pub saved: SavedOwner,
     /// The owner's descriptors.
     pub descriptors: Vec<OwnedFd>,
@@ -34,7 +34,7 @@ pub struct HandingOver {
 
 impl HandingOver {
     /// Creates a request, the receiver for the owner, and the sender for the outcome, which is true if another daemon
-    /// has taken the owner. Without an outcome, the owner stays with this daemon.
+    /// has taken over the owner. Without an outcome, the owner stays with this daemon.
     #[must_use]
     pub fn new() -> (Self, Receiver<Result<HandedOver, String>>, Sender<bool>) {
         let ((reply, given), (outcome, verdict)) = (channel(), channel());
@@ -61,14 +61,14 @@ impl SavedOwner {
         self.tenants.keys().map(String::as_str)
     }
 
-    /// Returns a request to send the card's rules, if the owner needs one.
+    /// Returns a request that sets the card's rules, if they differ from the owner's.
     #[must_use]
     pub fn tuning(&self, rules: Rules) -> Option<Request> {
         (rules != self.settings.rules).then(|| Request::Tune(Box::new(rules)))
     }
 
-    /// Returns a request to send a tenant's settings, if the owner needs one. Removes the tenant's record, because the
-    /// tenant may be removed and added again later.
+    /// Returns a request that adds or changes a tenant, if its settings differ from the owner's. Removes the tenant's
+    /// record, because the tenant may be removed and added again later.
     #[must_use]
     pub fn request(&mut self, tenant: Tenant) -> Option<Request> {
         match self.tenants.remove(&tenant.name) {
@@ -95,7 +95,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Hands over the owner. Returns true if another daemon has taken it.
+    /// Hands over the owner. Returns true if another daemon has taken it over.
     pub(super) fn hand_over(&mut self, HandingOver { reply, verdict }: HandingOver) -> bool {
         let descriptors = self.process.as_ref().map_or_else(|| Ok(Vec::new()), Process::descriptors);
         let saved = SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone() };

@@ -1,4 +1,4 @@
-//! Reading and writing of all parts in one file.
+//! Reads and writes a file that contains all parts.
 
 use crate::{SavedCard, SavedTenancy, SavedVm};
 use channels::SavedChannels;
@@ -8,13 +8,13 @@ use saved_state::{Known, Part, ReadError, SavedState, WriteError, Writer};
 use shadow_pt::SavedSpaces;
 use vram::{SavedBalancer, SavedChunks, SavedPool, TenantId};
 
-/// Owner number of the card's parts.
+/// Owner number of the card's own parts.
 const CARD: u32 = 0;
-/// Owner number of the mediator's own pages. No VM has this number.
+/// Owner number of the mediator's pages, which no VM uses.
 const MEDIATOR_OWNER: u32 = TenantId::MEDIATOR.0;
 
 impl SavedCard {
-    /// Returns the supported parts, with their versions.
+    /// Returns the supported parts and their versions.
     #[must_use]
     pub fn known() -> Vec<Known> {
         let mut known = vec![
@@ -33,7 +33,7 @@ impl SavedCard {
     /// Appends all parts to a file.
     ///
     /// # Errors
-    /// Returns an error for the reasons listed at [`WriteError`].
+    /// Returns the errors of [`WriteError`].
     pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
         let Self { chunks, balancer, tenancy, channels, pool, segments: _, vms } = self;
         file.put(CARD, chunks)?;
@@ -55,7 +55,7 @@ impl SavedCard {
     /// Reads all parts from a file.
     ///
     /// # Errors
-    /// Returns an error for the reasons listed at [`ReadError`].
+    /// Returns the errors of [`ReadError`].
     pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
         let (chunks, balancer, tenancy) = (file.take(CARD)?, file.take(CARD)?, SavedTenancy::read(file, CARD)?);
         let (channels, pool) = (file.take(CARD)?, file.take(MEDIATOR_OWNER)?);

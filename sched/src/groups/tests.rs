@@ -113,12 +113,12 @@ impl Card {
         for order in self.turns.take_orders() {
             match order {
                 Order::Grant(tenant) => {
-                    let runner = self.runners.get_mut(&tenant).expect("known");
+                    let runner = self.runners.get_mut(&tenant).expect("the tenant exists");
                     assert!(!runner.open, "{tenant:?}'s gate is already open");
                     (runner.open, runner.recalled, runner.asked, runner.reported) = (true, false, false, self.now);
                 }
                 Order::Recall(tenant) => {
-                    let runner = self.runners.get_mut(&tenant).expect("known");
+                    let runner = self.runners.get_mut(&tenant).expect("the tenant exists");
                     assert!(!runner.open || !runner.recalled, "{tenant:?} is recalled twice");
                     // The program may have returned the card before it reads the order.
                     runner.recalled = runner.open;
@@ -136,7 +136,7 @@ impl Card {
         while self.now < until {
             let tenants: Vec<TenantId> = self.runners.keys().copied().collect();
             for &tenant in &tenants {
-                let runner = self.runners.get_mut(&tenant).expect("known");
+                let runner = self.runners.get_mut(&tenant).expect("the tenant exists");
                 if !runner.open && !runner.asked && runner.wakes <= self.now {
                     runner.asked = true;
                     self.turns.wants(tenant, Nanos(self.now));
@@ -169,7 +169,7 @@ impl Card {
         assert!(parties.len() == 1 || !self.overdue.is_empty(), "{open:?} run at the same time");
         let each = STEP * total / 1000 / open.len() as u64;
         for tenant in &open {
-            let runner = self.runners.get_mut(tenant).expect("known");
+            let runner = self.runners.get_mut(tenant).expect("the tenant exists");
             (runner.done, runner.unreported) = (runner.done + each, runner.unreported + each);
             runner.busy += STEP;
             runner.left = runner.left.saturating_sub(each);
@@ -179,7 +179,7 @@ impl Card {
     }
 
     fn after_step(&mut self, tenant: TenantId) {
-        let runner = self.runners.get_mut(&tenant).expect("known");
+        let runner = self.runners.get_mut(&tenant).expect("the tenant exists");
         if !runner.open || runner.program.hangs {
             return;
         }
@@ -252,7 +252,7 @@ impl Card {
 
     fn change(&mut self, number: u32, program: Program) {
         self.report(id(number));
-        self.runners.get_mut(&id(number)).expect("known").program = program;
+        self.runners.get_mut(&id(number)).expect("the tenant exists").program = program;
     }
 }
 
@@ -346,7 +346,7 @@ fn program_that_cannot_run_concurrently_has_exclusive_turns() {
     card.run(3_000 * MS);
     let third = card.done(3) / card.used as f64;
     assert!((third - 1.0 / 3.0).abs() < 0.03, "{third}");
-    assert!(!card.turns.membership(id(3)).expect("a member").joined);
+    assert!(!card.turns.membership(id(3)).expect("the tenant is a member").joined);
 }
 
 #[test]
@@ -438,11 +438,12 @@ fn charges_of_concurrent_members_may_exceed_clock() {
     card.add(1, VgpuParams::default(), together(), FLOOD);
     card.add(2, VgpuParams::default(), together(), FLOOD);
     card.run(2_000 * MS);
-    let charged: u64 = [1, 2].map(|number| card.turns.account(id(number)).expect("there").used).iter().sum();
+    let charged: u64 =
+        [1, 2].map(|number| card.turns.account(id(number)).expect("the tenant exists").used).iter().sum();
     let sum = charged as f64 / card.now as f64;
     assert!((sum - 1.6).abs() < 0.05, "charged {sum} of the clock");
     let recent: u64 = card.turns.used_since(id(1), Nanos(0)).iter().map(|sample| sample.used[ENGINE.index()]).sum();
-    assert_eq!(recent, card.turns.account(id(1)).expect("there").used);
+    assert_eq!(recent, card.turns.account(id(1)).expect("the tenant exists").used);
 }
 
 #[test]
@@ -463,7 +464,7 @@ fn auto_finds_the_better_mode() {
         card.add(1, VgpuParams::default(), Some((GROUP, Sharing::Auto)), FLOOD);
         card.add(2, VgpuParams::default(), Some((GROUP, Sharing::Auto)), FLOOD);
         card.run(3_000 * MS);
-        let found = card.turns.membership(id(1)).expect("a member");
+        let found = card.turns.membership(id(1)).expect("the tenant is a member");
         assert_eq!((found.sharing, found.together), (Sharing::Auto, expected));
     }
 }

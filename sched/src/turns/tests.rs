@@ -325,14 +325,14 @@ fn turn_that_overruns_is_charged_and_paid_back() {
             }
         }
     }
-    let used = [0, 1, 2].map(|tenant| turns.account(id(tenant)).expect("there").used / MS);
+    let used = [0, 1, 2].map(|tenant| turns.account(id(tenant)).expect("the tenant exists").used / MS);
     assert_eq!(granted[&0], 1);
     assert!(granted[&1] >= 20 && granted[&1].abs_diff(granted[&2]) <= 1, "both other tenants run: {granted:?}");
     // The first tenant ran alone for 40 ms, and then used half of the card's time.
     assert!(used[0].abs_diff(520) <= 10 && used[1].abs_diff(240) <= 10 && used[2].abs_diff(240) <= 10, "{used:?}");
     // The first tenant's kernel ends. The tenant has more work, but the other tenants run first.
     turns.ended(id(0), Nanos(now), true, Nanos(now));
-    let before = turns.account(id(0)).expect("there").used;
+    let before = turns.account(id(0)).expect("the tenant exists").used;
     for _ in 0..300 {
         now += MS;
         turns.tick(Nanos(now));
@@ -342,7 +342,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
             }
         }
     }
-    let after = turns.account(id(0)).expect("there").used;
+    let after = turns.account(id(0)).expect("the tenant exists").used;
     assert!(after - before <= 40 * MS, "the tenant in debt got {} ms of 300", (after - before) / MS);
 }
 
@@ -372,11 +372,11 @@ fn a_time_that_a_tenant_made_up_is_bounded_by_the_clock() {
     turns.wants(id(0), Nanos(0));
     // The tenant reports first that its work ended long ago, and then that its work will end in an hour.
     turns.ended(id(0), Nanos(0), false, Nanos(50 * MS));
-    let used = turns.account(id(0)).expect("there").used;
+    let used = turns.account(id(0)).expect("the tenant exists").used;
     assert!(used >= 49 * MS, "charged {used} ns of 50 ms");
     turns.wants(id(0), Nanos(60 * MS));
     turns.ended(id(0), Nanos(u64::MAX), false, Nanos(70 * MS));
-    let used = turns.account(id(0)).expect("there").used;
+    let used = turns.account(id(0)).expect("the tenant exists").used;
     assert!(used <= 61 * MS, "charged {used} ns of 60 ms");
 }
 
@@ -463,7 +463,7 @@ fn programs_that_wait_change_at_submission_boundaries() {
     }
     let decode = Program::steady(2_100_000, 1);
     let outcome = simulate(&mut turns, &[(id(0), decode), (id(1), decode)], 5000 * MS, 100_000);
-    let longest = outcome.waits.values().flatten().max().copied().expect("tenants waited");
+    let longest = outcome.waits.values().flatten().max().copied().expect("no tenant has waited");
     assert!(longest <= 7 * MS, "the longest wait for a turn is {longest} ns, {} turns", turns.switches());
     let done: u64 = outcome.done.values().sum();
     assert!(done >= 4_750 * MS, "{done} ns of work in 5 s");

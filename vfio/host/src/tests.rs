@@ -160,7 +160,10 @@ fn bind_error_says_how_to_fix_it() {
     assert!(bind("0000:02:00.0", &fake).starts_with("0000:02:00.0 is a function of vendor 8086; only NVIDIA's"));
     assert!(bind(Plan::CARD.address, &Stubborn(Some(13))).ends_with("-> run this as root"));
     let text = bind(Plan::CARD.address, &Stubborn(None));
-    assert!(text.starts_with("the kernel bound 0000:65:00.0 to nouveau, expected vfio-pci; its log"), "{text}");
+    assert!(
+        text.starts_with("the kernel bound 0000:65:00.0 to nouveau, expected vfio-pci; see the kernel log"),
+        "{text}"
+    );
     fake.remove_driver("vfio-pci");
     assert_eq!(
         bind(Plan::CARD.address, &fake),

@@ -1,4 +1,4 @@
-//! Processes that outlived an owner. The chunks of these processes become chunks of this owner.
+//! Processes that outlived an owner. This owner adopts their chunks.
 
 use super::pieces::Receiver;
 use super::types::{Action, PieceId, SessionId};
@@ -122,8 +122,8 @@ impl Core {
         true
     }
 
-    /// Checks whether a process has reported all of its memory. Other processes may get memory after all processes
-    /// have.
+    /// Checks whether a process has reported all of its memory. Other processes may get memory once all such processes
+    /// have done so.
     fn look_whether_adopted(&mut self, id: SessionId) {
         let done = self.sessions.get(&id).filter(|session| !session.adopts && session.adopting.is_empty());
         if let Some(pid) = done.map(|session| session.pid) {

@@ -14,7 +14,7 @@ use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 /// tenant then gets the memory that is already free.
 // TIMEOUT: evicting the memory of a whole card takes less time.
 pub(super) const ROOM_NS: u64 = 500_000_000;
-/// Time for which allocations do not wait after such a wait has timed out, in ns.
+/// Time in ns during which allocations do not wait after such a wait has timed out.
 const CROWDED_NS: u64 = 10_000_000_000;
 /// Maximum number of bytes to evict beyond the size of such an allocation. A program that fills its memory will soon
 /// request more, and tenants that wait for a quantum do not need their memory.
@@ -52,8 +52,8 @@ impl Core {
         self.serve(id, tenant);
     }
 
-    /// Returns the number of chunks that a tenant may still allocate: its limit without the chunks in use or reserved
-    /// for requests.
+    /// Returns the number of chunks that a tenant may still allocate: its limit minus the chunks in use or reserved for
+    /// requests.
     pub(super) fn left(&self, tenant: TenantId) -> u64 {
         let most = self.most(tenant);
         most.saturating_sub(self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64 + known.wanted))
@@ -183,7 +183,7 @@ impl Core {
         }
     }
 
-    /// Marks places without an owner as scrubbed. They have no piece, and get a new, zeroed one at their next use.
+    /// Marks places without an owner as scrubbed. They have no piece, and get a new, zeroed one on their next use.
     pub(super) fn scrub(&mut self) -> bool {
         let mut any = false;
         while let Some(work) = self.table.take_scrub_work() {
@@ -314,7 +314,7 @@ impl Core {
         self.release_later(id, tenant, rest.collect(), Vec::new());
     }
 
-    /// Records that a piece was allocated, or that its allocation failed.
+    /// Records the result of allocating a piece.
     pub(super) fn made(&mut self, piece: PieceId, memory: Option<Memory>) {
         if self.adopted(piece, memory) {
             return;

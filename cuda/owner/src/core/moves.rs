@@ -1,4 +1,4 @@
-//! Tenants that move to another card or come from one.
+//! Tenants that move to or from another card.
 //!
 //! The owner of the first card evicts the tenant's chunks. Then each program closes its gate and unmaps its chunks, and
 //! connects to the owner of the other card, which makes the driver restore the program there. The program then reports
@@ -15,7 +15,7 @@ use vram::{Limits, OnFull, TenantId};
 /// Time limit for a program's work to complete, in microseconds. The daemon repeats the request.
 // TIMEOUT: as for relocations; the program waits at its gate meanwhile.
 const LEAVE_TIMEOUT_US: u32 = 2_000_000;
-/// Time without a request from the daemon after which a tenant stays, in ns.
+/// Time in ns without a request from the daemon, after which a tenant stays on its card.
 // TIMEOUT: the daemon repeats its request every few milliseconds, so it has exited or cancelled the move.
 const FORGOTTEN_NS: u64 = 10_000_000_000;
 
@@ -24,7 +24,7 @@ const FORGOTTEN_NS: u64 = 10_000_000_000;
 pub(super) enum Departure {
     /// The process uses this card.
     Stays,
-    /// The process was asked to leave.
+    /// The process was requested to leave.
     Asked,
     /// The process has unmapped its chunks.
     Left,
@@ -81,7 +81,7 @@ impl Core {
         })
     }
 
-    /// Ends the preparation of a move: programs that have left connect to this owner again.
+    /// Cancels the preparation of a move. Programs that have left reconnect to this owner.
     pub fn stay(&mut self, id: TenantId) {
         if !self.deadlines.cancel(Deadline::Departure(id)) {
             return;
@@ -103,8 +103,8 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns a tenant's processes that are on this card and have reported their memory, and the last reason why a
-    /// process could not move here.
+    /// Returns a tenant's processes that are on this card and have reported their memory, and the most recent reason
+    /// why a process could not move here.
     pub fn arrivals(&mut self, id: TenantId) -> (Vec<u32>, Option<String>) {
         let of_it = self.sessions.iter().filter(|(_, session)| session.tenant == Some(id));
         let here = of_it.filter(|(id, session)| !session.fetching && !self.adopts(**id));
@@ -119,7 +119,7 @@ impl Core {
         let tenant = session.tenant.and_then(|tenant| self.tenants.get(&tenant));
         let is_pinned = |index: &u32| tenant.and_then(|known| known.bodies.get(index)).is_some_and(Body::is_fixed);
         let why = match () {
-            () if session.stuck => "it does not answer",
+            () if session.stuck => "it does not reply",
             () if session.version < VERSION_MOVES => "it has a library of an earlier version: start it again",
             () if session.reported_client || session.concurrent => "it is a client of an MPS server",
             () if fixed(FixedKind::Shared) => "it shares memory with other processes",

@@ -13,10 +13,7 @@ const UNCLAIMED_NS: u64 = 60_000_000_000;
 
 impl Core {
     /// Returns the accounts as a file with a unique `identity`, for the next owner.
-    ///
-    /// # Errors
-    /// Returns an error if the accounts cannot be encoded.
-    pub fn save(&self, identity: [u8; 16]) -> Result<Vec<u8>, WriteError> {
+    pub(crate) fn save(&self, identity: [u8; 16]) -> Result<Vec<u8>, WriteError> {
         let present = self.tenants.iter().map(|(&id, tenant)| (id, &tenant.spec.name));
         let all = present.chain(self.unclaimed.iter().map(|(name, &id)| (id, name)));
         let names: BTreeMap<TenantId, String> = all.map(|(id, name)| (id, name.clone())).collect();
@@ -25,11 +22,9 @@ impl Core {
         saved.to_file(identity)
     }
 
-    /// Continues with the accounts of an earlier owner, and with its clock. No tenant may exist.
-    ///
-    /// # Errors
-    /// Returns an error, and changes nothing, if the file is damaged, or is of an unsupported version.
-    pub fn restore(&mut self, file: &[u8]) -> Result<(), ReadError> {
+    /// Continues with the accounts of an earlier owner, and with its clock. No tenant may exist. Changes nothing if the
+    /// file is damaged, or is of an unsupported version.
+    pub(crate) fn restore(&mut self, file: &[u8]) -> Result<(), ReadError> {
         let RestoredAccounts { clock_ns, names, scheduler, quanta, begun } = RestoredAccounts::from_file(file)?;
         self.clock = clock_ns;
         let now = self.now();
@@ -42,8 +37,7 @@ impl Core {
     }
 
     /// Returns two values that change with the accounts: the number of strikes, and the used time in ns.
-    #[must_use]
-    pub fn strikes_and_use(&self) -> (u64, u64) {
+    pub(crate) fn strikes_and_use(&self) -> (u64, u64) {
         self.turns.turns().scheduler().strikes_and_use()
     }
 

@@ -1,4 +1,4 @@
-//! Connections of processes, from their first message to their end.
+//! Connections of processes, from the first message to the disconnect.
 
 use super::fixed::Fixing;
 use super::given_up::Reason;
@@ -46,7 +46,7 @@ impl Pending {
 pub(super) struct Session {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    /// Tenant to whose socket the process connected. The socket's access rights protect that tenant.
+    /// Tenant whose socket the process connected to. The socket's access rights protect that tenant.
     pub(super) bound: Option<TenantId>,
     /// Version of the protocol.
     pub(super) version: u16,
@@ -66,10 +66,10 @@ pub(super) struct Session {
     pub(super) adopted: BTreeSet<ChunkId>,
     /// Set while the process has more such chunks to report.
     pub(super) adopts: bool,
-    /// Number of the turn for which the process's gate is open.
+    /// Number of the turn that the process's gate is open for.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
-    /// Time in ns at which the gate opened, or at which an earlier turn ended although new terms had been sent.
+    /// Time in ns when the gate opened, or when an earlier turn ended after new terms had been sent.
     pub(super) opened_at: u64,
     /// Limit on work in flight, idle time and report interval last sent to the process, in microseconds.
     pub(super) told: (u32, u32, u32),
@@ -81,7 +81,7 @@ pub(super) struct Session {
     pub(super) has_asked: bool,
     /// Set while a thread of the process waits at a closed gate.
     pub(super) waiting: bool,
-    /// Number of the turn that ended without a reply because the process is stopped. The process gets no turn until it
+    /// Number of the turn that ended without a reply, because the process is stopped. The process gets no turn until it
     /// replies.
     pub(super) stopped_in: Option<u32>,
     pub(super) turn: u32,
@@ -120,7 +120,7 @@ impl Core {
         self.sessions.get(&id).map(|session| (session.uid, session.tenant.or(session.bound)))
     }
 
-    /// Returns the tenant for which a piece is being allocated, or whose program has reported it.
+    /// Returns the tenant that a piece is being allocated for, or whose program has reported it.
     #[must_use]
     pub fn tenant_of(&self, piece: PieceId) -> Option<TenantId> {
         let brought = || self.sessions.get(&self.adopters.get(&piece)?.0);
@@ -148,7 +148,7 @@ impl Core {
     /// Returns true if a process has chunks on this card.
     #[must_use]
     pub fn holds_chunks(&self, id: SessionId) -> bool {
-        // A process that has left reports its chunks to the owner of its next card.
+        // A process that has left reports its chunks to its new card's owner.
         self.sessions.get(&id).is_some_and(|session| !session.chunks.is_empty() && session.departure != Departure::Left)
     }
 
@@ -282,7 +282,7 @@ impl Core {
         self.renew_terms();
     }
 
-    /// Handles the end of a connection: releases all of its process's resources.
+    /// Handles a closed connection: releases all resources of its process.
     pub(super) fn gone(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
@@ -324,7 +324,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Handles an unresponsive process: takes away its turn and its memory.
+    /// Handles an unresponsive process: revokes its turn and its memory.
     pub(super) fn stuck(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
@@ -346,7 +346,7 @@ impl Core {
         self.actions.push(Action::Suspend { session: id });
     }
 
-    /// Kills a process, closes its connections, and immediately takes away its turn and its memory, even if the kill
+    /// Kills a process, closes its connections, and immediately revokes its turn and its memory, even if the kill
     /// fails.
     pub(super) fn give_up(&mut self, id: SessionId, reason: Reason) {
         self.record_given_up(id, reason);

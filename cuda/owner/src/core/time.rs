@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use tenancy::{Changes, Deadline, Report, Traffic};
 use vram::TenantId;
 
-/// Maximum time for which the owner polls before a turn ends, in microseconds. This also limits the cost of a program
-/// that announces the end of its turns falsely.
+/// Maximum time that the owner polls before a turn ends, in microseconds. This also limits the cost of a program that
+/// announces the end of its turns falsely.
 const ATTENDED_US: u32 = 1000;
 
 /// Limit on work in flight while all other tenants wait for their quantum, in microseconds. A high limit reduces the
@@ -21,8 +21,8 @@ const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 /// a program with work, but short compared with the change of quanta that idleness can cause.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
-/// Interval at which a program of a group reports its use, in microseconds. It is a fraction of the difference in work
-/// after which other members wait.
+/// Interval in microseconds at which a group member's program reports its use. Much shorter than the lead in work that
+/// makes a member wait for others.
 const REPORT_INTERVAL_US: u32 = 2000;
 
 /// Idle time after which a member's turn ends while members of a worse latency class wait for it, in microseconds. It
@@ -168,7 +168,7 @@ impl Core {
         self.look_whether_ended(tenant);
     }
 
-    /// Asks a tenant's programs to yield when they wait for a result.
+    /// Requests that a tenant's programs yield when they wait for a result.
     fn ask_to_yield(&mut self, tenant: TenantId) {
         let understands = |id: &SessionId| self.sessions.get(id).is_some_and(|s| s.version >= VERSION_CONCURRENT);
         let sessions: Vec<_> = self.sessions_of(tenant).filter(understands).collect();
@@ -244,8 +244,8 @@ impl Core {
     }
 
     /// Handles the notice that a recalled turn is about to end: notifies the next tenant, to minimize the card's idle
-    /// time. The next tenant's work must not start before the end, or the hardware would switch back and forth between
-    /// both tenants.
+    /// time. The next tenant's work must not start before the turn ends, or the hardware would time-slice between both
+    /// tenants.
     pub(super) fn ending(&mut self, id: SessionId, tenant: TenantId, turn: u32, in_us: u32) {
         let is_it = self.sessions.get(&id).is_some_and(|session| session.run == Some(turn));
         let open = self.sessions_of(tenant).filter(|id| self.sessions.get(id).is_some_and(|s| s.run.is_some())).count();
@@ -269,7 +269,7 @@ impl Core {
         self.actions.push(Action::Attend { ns: u64::from(in_us + ATTENDED_US / 2) * 1000 });
     }
 
-    /// Charges the use that a process reports, limited to the time for which its gate was open.
+    /// Charges the use that a process reports, limited to the time during which its gate was open.
     pub(super) fn used(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         let clock = self.clock;
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.run.is_some()) else { return };
@@ -344,12 +344,14 @@ impl Core {
         }
     }
 
-    /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise.
+    /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise. Does
+    /// not pause turns for which the tenant's work on another card may wait.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
         if !self.tenants.contains_key(&id) {
             return;
         }
         let now = self.now();
-        self.turns.pause(id, self.machine.is_paused(id), now);
+        let is_paused = self.machine.is_paused(id) && !self.gang_quanta.is_stuck_elsewhere(id);
+        self.turns.pause(id, is_paused, now);
     }
 }

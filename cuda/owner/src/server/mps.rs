@@ -51,7 +51,7 @@ impl MpsServers {
     /// Starts a group's server, or keeps a running one.
     pub(super) fn start(&mut self, group: &str, user: Option<u32>) {
         match self.running.get(group) {
-            // A server of another user ends first, and the state machine then requests a new one.
+            // A server of another user must exit first. The state machine then requests a new one.
             Some((server, of)) => server.set_needed(*of == user),
             None => self.begin(group, user, true),
         }
@@ -67,7 +67,7 @@ impl MpsServers {
         let made =
             std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(folder.join(RECORD), record(group, user)));
         if let Err(error) = made {
-            let why = format!("the folder {} cannot be made: {error}", folder.display());
+            let why = format!("the folder {} cannot be created: {error}", folder.display());
             return self.notes.put(Note::Event(unavailable(why)));
         }
         let config = MpsConfig { program: options.program.clone(), folder, card: options.card.clone(), user };
@@ -91,7 +91,7 @@ impl MpsServers {
         }
     }
 
-    /// Forgets a retired server that has ended.
+    /// Removes a retired server that has exited.
     pub(super) fn retired(&mut self, group: &str) {
         self.running.remove(group);
     }

@@ -103,7 +103,7 @@ impl Program {
         self.chunks.lock().expect("whole").values().filter(|(place, _)| *place == cuda_protocol::Place::Host).count()
     }
 
-    /// Closes the program's connection. Returns the program's chunks.
+    /// Closes the program's connection, and returns its chunks.
     fn leave(mut self) -> Chunks {
         rustix::net::shutdown(&*self.link, rustix::net::Shutdown::Both).expect("shut down");
         self.thread.take().expect("once").join().expect("no panic");

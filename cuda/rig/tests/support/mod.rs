@@ -250,8 +250,8 @@ pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
-/// Same as [`describe`], but first waits until the owner has handled the exit of all exited programs. For this, runs a
-/// program of tenant `b`, which no test suspends, because the owner handles its requests after the exits.
+/// Like [`describe`], but first waits until the owner has handled all exits of programs. To this end, runs a program of
+/// tenant `b`, which no test suspends: the owner handles its requests after the exits.
 pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     rig.program("b", &["look"]).end();
     describe(owner)

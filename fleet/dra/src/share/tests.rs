@@ -91,11 +91,11 @@ fn out_of_range_share_is_rejected_with_bound() {
     for (applied, expected) in [
         (limit("2Gi"), "memory.limit: 2048Mi, expected at most the 960Mi of card `card0`"),
         (limit("0"), "memory.limit: 0Mi"),
-        (limit("129Mi"), "memory.limit: `129Mi`, expected a multiple of the 2Mi"),
+        (limit("129Mi"), "memory.limit: `129Mi`, expected a multiple of 2Mi"),
         (limit("much"), "memory.limit: `much` is not a quantity"),
-        (guarantee("512Mi"), "memory.guarantee: 512Mi, expected at most 256Mi: what was allocated"),
+        (guarantee("512Mi"), "memory.guarantee: 512Mi, expected at most 256Mi: the allocated memory"),
         (weight(0), "time.weight: 0, expected 1 to 10000"),
-        (mine(weight(251)), "time.weight: 251, expected 1 to 250: the thousandths of the time that were allocated"),
+        (mine(weight(251)), "time.weight: 251, expected 1 to 250: the allocated time in thousandths"),
         (
             mine(with(Memory { weight: Some(9999), ..Memory::default() }, Time::default())),
             "memory.weight: 9999, expected 1 to 250",
@@ -112,7 +112,10 @@ fn out_of_range_share_is_rejected_with_bound() {
         (result("256Mi", "1001"), "allocated time: 1001, expected 1 to 1000"),
         (result("256Mi", "0"), "allocated time: 0"),
         (result("x", "1"), "allocated memory: `x` is not a quantity"),
-        (DeviceRequestAllocationResult { admin_access: Some(true), ..good.clone() }, "adminAccess gives no share"),
+        (
+            DeviceRequestAllocationResult { admin_access: Some(true), ..good.clone() },
+            "adminAccess does not allocate a share",
+        ),
     ] {
         let error = made("simgpu", &bad, &Applied::default()).unwrap_err();
         assert!(error.contains(expected), "{error}");

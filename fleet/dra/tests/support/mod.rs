@@ -28,7 +28,7 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Returns the path of a file in cargo's target folder.
 pub fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("this file");
-    let path = own.parent().and_then(Path::parent).expect("a folder of cargo's").join(name);
+    let path = own.parent().and_then(Path::parent).expect("a cargo folder").join(name);
     assert!(path.exists(), "{} is missing: cargo xtask test --suite fleet builds it", path.display());
     path
 }
@@ -40,7 +40,7 @@ pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T
         if let Some(found) = look().await {
             return found;
         }
-        assert!(Instant::now() < end, "in vain: {what}");
+        assert!(Instant::now() < end, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -1,6 +1,6 @@
 //! Saved form of a card for its next owner, and handover of the card.
 //!
-//! VMs save their own state. The card, its memory, and the host memory are handed over as they are.
+//! VMs save their own state. The card, its memory, and the host memory are handed over unchanged.
 
 use super::ManagedCard;
 use super::standstill::Standstill;

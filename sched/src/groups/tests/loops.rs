@@ -135,7 +135,7 @@ impl Card {
     }
 
     fn with(&mut self, tenant: TenantId, change: impl FnOnce(&mut Runner)) {
-        change(self.runners.get_mut(&tenant).expect("known"));
+        change(self.runners.get_mut(&tenant).expect("the tenant exists"));
     }
 
     fn run(&mut self, ns: u64) {

@@ -49,8 +49,8 @@ fn runs(world: &World, session: SessionId) -> bool {
     world.programs[&session].run.is_some()
 }
 
-/// Reports the use of all open gates while time passes. Returns the time for which several sessions' gates were open
-/// concurrently, and the time for which each gate was open, in ms.
+/// Reports the use of all open gates while time passes. Returns the time in ms during which several sessions' gates
+/// were open concurrently, and the time during which each gate was open.
 fn observe(world: &mut World, sessions: &[SessionId], ms: u64) -> (u64, Vec<u64>) {
     let (mut both, mut each) = (0, vec![0; sessions.len()]);
     for _ in 0..ms / 2 {
@@ -92,7 +92,7 @@ fn group_and_single_tenant_take_turns() {
     let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
     let three = world.connect("three");
     want(&mut world, &[one, two, three]);
-    // `World::check` fails if the gates of two parties are open at the same time.
+    // `World::check` fails if the gates of two parties are open concurrently.
     let (_, each) = observe(&mut world, &[one, two, three], 2000);
     assert!((550..=800).contains(&each[2]), "the group has the weights of both: {each:?}");
     assert!(each[0].abs_diff(each[1]) <= 150, "{each:?}");
@@ -215,7 +215,7 @@ fn waiting_program_yields_its_turn_to_another_tenant() {
     world.pass(40 * MS);
     assert!(runs(&world, one) || runs(&world, other));
     world.check();
-    // Libraries with an older protocol version are not asked to yield.
+    // Libraries with an older protocol version do not get requests to yield.
     let mut world = two(8, 8);
     world.version = cuda_protocol::VERSION_RECLAIM;
     let (one, other) = (world.connect("one"), world.connect("two"));
@@ -264,7 +264,7 @@ fn lost_server_is_reported_with_its_programs() {
     // One of the programs exits before the owner learns the reason.
     world.leave(two);
     report(&mut world, Report::Lost { clients: BTreeSet::from(pids), why: "it ended".to_owned() });
-    report(&mut world, Report::Unavailable { why: "it ended; it is started again".to_owned() });
+    report(&mut world, Report::Unavailable { why: "it exited; it will be restarted".to_owned() });
     let incidents = world.core.take_incidents();
     let [Incident { tenant, action: cuda_control::Action::ServerEnded { why, programs } }] = &incidents[..] else {
         panic!("{incidents:?}")
