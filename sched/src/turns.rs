@@ -23,6 +23,7 @@
 
 mod filling;
 mod reserved;
+mod saved;
 
 use crate::trace::{MemoryMove, Recording};
 use crate::{
@@ -313,7 +314,10 @@ impl Turns {
             return;
         }
         self.members.insert(tenant, Member::default());
-        self.event(now, Event::Added { vgpu: tenant, params });
+        // The tenant may have an account of an earlier owner.
+        let is_known = self.scheduler.params(tenant).is_some();
+        let added = Event::Added { vgpu: tenant, params };
+        self.event(now, if is_known { Event::Changed { vgpu: tenant, params } } else { added });
     }
 
     /// Removes a tenant and its work.
@@ -735,6 +739,8 @@ fn gating(config: Config) -> Config {
     Config { pipeline: crate::Pipeline::ONE, ..config }
 }
 
+#[cfg(test)]
+mod continued;
 #[cfg(test)]
 mod offers;
 #[cfg(test)]

@@ -256,6 +256,10 @@ pub enum Answer {
         uuid: String,
         /// Total memory of the card.
         total_bytes: u64,
+        /// Number of NVLink connections to each other card of the host, by its UUID. Missing in replies of earlier
+        /// versions.
+        #[serde(default)]
+        links: BTreeMap<String, u32>,
     },
     /// The request has completed.
     Done,

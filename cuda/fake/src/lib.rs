@@ -2,7 +2,8 @@
 //!
 //! - Each card is a folder shared by several processes ([`card`]). Each allocation is a file, which is locked while any
 //!   process has a handle, an exported descriptor or a mapping of the allocation. `FAKE_CUDA_CARDS` is the number of
-//!   cards, and `CUDA_VISIBLE_DEVICES` selects the cards visible to a process.
+//!   cards, and `CUDA_VISIBLE_DEVICES` selects the cards visible to a process. `FAKE_CUDA_NVLINKS` has the NVLink
+//!   connections between the cards.
 //! - Addresses ([`space`]): all rules of virtual memory management are checked. An access to an unmapped address, or
 //!   without access rights, kills the program.
 //! - Work ([`work`]): each stream has a thread, and kernels of all processes share the card's [`engine`]. Captures are

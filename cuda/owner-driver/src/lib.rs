@@ -7,6 +7,7 @@
 //! This crate does not decide which memory to allocate, and does not keep accounts. `cuda-owner` does both.
 
 mod functions;
+mod links;
 #[cfg(any(test, feature = "model"))]
 mod model;
 mod real;
@@ -14,6 +15,7 @@ mod speeds;
 mod users;
 mod vault;
 
+pub use links::links;
 #[cfg(any(test, feature = "model"))]
 pub use model::Model;
 pub use real::Real;

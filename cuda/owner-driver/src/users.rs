@@ -1,7 +1,7 @@
 //! A thread that polls NVML for the processes that use the card, and polls NVML and the driver for the memory in use.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -31,6 +31,14 @@ const OCCUPIES_PERCENT: u32 = 10;
 /// Maximum wait for the first poll.
 // TIMEOUT: a poll takes a fraction of a second; an owner starts serving even without a result.
 const FIRST_POLL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Returns the path of NVML's library, which is in the folder of the driver's library.
+pub(crate) fn library(driver: &Path) -> PathBuf {
+    match driver.parent().is_some_and(|folder| !folder.as_os_str().is_empty()) {
+        true => driver.with_file_name(NAME),
+        false => NAME.into(),
+    }
+}
 
 /// A process that uses the card.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,11 +87,7 @@ impl Users {
     ) -> std::io::Result<Self> {
         let (end, ended) = channel();
         let card = Arc::clone(card);
-        let path = if driver.parent().is_some_and(|folder| !folder.as_os_str().is_empty()) {
-            driver.with_file_name(NAME)
-        } else {
-            NAME.into()
-        };
+        let path = library(driver);
         let (first, looked) = channel();
         let thread = std::thread::Builder::new().name("cuda-users".into());
         let thread = thread.spawn(move || {

@@ -46,7 +46,7 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
     output.flush()
 }
 
-/// An owner controlled through request lines, and the folder of its MPS servers.
+/// An owner that receives requests as lines, and the folder of its MPS servers.
 pub(crate) struct Pipe(Server, Option<PathBuf>);
 
 impl Pipe {
@@ -59,7 +59,7 @@ impl Pipe {
     ) -> Result<(Self, Answer), String> {
         let settings: Settings = serde_json::from_str(line).map_err(|error| format!("invalid settings: {error}"))?;
         let driver = open(&settings)?;
-        let (name, total_bytes) = (driver.device().name.clone(), driver.device().total_bytes);
+        let owner_driver::Device { name, uuid, total_bytes, .. } = driver.device().clone();
         if settings.card_bytes > total_bytes {
             return Err(format!(
                 "the settings share {} bytes, but the card {name} has {total_bytes}",
@@ -76,7 +76,6 @@ impl Pipe {
         config.on_stranger = if settings.kills_strangers { OnStranger::Kill } else { OnStranger::Report };
         config.margin_bytes = settings.margin_bytes;
         config.number = settings.gangs.as_ref().map_or(config.number, |gangs| gangs.card);
-        let uuid = driver.device().uuid;
         let server = Server::start_closed(config, driver, Some(&settings.journal));
         let mut server = server.map_err(|error| error.to_string())?;
         if watches {
@@ -91,7 +90,8 @@ impl Pipe {
         if let Some(MpsSettings { program, folder }) = mps.clone() {
             server.serve_mps(MpsOptions { program, folder, card: nvml_uuid(uuid) });
         }
-        Ok((Self(server, mps.map(|mps| mps.folder)), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes }))
+        let links = if watches { owner_driver::links(&settings.driver, uuid) } else { BTreeMap::new() };
+        Ok((Self(server, mps.map(|mps| mps.folder)), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes, links }))
     }
 
     /// Handles one request line.

@@ -78,7 +78,7 @@ fn on_card(spec: &TenantSpec, card: &str, socket_dir: &Path, seen: Option<&Seen>
     api::Tenant {
         name: spec.name.clone(),
         card: card.to_owned(),
-        cards: spec.cards.clone(),
+        cards: spec.cards.to_vec(),
         profile: spec.profile.clone(),
         served: view.is_some(),
         socket: spec.socket_on(card, socket_dir),

@@ -53,6 +53,7 @@ fn kind(schema: &Value) -> &'static str {
         Some("integer" | "number") => "integer",
         Some("array") => "list",
         Some("object") => "table",
+        None if schema["oneOf"][0]["type"] == "array" => "list or integer",
         // Enumerations list their constants.
         _ => "string",
     }

@@ -14,6 +14,9 @@ use super::{Process, Supervisor};
 pub struct SavedOwner {
     settings: Settings,
     tenants: BTreeMap<String, Tenant>,
+    /// NVLink connections of the card, as in [`CardIdentity`](super::CardIdentity). Missing in earlier versions.
+    #[serde(default)]
+    pub links: BTreeMap<String, u32>,
 }
 
 /// An owner with its descriptors. An owner that is being restarted has none.
@@ -85,8 +88,8 @@ impl Supervisor {
     /// # Errors
     /// Returns an error if the descriptors do not belong to an owner.
     pub fn adopt(&mut self, HandedOver { saved, descriptors }: HandedOver) -> Result<(), String> {
-        let SavedOwner { settings, tenants } = saved;
-        (self.settings.rules, self.tenants) = (settings.rules, tenants);
+        let SavedOwner { settings, tenants, links } = saved;
+        (self.settings.rules, self.tenants, self.links) = (settings.rules, tenants, links);
         self.lacks_gangs = settings.gangs.is_none();
         if !descriptors.is_empty() {
             let descriptors = descriptors.try_into().map_err(|_| "an owner must have three descriptors".to_owned())?;
@@ -98,7 +101,8 @@ impl Supervisor {
     /// Hands over the owner. Returns true if another daemon has taken it over.
     pub(super) fn hand_over(&mut self, HandingOver { reply, verdict }: HandingOver) -> bool {
         let descriptors = self.process.as_ref().map_or_else(|| Ok(Vec::new()), Process::descriptors);
-        let saved = SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone() };
+        let saved =
+            SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone(), links: self.links.clone() };
         let handed =
             descriptors.map(|descriptors| HandedOver { saved, descriptors }).map_err(|error| error.to_string());
         if reply.send(handed).is_err() || verdict.recv() != Ok(true) {

@@ -84,6 +84,8 @@ pub struct CardIdentity {
     pub model: String,
     /// UUID of the card in NVML's form.
     pub uuid: String,
+    /// Number of NVLink connections to each other card of the host, by its UUID.
+    pub links: BTreeMap<String, u32>,
 }
 
 /// The owner of a card, across restarts of its process.
@@ -95,6 +97,8 @@ pub struct Supervisor {
     process: Option<Process>,
     /// Set if the process is an earlier version that does not support tenants with several cards.
     lacks_gangs: bool,
+    /// NVLink connections that the first process reported.
+    links: BTreeMap<String, u32>,
     /// A killed process. The next one is started after it has exited.
     dying: Option<Handle>,
     /// Number of consecutive times that the process exited shortly after its start.
@@ -123,6 +127,7 @@ impl Supervisor {
             tenants: BTreeMap::new(),
             process: None,
             lacks_gangs: false,
+            links: BTreeMap::new(),
             dying: None,
             failures: 0,
             retry: now,
@@ -140,11 +145,13 @@ impl Supervisor {
     pub fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
-        if started.is_err() {
-            self.dying = Some(process.kill());
-        } else {
-            (self.process, self.lacks_gangs) = (Some(process), false);
-            self.describe();
+        match &started {
+            Err(_) => self.dying = Some(process.kill()),
+            Ok(identity) => {
+                (self.process, self.lacks_gangs) = (Some(process), false);
+                self.links.clone_from(&identity.links);
+                self.describe();
+            }
         }
         started
     }
@@ -152,7 +159,7 @@ impl Supervisor {
     /// Sends the rules and the tenants to a new process.
     fn tell_all(&self, process: &mut Process) -> Result<CardIdentity, String> {
         let identity = match process.exchange(&self.settings, OPEN, &self.stop)? {
-            Answer::Ready { name, uuid, .. } => CardIdentity { model: name, uuid },
+            Answer::Ready { name, uuid, links, .. } => CardIdentity { model: name, uuid, links },
             Answer::Failed(what) => return Err(what),
             other => return Err(format!("{PROGRAM} responded {other:?}: it has a different version")),
         };
@@ -285,6 +292,15 @@ impl Supervisor {
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
+        // The programs of these tenants on other cards wait, but the event of this card does not name them.
+        for tenant in self.tenants.values().filter(|tenant| tenant.gang.is_some()) {
+            let what = format!(
+                "the owner of its card `{}` has exited, and it gets no turns on any card until the owner is restarted: {why}",
+                self.card
+            );
+            tracing::warn!(card = self.card, tenant = tenant.name, "{what}");
+            self.events.add(NewEvent::tenant(EventKind::OwnerLost, &tenant.name, what).on(&self.card));
+        }
         if process.since.elapsed() > MIN_STABLE_UPTIME {
             self.failures = 0;
         }

@@ -148,8 +148,9 @@ pub fn start_node_with(host: &Debian, name: &str, keys: &str, tables: &str) -> R
 
 /// Starts the daemon of a configured node.
 pub fn run_node(host: &Debian, name: &str) -> Result<()> {
-    // Programs of all users must be able to access the fake driver's files.
-    let variables = format!("FAKE_CUDA_FOLDER=/run/{name}/card FAKE_CUDA_MIB={}", CARD_MIB + 64);
+    // Programs of all users must be able to access the fake driver's files. The second card exists only for nodes whose
+    // configuration has it.
+    let variables = format!("FAKE_CUDA_FOLDER=/run/{name}/card FAKE_CUDA_MIB={} FAKE_CUDA_CARDS=2", CARD_MIB + 64);
     host.start(name, &format!("umask 0; exec env {variables} mediatord --config /etc/{name}.toml"))?;
     answers(host, &format!("/run/{name}/admin.sock"))
 }

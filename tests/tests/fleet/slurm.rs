@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tests::{Debian, wait};
 
-use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, names, run_node, start_node, start_up};
+use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, json, names, run_node, start_node_with, start_up};
 
 /// The operator's guide.
 const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
@@ -51,8 +51,13 @@ const CARD: &str = "export FAKE_CUDA_FOLDER=/run/$SLURMD_NODENAME/card FAKE_CUDA
 
 /// Starts the controller, the nodes and their daemons.
 fn start(host: &Debian) -> Result<()> {
-    host.write("/etc/slurm/slurm.conf", 0o644, SLURM)?;
-    host.write("/etc/slurm/gres.conf", 0o644, GRES)?;
+    start_with(host, SLURM, GRES, "")
+}
+
+/// Same as [`start`], with other configurations of Slurm, and additional tables in the daemons' configurations.
+fn start_with(host: &Debian, slurm: &str, gres: &str, tables: &str) -> Result<()> {
+    host.write("/etc/slurm/slurm.conf", 0o644, slurm)?;
+    host.write("/etc/slurm/gres.conf", 0o644, gres)?;
     host.write("/etc/slurm/cgroup.conf", 0o644, "CgroupPlugin=disabled\n")?;
     // Install the plugin with the commands in the guide, and then configure each node's arguments.
     let shell = blocks(PAGE, "sh");
@@ -71,7 +76,7 @@ fn start(host: &Debian) -> Result<()> {
     host.start("authority", &format!("exec {} munged --foreground", user("munge")))?;
     host.start("controller", &format!("exec {} slurmctld -D", user("slurm")))?;
     for node in NODES {
-        start_node(host, node)?;
+        start_node_with(host, node, "", tables)?;
         start_slurmd(host, node)?;
     }
     host.until("the nodes to be idle", "test \"$(sinfo --noheader --Node --format=%t | sort -u)\" = idle", WAIT_TIMEOUT)
@@ -247,6 +252,51 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     ensure!(written.keys().copied().collect::<Vec<_>>() == [quarter, less, held, killed, vgpu], "{written:#?}");
     ensure!(written[&vgpu]["kind"] == "vgpu" && written[&vgpu]["card"] == "soft", "{written:#?}");
     is_lost(host)?;
+    stop(host)
+}
+
+/// Tests jobs that need the shards of both cards of a node.
+#[test]
+fn slurm_job_with_shards_of_two_cards_is_one_tenant() -> Result<()> {
+    let Some(host) = start_up("slurm-cards", Form::Deb)? else { return Ok(()) };
+    let host = &host;
+    let slurm = SLURM
+        .replace("SelectTypeParameters=CR_Core", "SelectTypeParameters=CR_Core,MULTIPLE_SHARING_GRES_PJ")
+        .replace("Gres=gpu:1,shard:100", "Gres=gpu:2,shard:200");
+    let gres = ["null", "zero"].map(|file| format!("Name=gpu File=/dev/{file}\n")).concat()
+        + &["null", "zero"].map(|file| format!("Name=shard Count=100 File=/dev/{file}\n")).concat();
+    let second = format!(
+        "\n[[card]]\nname = \"second\"\nkind = \"cuda\"\nvram_mib = {CARD_MIB}\nmemory.host_mib = 256\n\
+         memory.quanta.mode = \"off\"\ncuda.device = \"1\"\ncuda.driver = \"/opt/fake/libcuda.so.1\"\n\
+         cuda.chunk_mib = 4\ncuda.host_ready_mib = 4\n"
+    );
+    start_with(host, &slurm, &gres, &second)?;
+    let on_both = |program: &str| format!("export FAKE_CUDA_CARDS=2; {program}");
+    let uneven = submit(host, "alice", "--nodelist=n1 --gres=shard:120", &on_both(&hold(100)))?;
+    let vgpu = submit(host, "bob", "--nodelist=n2 --gres=shard:120 --vgpu", "true")?;
+    let path = format!("--socket /run/n1/admin.sock tenant show slurm-{uneven}");
+    host.until(
+        "a job to hold memory",
+        &format!("mediatorctl --json {path} | grep -q '\"on_card_bytes\": {}'", 100 << 20),
+        WAIT_TIMEOUT,
+    )?;
+    let shown = json(host, &path)?;
+    ensure!(shown["cards"] == serde_json::json!(["h100", "second"]), "{shown}");
+    // 100 shards are of one card, and 20 of the other.
+    ensure!(shown["time"]["guarantee_permille"] == 200 && shown["vram_mib"] == CARD_MIB / 5 / 4 * 4, "{shown}");
+    for card in ["h100", "second"] {
+        host.ok(&format!("test \"$(stat -c '%U %a' /run/n1/slurm-{uneven}/{card}.sock)\" = 'alice 600'"))?;
+    }
+    host.ok(&format!("scancel {uneven}"))?;
+    until_over(host)?;
+    ensure!(output(host, vgpu)?.contains("--vgpu: the shards are on cards [0, 1]"), "{}", output(host, vgpu)?);
+    let whole = submit(host, "alice", "--nodelist=n1 --gres=shard:200", &on_both("cuda-program fill"))?;
+    until_over(host)?;
+    ensure!(state(host, whole)? == "COMPLETED", "{}", output(host, whole)?);
+    nothing_is_left(host)?;
+    let written = ledger(host)?;
+    ensure!(written.keys().copied().collect::<Vec<_>>() == [uneven, whole], "{written:#?}");
+    ensure!(written[&whole]["card"] == "h100,second" && written[&whole]["weight"] == 100, "{written:#?}");
     stop(host)
 }
 

@@ -22,6 +22,8 @@ pub struct Rig {
     pub context_mib: u64,
     /// Number of cards.
     pub cards: u64,
+    /// NVLink connections between the cards, in the form of the fake driver.
+    pub nvlinks: &'static str,
     /// Set to record kernels in the card's folder.
     pub records: bool,
     mib: u64,
@@ -62,7 +64,7 @@ impl Rig {
         }
         std::fs::create_dir(folder.path().join("run")).expect("a folder");
         let fake = folder.path().join("plain/libcuda.so.1");
-        Self { folder, fake, context_mib: 0, cards: 1, records: false, mib }
+        Self { folder, fake, context_mib: 0, cards: 1, nvlinks: "", records: false, mib }
     }
 
     /// Returns a command with the card and the folder of one library in its environment.
@@ -73,6 +75,7 @@ impl Rig {
             .env("FAKE_CUDA_MIB", self.mib.to_string())
             .env("FAKE_CUDA_CONTEXT_MIB", self.context_mib.to_string())
             .env("FAKE_CUDA_CARDS", self.cards.to_string())
+            .env("FAKE_CUDA_NVLINKS", self.nvlinks)
             .env_remove("CUDA_VISIBLE_DEVICES")
             .env("LD_LIBRARY_PATH", self.folder.path().join(library))
             .env(cuda_protocol::LOG_VARIABLE, "1")

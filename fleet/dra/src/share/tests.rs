@@ -29,7 +29,7 @@ fn with(memory: Memory, time: Time) -> Applied {
 fn made(kind: &str, result: &DeviceRequestAllocationResult, applied: &Applied) -> Result<Value, String> {
     let pods = vec!["web-0".to_owned(), "web-1".to_owned()];
     let claim = Claim { namespace: "prod", name: "web-gpu", uid: "1234-abcd", pods };
-    let body = body(&claim, 0, result, &offer(kind), applied, Path::new("/run/s"))?;
+    let body = body(&claim, 0, &[(result, &offer(kind))], applied, Path::new("/run/s"))?;
     Ok(match body {
         Body::Tenant(spec) => serde_json::to_value(spec).unwrap(),
         Body::Vm(spec) => serde_json::to_value(spec).unwrap(),
@@ -147,4 +147,52 @@ fn share_groups_are_of_one_namespace_and_of_cuda_cards() {
     assert_eq!((&body["share_group"], &body["sharing"]), (&"prod.team".into(), &"together".into()));
     let error = made("simgpu", &result("256Mi", "250"), &applied).unwrap_err();
     assert!(error.contains("shareGroup, expected no such parameter"), "{error}");
+}
+
+#[test]
+fn cards_of_a_request_become_one_tenant() {
+    let cards = [card("a", "cuda"), card("b", "cuda"), card("vm", "simgpu")];
+    let offers = Offer::all(&cards, &[], &[]);
+    let of = |device: &str, request: &str, memory: &str| DeviceRequestAllocationResult {
+        device: device.to_owned(),
+        request: request.to_owned(),
+        ..result(memory, "250")
+    };
+    let results = [
+        of("a", "gpu", "256Mi"),
+        of("vm", "gpu", "128Mi"),
+        of("b", "gpu", "256Mi"),
+        of("a", "other", "128Mi"),
+        of("vm", "gpu", "128Mi"),
+    ];
+    let given = |results: &'static [DeviceRequestAllocationResult], offers: &'static [Offer]| {
+        let offer = |name: &str| offers.iter().find(|offer| offer.device == name).unwrap();
+        results.iter().map(|result| (result, offer(&result.device))).collect::<Vec<_>>()
+    };
+    let (results, offers): (&'static _, &'static _) =
+        (Box::leak(Box::new(results)), Box::leak(offers.into_boxed_slice()));
+    let groups = grouped(given(results, offers)).unwrap();
+    let devices = |group: &Vec<Given<'_>>| group.iter().map(|(result, _)| result.device.clone()).collect::<Vec<_>>();
+    assert_eq!(groups.iter().map(devices).collect::<Vec<_>>(), [vec!["a", "b"], vec!["vm"], vec!["a"], vec!["vm"]]);
+
+    let claim = Claim { namespace: "prod", name: "train", uid: "1", pods: Vec::new() };
+    let made = |group: &[Given<'_>], applied: &Applied| body(&claim, 3, group, applied, Path::new("/run/s"));
+    let weight = with(Memory::default(), Time { weight: Some(40), ..Time::default() });
+    let Body::Tenant(spec) = made(&groups[0], &weight).unwrap() else { panic!("no tenant") };
+    assert_eq!((spec.card_names(), spec.vram_mib, spec.time.weight), (vec!["a", "b"], 256, 40));
+    let sockets = ["/run/s/k8s-1-3/a.sock", "/run/s/k8s-1-3/b.sock"].map(PathBuf::from);
+    assert_eq!(spec.socket_paths(Path::new("/run")), sockets);
+
+    let unequal = [of("a", "gpu", "256Mi"), of("b", "gpu", "128Mi")];
+    let unequal = grouped(given(Box::leak(Box::new(unequal)), offers)).unwrap();
+    let error = made(&unequal[0], &Applied::default()).unwrap_err();
+    assert!(error.contains("the parts of the devices `a` and `b` differ"), "{error}");
+    let mut shared = Applied::default();
+    shared.parameters.share_group = Some("g".to_owned());
+    assert!(
+        made(&groups[0], &shared).unwrap_err().contains("expected no such parameter for a request of several cards")
+    );
+    let twice = [of("a", "gpu", "128Mi"), of("a", "gpu", "128Mi")];
+    let error = grouped(given(Box::leak(Box::new(twice)), offers)).unwrap_err();
+    assert!(error.contains("`distinctAttribute: gpu-mediator.internal/card`"), "{error}");
 }

@@ -112,6 +112,15 @@ impl Node {
         node
     }
 
+    /// Adds a second CUDA card of the same size, `h200`, to such a node.
+    pub fn add_second_card(&mut self) {
+        let text = self.log("m.toml");
+        let (daemon, card) = text.split_once("[[card]]").unwrap();
+        let second = card.replace("h100", "h200") + "cuda.device = \"1\"\n";
+        fs::write(self.path("m.toml"), format!("{daemon}[[card]]{card}[[card]]{second}")).unwrap();
+        self.variables.push(("FAKE_CUDA_CARDS".to_owned(), "2".to_owned()));
+    }
+
     /// Creates a node, and starts all its processes.
     pub async fn running(tables: &str) -> Self {
         let mut node = Self::new(tables).await;

@@ -87,9 +87,10 @@ impl Daemon {
         named.map_or(Ok(()), |card| self.known(card).map(drop))?;
         let model = |card: &CardSpec| self.cards.get(&card.name).map(|card| card.backend.status().model);
         let models: Vec<Option<String>> = self.specs.iter().map(model).collect();
+        let links = self.links();
         let state = self.state.lock();
         let cards: Vec<_> = state.marked(&self.specs).into_iter().zip(models).collect();
-        let place = |spec: TenantSpec, cards: &[CardSpec]| state.placed(spec, cards);
+        let place = |spec: TenantSpec, cards: &[CardSpec]| state.placed(spec, self, &links, cards);
         let chosen = match state.cuda_vm(&spec.name) {
             Some(_) => Err("it is a VM, whose workers cannot change their card".to_owned()),
             None => chosen(spec, named, &cards, |there| state.refusals(there, self), place),
