@@ -30,7 +30,7 @@ fn add(rig: &Rig, name: &str, mib: &str, more: &[&str]) -> Value {
 
 #[test]
 fn chosen_cards_outlive_the_daemon_and_other_tenants() {
-    let rig = four_cards();
+    let mut rig = four_cards();
     let daemon = Daemon::start(&rig);
     assert_eq!(cards_of(&rig, "train"), json!(["gpu0", "gpu3"]));
     // Each policy, next to the tenant of the connected cards.
@@ -58,7 +58,7 @@ fn chosen_cards_outlive_the_daemon_and_other_tenants() {
     program.kill();
     // Without the connections, the cards stay the same, too.
     drop(daemon);
-    let rig = Rig { nvlinks: "", ..rig };
+    rig.nvlinks = "";
     let _daemon = Daemon::start(&rig);
     assert_eq!(cards_of(&rig, "train"), json!(["gpu0", "gpu3"]));
     // Documents may have the number, and the daemon's export has the names.
