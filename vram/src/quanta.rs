@@ -208,6 +208,14 @@ impl Quanta {
         }
     }
 
+    /// Returns the detector for another owner of the card, with its settings. The measured bandwidth and the results of
+    /// probes are kept. Traffic, working sets and the current quantum are not.
+    #[must_use]
+    pub fn at_rest(self, config: QuantaConfig) -> Self {
+        let Self { bandwidth, round_bandwidth, probes, .. } = self;
+        Self { bandwidth, round_bandwidth, probes, ..Self::new(config) }
+    }
+
     /// Returns the settings.
     #[must_use]
     pub fn config(&self) -> &QuantaConfig {

@@ -306,6 +306,11 @@ impl Control {
         Ok(servers)
     }
 
+    /// Ends a client's work on the card. The client's later calls fail.
+    pub(crate) fn terminate(&self, server: u32, client: u32) -> Result<(), ControlError> {
+        self.command(&format!("terminate_client {server} {client}")).map(drop)
+    }
+
     /// Sends a command like an operator, through a second process of the program.
     fn command(&self, text: &str) -> Result<String, ControlError> {
         let failed = |source| ControlError::Start { program: self.config.program.display().to_string(), source };

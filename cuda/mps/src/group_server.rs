@@ -61,6 +61,8 @@ enum Order {
     Poll,
     /// Sets whether a group needs the daemon.
     Need(bool),
+    /// Process ID of a client whose work must end.
+    Terminate(u32),
     Leave,
 }
 
@@ -110,6 +112,12 @@ impl GroupServer {
             // The thread exits only after it has reported that the daemon was retired.
             let _ = self.orders.send(Order::Poll);
         }
+    }
+
+    /// Ends the work of a client before it is killed. Without this, the kill ends all clients of the server, if work of
+    /// the client is on the card. Other processes are ignored.
+    pub fn terminate(&self, pid: u32) {
+        let _ = self.orders.send(Order::Terminate(pid));
     }
 
     /// Sets whether a group needs the daemon. A daemon that is no longer needed serves its clients until they exit.
@@ -183,8 +191,18 @@ impl Worker {
                         self.reports_all = true;
                     }
                 }
+                Ok(Order::Terminate(pid)) => self.terminate(pid),
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Order::Leave) | Err(RecvTimeoutError::Disconnected) => return self.leave(),
+            }
+        }
+    }
+
+    fn terminate(&self, pid: u32) {
+        let Some(control) = &self.control else { return };
+        for (&server, _) in self.servers.iter().filter(|(_, server)| server.clients.contains(&pid)) {
+            if let Err(error) = control.terminate(server, pid) {
+                tracing::warn!(pid, %error, "the work of an MPS client was not ended before its kill");
             }
         }
     }
@@ -342,6 +360,7 @@ case $command in
     start_server) echo 77 > servers; echo ACTIVE > status; : > clients ;;
     get_client_list) cat clients ;;
     get_server_status) cat status ;;
+    terminate_client) echo "$rest" >> terminated ;;
     quit) kill "$(cat control)" ;;
 esac
 exit 0
@@ -462,6 +481,23 @@ exit 0
         next.write("clients", "");
         next.await_report(|report| *report == Report::Retired);
         assert!(!runs(&pid) && !next.file("").exists(), "no files are left");
+    }
+
+    #[test]
+    fn work_of_clients_ends_and_of_other_processes_does_not() {
+        let rig = Rig::with_clients("5\n6\n");
+        rig.await_clients(&[5, 6]);
+        rig.server.terminate(4);
+        rig.server.terminate(6);
+        let begin = Instant::now();
+        while !rig.file("terminated").exists() {
+            assert!(begin.elapsed() < LONG, "no command came");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        rig.write("clients", "5\n");
+        rig.server.poll_soon();
+        rig.await_clients(&[5]);
+        assert_eq!(fs::read_to_string(rig.file("terminated")).expect("read"), "77 6\n");
     }
 
     #[test]

@@ -13,7 +13,9 @@
 #![forbid(unsafe_code)]
 
 mod control;
+mod folder;
 mod group_server;
 
 pub use control::{ControlError, MpsConfig, pipe_folder};
+pub use folder::group_folder;
 pub use group_server::{GroupServer, Report};

@@ -54,9 +54,9 @@ impl Journal {
     }
 }
 
-/// Replaces a file through a temporary one. Always creates a new temporary file, so that a link planted by another
-/// user is not followed.
-fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
+/// Replaces a file through a temporary one. The temporary file is always newly created, so a link that another user has
+/// put there is not followed.
+pub(crate) fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
     match std::fs::remove_file(new) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}

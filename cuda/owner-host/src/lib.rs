@@ -5,6 +5,7 @@
 //! - `links`: connections to the owners of other cards, for the turns of tenants with several cards.
 //! - `gang_quanta`: quanta of memory for tenants with several cards.
 //! - `journal`: the processes that an owner serves, for the next owner.
+//! - `accounts`: the file with the tenants' accounts, for the next owner.
 //! - `lines`: limits the rate of log lines.
 //! - `shares`: bounded records of the tokens for memory shared between processes.
 //! - `stopped`: detects stopped processes.
@@ -13,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod gang_quanta;
 mod journal;
 mod lines;
@@ -22,6 +24,7 @@ mod rights;
 mod shares;
 mod stopped;
 
+pub use accounts::AccountsFile;
 pub use gang_quanta::{CardState, GangQuanta, StateMessage};
 pub use journal::Journal;
 pub use lines::Lines;

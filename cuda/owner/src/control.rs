@@ -6,7 +6,7 @@ use crate::core::{
     CardConfig, CardView, Core, Leaving, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView,
     Unaccounted,
 };
-use crate::server::{MpsOptions, Rights, Server, group_folder};
+use crate::server::{MpsOptions, Rights, Server};
 use cuda_control::{Answer, Card, GangSettings, MpsSettings, Quanta, Request, Rules, ServerState, Settings, Tenant};
 use owner_driver::{Driver, Real, nvml_uuid};
 use sched::VgpuParams;
@@ -293,7 +293,7 @@ fn show(core: &Core, since_ns: u64, mps: Option<&Path>) -> Card {
     // Programs can already become clients while the server is starting.
     let pipes = |tenant: &TenantView| {
         let group = tenant.spec.share_group.as_ref().filter(|_| tenant.server != ServerState::Unused)?;
-        Some(cuda_mps::pipe_folder(&group_folder(mps?, &group.name)))
+        Some(cuda_mps::pipe_folder(&cuda_mps::group_folder(mps?, &group.name)))
     };
     let shown = |tenant: TenantView| {
         let pipes = pipes(&tenant);

@@ -4,10 +4,11 @@
 //! driver. The caller executes the actions and reports some of the results as events. Modules: connections
 //! (`sessions`), chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
-//! memory shared between processes (`exports`), fixed memory and releases (`fixed`), moves of tenants to other cards
-//! (`moves`), accounts compared with NVML and the driver (`accounts`), tenants that use the card concurrently
-//! (`share_groups`) and their servers (`mps`), and tenants with several cards (`gangs`). Timers are in
-//! [`tenancy::Deadlines`].
+//! memory shared between processes (`exports`), fixed memory and releases (`fixed`),
+//! moves of tenants to other cards (`moves`),
+//! accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
+//! (`share_groups`), and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
+//! (`saved`). Timers are in [`tenancy::Deadlines`].
 //!
 //! Handling an event performs at most `WORK_AT_ONCE` units of deferrable work, such as placing and releasing chunks.
 //! Later events perform the rest, and [`Core::next_wakeup`] requests the next one immediately. All other work is
@@ -21,7 +22,6 @@ mod exports;
 mod fixed;
 mod gangs;
 mod given_up;
-mod indices;
 mod memory;
 mod moves;
 mod mps;
@@ -30,6 +30,7 @@ mod pieces;
 mod reclaim;
 mod recording;
 mod relocate;
+mod saved;
 mod sessions;
 mod share_groups;
 mod size;
@@ -205,9 +206,9 @@ impl Body {
 struct Tenant {
     spec: TenantSpec,
     bodies: BTreeMap<u32, Body>,
-    /// Unused memory indices.
-    indices: indices::Indices,
-    /// Number of chunks that never move: fixed memory, and chunks shared by several processes.
+    /// Unused indices.
+    indices: tenancy::Indices,
+    /// Number of chunks that never move: fixed memory, and chunks that several processes share.
     fixed: u32,
     /// Total number of users of the tenant's chunks.
     users: u64,
@@ -225,9 +226,7 @@ struct Tenant {
     given_up: VecDeque<GivenUp>,
     /// Set if the tenant will be removed once its programs have exited.
     retired: bool,
-    /// Time of the last request to move the tenant to another card, in ns.
-    leaving: Option<u64>,
-    /// Reason why the last program could not be moved to or from another card.
+    /// Reason for which the last program could not leave for another card, or come from one.
     obstacle: Option<String>,
     past: accounts::Past,
 }
@@ -265,7 +264,7 @@ pub struct Core {
     misplaced: BTreeMap<(TenantId, u32), bool>,
     /// Number of card chunks denied since the last plan, keyed by tenant.
     unmet: BTreeMap<TenantId, u32>,
-    deadlines: Deadlines,
+    deadlines: Deadlines<SessionId>,
     probes: owner_host::Probes,
     gang_quanta: owner_host::GangQuanta,
     /// Set if a plan is due.
@@ -286,6 +285,8 @@ pub struct Core {
     /// Secret keys that tokens are derived from.
     token_keys: [RandomState; 2],
     next_tenant: u32,
+    /// Tenants of a previous owner that were not added yet, by name.
+    unclaimed: BTreeMap<String, TenantId>,
     /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
     /// Abandoned processes that have not exited, each with the name of its tenant.
@@ -346,6 +347,7 @@ impl Core {
             token_keys: [RandomState::new(), RandomState::new()],
             first_number: u64::from(seed) << 32,
             next_tenant: 1,
+            unclaimed: BTreeMap::new(),
             expected: BTreeSet::new(),
             given_up: BTreeMap::new(),
             moved: BTreeSet::new(),
@@ -453,9 +455,8 @@ impl Core {
     #[must_use]
     pub fn next_wakeup(&self) -> Option<u64> {
         let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
-        let owes = self.sessions.values().any(|session| session.suspends.is_some() || session.adopts);
         let interval_ns = self.machine.residency.balancer().config().return_interval_ns;
-        let memory = (owes || !self.misplaced.is_empty()).then_some(interval_ns);
+        let memory = (!self.misplaced.is_empty()).then_some(interval_ns);
         let memory = memory.or_else(|| self.machine.next_round_ns(&self.table));
         let stock = (self.machine.relocations.is_idle() && self.pieces.is_short()).then(|| self.restocks_in());
         let work = self.has_work().then_some(0);
@@ -475,10 +476,11 @@ impl Core {
         }
         spec.time.check()?;
         self.check_gang(&spec)?;
-        self.check_windows(self.next_tenant, spec.window_bytes)?;
-        let id = vram::TenantId(self.next_tenant);
+        let id = self.unclaimed.get(&spec.name).copied().unwrap_or(vram::TenantId(self.next_tenant));
+        self.check_windows(id.0, spec.window_bytes)?;
         self.table.create_vm(id, spec.memory_bytes, spec.limits)?;
-        self.next_tenant += 1;
+        self.unclaimed.remove(&spec.name);
+        self.next_tenant = self.next_tenant.max(id.0 + 1);
         let (now, time) = (Nanos(self.clock), spec.time);
         self.turns.with_turns(now, |turns| turns.add(id, time, now));
         let (bodies, indices) = Default::default();
@@ -498,7 +500,6 @@ impl Core {
             suspended: 0,
             given_up: VecDeque::new(),
             retired: false,
-            leaving: None,
             obstacle: None,
             past: accounts::Past::default(),
         };
@@ -609,7 +610,11 @@ impl Core {
         tenant.spec = TenantSpec { name, uid, ..spec.clone() };
         self.renew_host_budget();
         self.renew_share_group(id);
-        self.set_time_params();
+        let now = self.now();
+        if self.turns.turns().params(id) != Some(&spec.time) {
+            self.turns.with_turns(now, |turns| turns.change(id, spec.time, now));
+        }
+        self.carry_out_changes();
         self.renew_terms();
         self.needs_plan = true;
         self.follow_up();
@@ -637,12 +642,11 @@ impl Core {
 
     /// Handles the consequences of an event until none are left.
     fn follow_up(&mut self) {
-        self.end_forgotten_moves();
+        self.expire();
         self.go_on_working();
         self.take_retired_away();
         self.scrub();
         self.carry_out_orders();
-        self.end_reclaims();
         if std::mem::take(&mut self.needs_plan) {
             self.retry_queued();
             self.balance();
@@ -660,6 +664,22 @@ impl Core {
                 if self.sessions.get(&session).is_none_or(|session| session.stuck) {
                     self.pieces.abandon(session, &mut self.actions);
                 }
+            }
+        }
+    }
+
+    /// Handles the deadlines that have passed.
+    fn expire(&mut self) {
+        for deadline in self.deadlines.take_passed(self.clock) {
+            match deadline {
+                Deadline::Reconnection => self.end_reconnection(),
+                Deadline::Reclaims => self.needs_plan = true,
+                Deadline::SecondLimit(tenant) => self.overdue(tenant),
+                Deadline::Departure(tenant) => self.end_forgotten_move(tenant),
+                Deadline::Report(session) => self.end_report(session),
+                Deadline::Suspension(session) => self.end_suspension(session),
+                Deadline::Accounts => self.forget_unclaimed(),
+                Deadline::Guarantee | Deadline::EvictionWait | Deadline::Restock => {}
             }
         }
     }
@@ -689,7 +709,7 @@ impl Core {
         self.renew_host_budget();
         self.renew_servers();
         self.shares.forget(id);
-        self.deadlines.cancel(Deadline::SecondLimit(id));
+        self.deadlines.forget_tenant(id);
         self.probes.forget(id);
         self.gang_quanta.leave(id);
     }

@@ -16,12 +16,12 @@ use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupErro
 use cuda_protocol::{FromOwner, LinkError};
 use gang::CardId;
 use limits::Limits;
+pub use mps::MpsOptions;
 use mps::MpsServers;
-pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
 use owner_driver::{CardUse, Driver, New, Users, Vault};
 pub use owner_host::Rights;
-use owner_host::{Bound, Journal, Lines, Links, ListenError, OwnerLinks};
+use owner_host::{AccountsFile, Bound, Journal, Lines, Links, ListenError, OwnerLinks};
 use peers::{News, Peers};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
@@ -136,14 +136,14 @@ impl Server {
         Ok(server)
     }
 
-    /// Takes over a card without listening. See [`Self::start`].
+    /// Takes over a card without listening. See [`Self::start`]. `path` is the path of the journal.
     ///
     /// # Errors
     /// Returns a [`ServerError`] if the owner cannot start.
     pub fn start_closed(
         mut config: CardConfig,
         driver: Arc<dyn Driver>,
-        journal: Option<&Path>,
+        path: Option<&Path>,
     ) -> Result<Self, ServerError> {
         config.uuid = driver.device().uuid;
         let limits = Limits::raise();
@@ -151,7 +151,11 @@ impl Server {
         // Programs present numbers assigned by previous owners, including those of other cards. Two random ranges
         // overlap with a probability of 1 in 8 million.
         let mut core = Core::new(config.clone(), RandomState::new().hash_one(0) as u32)?;
-        let journal = journal.map(Journal::open);
+        let journal = path.map(Journal::open);
+        let accounts = path.map(AccountsFile::beside);
+        if let Some(Err(error)) = accounts.as_ref().and_then(AccountsFile::read).map(|file| core.restore(&file)) {
+            tracing::warn!(%error, "the accounts of the card's previous owner cannot be read: they begin at zero");
+        }
         core.expect(journal.iter().flat_map(Journal::alive), COME_BACK.as_nanos() as u64);
         peers::report_rights();
         let (sender, receiver) = channel();
@@ -177,6 +181,7 @@ impl Server {
             mps: MpsServers::new(&notes),
             links: Links::default(),
             journal,
+            accounts,
             lines: Lines::default(),
             start: Instant::now(),
             attends_until: 0,
@@ -325,6 +330,8 @@ struct Serving {
     mps: MpsServers,
     links: Links,
     journal: Option<Journal>,
+    /// Accounts for the next owner.
+    accounts: Option<AccountsFile>,
     lines: Lines<Cause>,
     start: Instant,
     /// Time until when the thread polls without sleeping, in ns since `start`.
@@ -362,7 +369,11 @@ impl Serving {
             if let Some(journal) = &mut self.journal {
                 journal.keep(self.core.pids());
             }
+            let (now, state) = (self.now(), self.core.strikes_and_use());
+            self.accounts.iter_mut().for_each(|file| file.keep(now, state, |id| self.core.save(id)));
         }
+        let (now, state) = (self.now(), self.core.strikes_and_use());
+        self.accounts.iter_mut().for_each(|file| file.write(now, state, |id| self.core.save(id)));
     }
 
     fn now(&self) -> u64 {
@@ -490,7 +501,11 @@ impl Serving {
                     }
                 }
                 Action::Close { session } => lost.push(session),
-                Action::Kill { session, tenant } => news.extend(self.peers.give_up(session, tenant)),
+                Action::Kill { session, tenant, is_client } => {
+                    let client = self.peers.pid(session).filter(|_| is_client);
+                    client.into_iter().for_each(|pid| self.mps.terminate(pid));
+                    news.extend(self.peers.give_up(session, tenant, client.is_some()));
+                }
                 Action::Adopted { session } => self.peers.adopted(session),
                 Action::KillStranger { pid } => peers::kill(pid),
                 Action::Attend { ns } => self.attends_until = self.now() + ns,

@@ -34,7 +34,7 @@ pub(super) fn machine(residency: Residency, chunk_bytes: u64) -> Machine {
         answer_ns: nanoseconds(LEAVE_LIMIT),
         force_ns: Some(nanoseconds(RESET_LIMIT)),
     };
-    Machine { residency, relocations: Relocations::new(limits) }
+    Machine::new(residency, limits)
 }
 
 impl Memory {

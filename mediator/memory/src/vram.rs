@@ -34,6 +34,12 @@ impl Dirty {
         }
     }
 
+    /// Returns true if the set contains no page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
     /// Removes up to `most` pages, and returns their byte offsets in the chunk.
     pub fn take(&mut self, most: usize) -> Vec<u64> {
         let pages: Vec<u64> = self.pages().take(most).collect();

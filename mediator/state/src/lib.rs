@@ -34,13 +34,13 @@ mod sample;
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz;
 pub use restore::{RestoredCard, RestoredVm, Surroundings, VmSurroundings};
+pub use tenancy::SavedTenancy;
 
 use channels::SavedChannels;
 use devmodel::SavedVGpu;
 use pv::SavedTables;
-use sched::SavedScheduler;
 use shadow_pt::SavedSpaces;
-use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, TenantId};
+use vram::{SavedBalancer, SavedChunks, SavedPool, TenantId};
 
 /// Saved form of a card.
 #[derive(Debug)]
@@ -49,13 +49,11 @@ pub struct SavedCard {
     pub chunks: SavedChunks,
     /// State of the policy that selects chunks to move.
     pub balancer: SavedBalancer,
-    /// State of the VMs' memory quanta.
-    pub quanta: SavedQuanta,
+    /// State of the scheduler and of the VMs' memory quanta.
+    pub tenancy: SavedTenancy,
     /// Physical channels.
     pub channels: SavedChannels,
-    /// State of the scheduler.
-    pub scheduler: SavedScheduler,
-    /// Pages of the mediator's own pool.
+    /// Pages of the mediator itself.
     pub pool: SavedPool,
     /// Pages of shared segments, by creator. `card-memory` saves the segments themselves.
     pub segments: Vec<(TenantId, SavedPool)>,

@@ -85,12 +85,11 @@ impl SavedCard {
     /// Returns an error if a part is invalid or inconsistent with another part. In this case, some page directories may
     /// already have been written, and their channels must not run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
-        let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;
+        let Self { chunks, balancer, tenancy, channels, pool, segments, vms } = self;
         let mut chunks = ChunkTable::try_from(chunks)?;
         let balancer = Balancer::restored(balancer, &chunks)?;
-        let quanta = Quanta::try_from(quanta)?;
         let channels = Channels::restored(channels, host.layout())?;
-        let scheduler = Scheduler::restored(scheduler, Nanos(host.now_ns()))?;
+        let (scheduler, quanta) = tenancy.restored(Nanos(host.now_ns()))?;
         let mut unclaimed = chunks.unclaimed();
         let (first, count) = host.own();
         unclaimed.claim(first, count)?;

@@ -2,7 +2,7 @@
 
 use crate::fuzz::{Host, VRAM, config};
 use crate::memory::PoolMemory;
-use crate::{SavedCard, SavedVm, Surroundings};
+use crate::{SavedCard, SavedTenancy, SavedVm, Surroundings};
 use channels::{Bind, Channels, GuestInstance};
 use devmodel::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, VGpu, WriteFailure};
 use nvspec::addr::{GuestVramAddr, VramAddr};
@@ -102,9 +102,8 @@ pub(crate) fn card() -> SavedCard {
     let quanta = Quanta::new(QuantaConfig::default());
     SavedCard {
         balancer: balancer.save(),
-        quanta: quanta.save(),
+        tenancy: SavedTenancy { scheduler: scheduler.save(), quanta: quanta.save() },
         channels: channels.save(),
-        scheduler: scheduler.save(),
         pool: pool.save(),
         chunks: chunks.save(),
         segments: Vec::new(),

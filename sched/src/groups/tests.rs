@@ -323,6 +323,26 @@ fn group_takes_turns_with_sum_of_its_weights() {
 }
 
 #[test]
+fn only_parties_of_one_program_get_long_slices() {
+    let turns_in_4_s = |members: u32| {
+        let mut card = Card::new(&[1000, 1500]);
+        card.parties = |tenant| tenant.0 / 10;
+        for (party, name) in [(1, "one"), (2, "two")] {
+            for member in 0..members {
+                let group = Some((name, Sharing::Together));
+                card.add(10 * party + member, VgpuParams::default(), group, FLOOD);
+            }
+        }
+        card.run(4_000 * MS);
+        card.turns.switches()
+    };
+    // Slices have 15 ms, and 30 ms if two programs always have queued work.
+    let (single, double) = (turns_in_4_s(1), turns_in_4_s(2));
+    assert!((120..=150).contains(&single), "{single} turns of single programs");
+    assert!((230..=280).contains(&double), "{double} turns of groups of two");
+}
+
+#[test]
 fn weight_of_idle_member_does_not_count_for_its_group() {
     let mut card = Card::new(&[1000, 1500]);
     card.parties = |tenant| u32::from(tenant.0 == 3);

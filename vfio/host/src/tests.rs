@@ -108,7 +108,7 @@ fn malformed_sysfs_value_is_reported() {
     for text in ["", "10de\n", "0x\n", "0xfffffffff\n", "0xg\n"] {
         fake.spoil(Plan::CARD.address, "vendor", text);
         let error = sysfs.function(card()).unwrap_err().to_string();
-        assert!(error.contains("vendor is") && error.contains("no number"), "{error}");
+        assert!(error.contains("vendor is") && error.contains("not a number"), "{error}");
     }
 }
 

@@ -127,7 +127,7 @@ impl Core {
 
     /// Lets each of a tenant's processes pass one submission.
     pub(super) fn step(&mut self, tenant: TenantId) {
-        let terms = self.terms(tenant);
+        let (terms, clock) = (self.terms(tenant), self.clock);
         // With an earlier version of the library, a process's work waits for the tenant's next turn.
         let can_step = |id: &SessionId| {
             self.sessions.get(id).is_some_and(|session| {
@@ -135,7 +135,6 @@ impl Core {
             })
         };
         let sessions: Vec<SessionId> = self.sessions_of(tenant).filter(can_step).collect();
-        let clock = self.clock;
         for id in sessions {
             let Some(session) = self.sessions.get_mut(&id) else { continue };
             session.turn += 1;

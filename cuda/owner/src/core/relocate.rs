@@ -15,7 +15,7 @@ use owner_driver::Memory;
 use sched::Nanos;
 use sched::trace::MemoryMove;
 use std::collections::BTreeSet;
-use tenancy::relocation::{self, Action, Config, Relocations, User};
+use tenancy::relocation::{self, Action, Config, User};
 use tenancy::{Deadline, Demand, Residency};
 use vram::{Error, Step, TenantId, Tier};
 
@@ -42,7 +42,7 @@ pub(super) fn machine(config: &CardConfig) -> Machine {
     let (batches_most, batches_few) = (BATCHES_MOST, BATCHES_FEW);
     let answer_ns = config.patience_ns;
     let limits = Config { batch_chunks, batches_most, batches_few, answer_ns, force_ns: None };
-    Machine { residency, relocations: Relocations::new(limits) }
+    Machine::new(residency, limits)
 }
 
 impl Core {
@@ -69,8 +69,8 @@ impl Core {
         }
         self.relocate();
         let fixed = |tenant| self.tenants.get(&tenant).map_or(0, |known| known.fixed);
-        let holds = self.machine.round_ended(&self.table, self.clock, Some(&fixed));
-        self.hold(holds);
+        self.machine.round_ended(&self.table, self.clock, Some(&fixed));
+        self.carry_out_changes();
         self.renew_terms();
     }
 
@@ -172,8 +172,8 @@ impl Core {
         }
     }
 
-    /// Executes the pending actions of all relocations.
-    fn relocate(&mut self) {
+    /// Executes the steps of all relocations.
+    pub(super) fn relocate(&mut self) {
         let mut given_up = Vec::new();
         while let Some(action) = self.machine.relocations.take_action() {
             match action {
@@ -310,13 +310,6 @@ impl Core {
         if let Some((session, _)) = user.filter(|(session, _)| self.sessions.contains_key(session)) {
             self.machine.relocations.postpone(session, self.clock);
         }
-    }
-
-    /// Abandons processes whose replies are overdue.
-    pub(super) fn late_answers(&mut self) {
-        self.machine.relocations.tick(self.clock);
-        self.relocate();
-        self.late_suspensions();
     }
 }
 

@@ -69,6 +69,8 @@ pub(super) struct Session {
     /// Number of the turn that the process's gate is open for.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
+    /// Time for which the gate was open before `run_since`, and for which no use was reported, in ns.
+    pub(super) unused_ns: u64,
     /// Time in ns when the gate opened, or when an earlier turn ended after new terms had been sent.
     pub(super) opened_at: u64,
     /// Limit on work in flight, idle time and report interval last sent to the process, in microseconds.
@@ -85,12 +87,7 @@ pub(super) struct Session {
     /// replies.
     pub(super) stopped_in: Option<u32>,
     pub(super) turn: u32,
-    /// Time of the process's last report of memory from an earlier owner, in ns.
-    pub(super) adopts_since: u64,
     pub(super) reclaims: Reclaims,
-    /// Time in ns when the driver was called to suspend the process. Cleared when the driver has confirmed the
-    /// suspension.
-    pub(super) suspends: Option<u64>,
     /// Progress of a move to another card.
     pub(super) departure: Departure,
     /// Set while the driver moves the process to this card.
@@ -175,6 +172,7 @@ impl Core {
             adopts: false,
             run: None,
             run_since: 0,
+            unused_ns: 0,
             opened_at: 0,
             told: (0, 0, 0),
             concurrent: false,
@@ -182,9 +180,7 @@ impl Core {
             has_asked: false,
             waiting: false,
             turn: 0,
-            adopts_since: 0,
             reclaims: Reclaims::default(),
-            suspends: None,
             stuck: false,
             departure: Departure::Stays,
             fetching: false,
@@ -264,7 +260,7 @@ impl Core {
         let asked = |tenant: &super::Tenant| hello.tenant.is_empty() || tenant.spec.name == hello.tenant;
         let found = self.tenants.iter().find(|(id, tenant)| asked(tenant) && allowed(id, tenant));
         let Some((&tenant, known)) = found else { return self.end(id, End::Denied) };
-        if known.leaving.is_some() {
+        if self.deadlines.is_set(Deadline::Departure(tenant)) {
             return self.end(id, if hello.version >= VERSION_MOVES { End::Moved } else { End::Leaving });
         }
         if self.sessions_of(tenant).count() >= self.config.connections_most {
@@ -278,8 +274,9 @@ impl Core {
             session.version = version;
             session.program = hello.program.replace(char::is_control, "\u{fffd}");
             session.adopts = hello.adopts;
-            session.adopts_since = self.clock;
-            if !hello.adopts {
+            if hello.adopts {
+                self.deadlines.set(Deadline::Report(id), self.clock + self.config.patience_ns);
+            } else {
                 self.expected.remove(&pid);
             }
         }
@@ -293,6 +290,7 @@ impl Core {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
         let Some(session) = self.sessions.remove(&id) else { return };
+        self.deadlines.forget_user(id);
         self.machine.relocations.forget(id);
         self.expected.remove(&session.pid);
         let Some(tenant) = tenant else { return };
@@ -347,10 +345,8 @@ impl Core {
             self.give_up_memory(other, tenant);
             tenant.into_iter().for_each(|tenant| self.look_whether_ended(tenant));
         }
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.suspends = Some(self.clock);
-            self.actions.push(Action::Suspend { session: id });
-        }
+        self.deadlines.set(Deadline::Suspension(id), self.clock + self.config.patience_ns);
+        self.actions.push(Action::Suspend { session: id });
     }
 
     /// Kills a process, closes its connections, and immediately revokes its turn and its memory, even if the kill
@@ -359,11 +355,12 @@ impl Core {
         self.record_given_up(id, reason);
         self.record_kill(id, reason);
         let Some(session) = self.sessions.get(&id) else { return };
-        let (pid, Some(tenant)) = (session.pid, session.tenant) else { return self.end(id, End::Evicted) };
+        let (pid, is_client) = (session.pid, session.concurrent);
+        let Some(tenant) = session.tenant else { return self.end(id, End::Evicted) };
         if let Some(known) = self.tenants.get(&tenant) {
             self.given_up.insert(pid, known.spec.name.clone());
         }
-        self.actions.push(Action::Kill { session: id, tenant });
+        self.actions.push(Action::Kill { session: id, tenant, is_client });
         for other in self.connections_of(pid) {
             self.end(other, End::Evicted);
             self.gone(other);
@@ -378,32 +375,36 @@ impl Core {
     /// Handles the result of suspending a process. If the driver failed, kills the process. Does not keep the process's
     /// memory, because driver 580 does not resume a process that has imported memory from another process.
     pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
-        let Some(session) = self.sessions.get_mut(&id).filter(|session| session.suspends.is_some()) else { return };
-        session.suspends = None;
+        if !self.deadlines.cancel(Deadline::Suspension(id)) {
+            return;
+        }
         if !done {
             return self.give_up(id, Reason::Unsuspended);
         }
+        let Some(session) = self.sessions.get(&id) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
         self.tenants.get_mut(&tenant).into_iter().for_each(|known| known.suspended += 1);
         self.record_suspension(tenant, pid);
     }
 
-    /// Kills processes that the driver does not suspend in time, because the driver waits indefinitely for a stopped
-    /// process. Abandons processes that have begun to report their memory but do not continue.
-    pub(super) fn late_suspensions(&mut self) {
-        let (clock, patience) = (self.clock, self.config.patience_ns);
-        let late = |since: u64| clock.saturating_sub(since) >= patience;
-        let all = || self.sessions.iter();
-        let unsuspended: Vec<_> = all().filter(|(_, s)| s.suspends.is_some_and(late)).map(|(&id, _)| id).collect();
-        let adopting: Vec<_> =
-            all().filter(|(_, s)| s.adopts && !s.fetching && late(s.adopts_since)).map(|(&id, _)| id).collect();
-        for id in unsuspended {
-            tracing::warn!(session = ?id, "the driver does not suspend a program");
-            self.suspended(id, false);
-        }
-        for id in adopting {
-            tracing::warn!(session = ?id, "program does not continue to report its memory from the previous owner");
-            self.stuck(id, Reason::Adoption);
+    /// Kills a process that the driver does not suspend in time: the driver waits for a stopped process forever.
+    pub(super) fn end_suspension(&mut self, id: SessionId) {
+        tracing::warn!(session = ?id, "the driver does not suspend a program");
+        self.give_up(id, Reason::Unsuspended);
+    }
+
+    /// Abandons a process that began to report its memory and does not continue.
+    pub(super) fn end_report(&mut self, id: SessionId) {
+        tracing::warn!(session = ?id, "program does not continue to report its memory from the previous owner");
+        self.stuck(id, Reason::Adoption);
+    }
+
+    /// Stops waiting for processes of a previous owner.
+    pub(super) fn end_reconnection(&mut self) {
+        if !self.expected.is_empty() {
+            tracing::warn!(processes = ?self.expected, "programs of an earlier daemon have not reconnected");
+            self.expected.clear();
+            self.needs_plan = true;
         }
     }
 

@@ -9,11 +9,13 @@ mod moves;
 mod outside;
 mod quanta;
 mod random;
+mod saved;
 mod share_groups;
 mod shares;
 mod size;
 mod stopped;
 mod timed;
+mod views;
 mod world;
 
 use super::*;

@@ -271,6 +271,8 @@ pub enum Action {
         session: SessionId,
         /// Tenant of the process.
         tenant: TenantId,
+        /// True if the process is a client of an MPS server.
+        is_client: bool,
     },
     /// Drop the entry for the process's earlier connection, because the process has reported all memory from that
     /// connection.

@@ -188,13 +188,15 @@ impl Peers {
         self.peers.get(&session).is_some_and(Peer::lives)
     }
 
-    /// Kills an abandoned process, and closes its connection.
-    pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId) -> Option<News> {
+    /// Kills an abandoned process, and closes its connection. With `waits`, the kill follows after a poll interval: a
+    /// kill of a client during its work ends all clients of its MPS server, so the server ends this work first.
+    pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId, waits: bool) -> Option<News> {
         let peer = self.remove(session)?;
         self.left.retain(|left| left.peer.pid != peer.pid);
         let (given_up, failed) = (true, false);
-        let mut left = Left { peer, tenant: Some(tenant), looks: 0, signals: 0, given_up, failed };
-        let news = left.signal();
+        let looks = u32::from(!waits);
+        let mut left = Left { peer, tenant: Some(tenant), looks, signals: 0, given_up, failed };
+        let news = if waits { None } else { left.signal() };
         self.left.push(left);
         news
     }
@@ -263,6 +265,10 @@ impl Peers {
             }
             if Some(left.peer.pid) == own {
                 return false;
+            }
+            if left.given_up && left.looks == 0 {
+                left.looks = 1;
+                return true;
             }
             if !left.given_up {
                 left.looks += u32::from(!adopting.contains(&left.peer.pid));

@@ -233,3 +233,24 @@ fn unseen_kind_in_flight_limit_ignores_other_short_kinds() {
     pace.unknown_ns = Some(5e6);
     assert_eq!(pace.unknown_ns_of(1, 4e6), 5e6);
 }
+
+#[test]
+fn long_submission_ends_group_so_pauses_do_not_count() {
+    stand_in_for_the_driver();
+    let (ahead, captures) = (RunAhead::default(), Captures::default());
+    ahead.bound(4000);
+    {
+        let mut pace = ahead.lock();
+        let spare = vec![Event::of_test(7), Event::of_test(8)];
+        pace.clocks.insert(0, Clock { base: Event::of_test(1), offset: 0.0, busy_until: 0.0, spare });
+        pace.lengths.insert(1, Length { ns: 100_000.0, steady: STEADY_MOST });
+        pace.lengths.insert(2, Length { ns: 1_000_000.0, steady: STEADY_MOST });
+    }
+    ahead.submitted(&captures, STREAM, 1, false);
+    assert_eq!(ahead.lock().groups[0].end, None, "an event after each short kernel costs too much");
+    ahead.submitted(&captures, STREAM, 2, false);
+    assert_eq!(ahead.groups(), 1);
+    assert!(ahead.lock().groups[0].end.is_some(), "the program may pause after it");
+    ahead.submitted(&captures, STREAM, 1, false);
+    assert_eq!(ahead.groups(), 2, "later work has a group of its own");
+}

@@ -1,6 +1,6 @@
 use super::*;
-use crate::SavedVm;
 use crate::sample::{Nothing, card};
+use crate::{SavedTenancy, SavedVm};
 use channels::Pause;
 use proptest::prelude::*;
 use saved_state::Writer;
@@ -44,9 +44,8 @@ fn a_card_is_as_it_was() {
     let again = SavedCard {
         chunks: restored.chunks.save(),
         balancer: restored.balancer.save(),
-        quanta: restored.quanta.save(),
+        tenancy: SavedTenancy { scheduler: restored.scheduler.save(), quanta: restored.quanta.save() },
         channels: restored.channels.save(),
-        scheduler: restored.scheduler.save(),
         pool: restored.pool.save(),
         segments: Vec::new(),
         vms: vms.collect(),
@@ -124,9 +123,9 @@ fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     BTreeMap::from([
         ("file", [vec![0], file_of(&card)].concat()),
         ("chunks", seed(1, &card.chunks)),
-        ("quanta", seed(2, &card.quanta)),
+        ("quanta", seed(2, &card.tenancy.quanta)),
         ("channels", seed(3, &card.channels)),
-        ("scheduler", seed(4, &card.scheduler)),
+        ("scheduler", seed(4, &card.tenancy.scheduler)),
         ("registers", seed(5, &card.vms[0].gpu)),
         ("tables", seed(6, card.vms[0].tables.as_ref().unwrap())),
         ("stream", [vec![7, 99], stream(&file_of(&card))].concat()),

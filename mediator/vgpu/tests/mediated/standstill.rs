@@ -6,7 +6,7 @@ use super::stuck::{hang, works};
 use super::{MIB, driver, rig};
 use card::Card;
 use card_manager::overdue::Awaited;
-use card_state::{RestoredCard, RestoredVm, SavedCard, SavedVm, Surroundings, VmSurroundings};
+use card_state::{RestoredCard, RestoredVm, SavedCard, SavedTenancy, SavedVm, Surroundings, VmSurroundings};
 use devmodel::VGpuConfig;
 use fastrand::Rng;
 use nvspec::addr::VramAddr;
@@ -209,9 +209,8 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     let again = SavedCard {
         chunks: chunks.save(),
         balancer: balancer.save(),
-        quanta: quanta.save(),
+        tenancy: SavedTenancy { scheduler: scheduler.save(), quanta: quanta.save() },
         channels: bound.save(),
-        scheduler: scheduler.save(),
         pool: pool.save(),
         segments: segments.into_iter().map(|(vm, pool)| (vm, pool.save())).collect(),
         vms: guests.into_iter().map(|(vm, guest)| of_guest(vm, &guest)).collect(),
@@ -219,8 +218,8 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
     assert_eq!(again.chunks, saved.chunks);
     assert_eq!(again.channels, saved.channels);
-    assert_eq!(text(&again.scheduler), text(&saved.scheduler));
-    assert_eq!(text(&(again.balancer, again.quanta, again.pool)), text(&(saved.balancer, saved.quanta, saved.pool)));
+    assert_eq!(text(&again.tenancy), text(&saved.tenancy));
+    assert_eq!(text(&(again.balancer, again.pool)), text(&(saved.balancer, saved.pool)));
     for (again, saved) in again.vms.iter().zip(&saved.vms) {
         assert_eq!(text(&(again.vm, &again.gpu, &again.tables)), text(&(saved.vm, &saved.gpu, &saved.tables)));
         // Shadow tables are rebuilt on demand. Until then, their pages are free, including pages of old tables that

@@ -327,3 +327,41 @@ fn mps_server_is_not_a_stranger() {
     let strangers: Vec<u32> = world.core.strangers().map(|stranger| stranger.pid).collect();
     assert_eq!(strangers, [8], "7 is the group's server");
 }
+
+#[test]
+fn submission_longer_than_report_interval_counts_in_full() {
+    let mut world = world(Sharing::Together);
+    let (one, _two) = (client(&mut world, "one"), client(&mut world, "two"));
+    want(&mut world, &[one]);
+    let busy = |world: &World| world.core.view(0).tenants[0].busy_ns;
+    // Submissions of 3 ms end 1 ms after the first report and at the time of the third.
+    for round in 1..=20 {
+        for busy_ns in [0, 3 * MS, 3 * MS] {
+            world.pass(2 * MS);
+            let usage = Usage { busy_ns, copy_ns: 0, launches: u32::from(busy_ns > 0) };
+            let turn = world.programs[&one].run.expect("it runs").turn;
+            world.say(one, FromTenant::Used { card: 0, turn, usage });
+        }
+        assert_eq!(busy(&world), 6 * MS * round);
+    }
+    let usage = Usage { busy_ns: u64::MAX, copy_ns: 0, launches: 1 };
+    let turn = world.programs[&one].run.expect("it runs").turn;
+    world.say(one, FromTenant::Used { card: 0, turn, usage });
+    assert_eq!(busy(&world), 120 * MS, "no more than the time for which the gate was open");
+}
+
+#[test]
+fn kill_of_mps_client_says_that_server_must_end_its_work() {
+    let mut world = world(Sharing::Together);
+    let sessions = [client(&mut world, "one"), world.connect("three")];
+    want(&mut world, &sessions);
+    let kills = sessions.map(|session| {
+        world.core.give_up(session, Reason::Turn);
+        let kill = world.core.take_actions().into_iter().find_map(|action| match action {
+            Action::Kill { session: of, is_client, .. } if of == session => Some(is_client),
+            _ => None,
+        });
+        kill.expect("it is killed")
+    });
+    assert_eq!(kills, [true, false]);
+}

@@ -217,11 +217,11 @@ impl World {
             match action {
                 Action::Send { session, message, pieces } => self.hear(session, message, &pieces),
                 Action::Close { session } => self.leave(session),
-                Action::Kill { session, tenant } => {
+                Action::Kill { session, tenant, is_client } => {
                     if let Some(program) = self.programs.get_mut(&session) {
                         program.killed = true;
                     }
-                    self.work.push_back(Action::Kill { session, tenant });
+                    self.work.push_back(Action::Kill { session, tenant, is_client });
                 }
                 Action::LookAt { session, is_overdue } => {
                     let stopped = self.programs.get(&session).is_some_and(|program| program.stopped);
@@ -390,7 +390,7 @@ impl World {
                 let error = self.fetch_error.clone();
                 self.event(Event::Fetched { session, error });
             }
-            Action::Kill { session, tenant } => {
+            Action::Kill { session, tenant, .. } => {
                 self.event(Event::Signalled { tenant, done: self.kills });
                 if self.kills {
                     self.event(Event::Ended { pid: 100 + session.0 as u32 });
