@@ -6,6 +6,8 @@
 //! with driver 580.
 //!
 //! - [`table`] returns the table for a UUID, or `None` for an unknown UUID.
+//! - [`integrity_table_beside`] returns the table of the integrity query for a program whose other tables are the
+//!   driver's own.
 //! - `runtime` contains the functions that the runtime needs during initialisation: primary contexts, modules, and
 //!   buffers for tools.
 //! - `store` stores values of libraries per context. Nearly every runtime call reads such a value.
@@ -26,7 +28,8 @@ mod tests;
 mod uuids;
 
 pub use store::forget as forget_context;
-pub use tables::table;
+pub use tables::{integrity_table_beside, table};
+pub use uuids::{INTEGRITY_UUID, RUNTIME_UUID};
 
 use std::ffi::c_void;
 use std::sync::OnceLock;

@@ -5,12 +5,11 @@
 //! resumed.
 //!
 //! A restore can name pairs of cards (driver 580): the process continues on another card, and its devices keep their
-//! numbers. As NVIDIA documents it, the pairs must contain each card of the process, and the new card needs memory. The
-//! fake is stricter in two points: the pairs must be a permutation of known cards, and a process with contexts on
-//! several cards cannot change its cards. A restore that fails for another reason than imported memory can be repeated.
-//!
-//! The fake is kinder in one point: after a restore on another card, driver 580 imports memory only if both cards were
-//! visible to the process from its start (`cuda/rig/gpu/restore.py`). The daemon therefore moves no running programs.
+//! numbers. The pairs must be a permutation of known cards that contains each card visible to the process, and the new
+//! card needs memory. Afterwards, the process can import memory of the new card, and access imported memory, only if
+//! the new card was visible to it from its start. `cuda/rig/gpu/restore.py` observes both rules with driver 580. The
+//! fake is stricter in one point: a process with contexts on several cards cannot change its cards. A restore that
+//! fails for another reason than imported memory can be repeated.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -159,7 +158,8 @@ fn destination(pairs: &[Pair]) -> Result<Option<(&'static Card, &'static Card)>,
     let named = pairs.iter().map(|[old, new]| Some((known(old)?, known(new)?)));
     let named: Vec<_> = named.collect::<Option<_>>().ok_or(INVALID_VALUE)?;
     let [old, new] = [0, 1].map(|at| pairs.iter().map(|pair| pair[at]).collect::<BTreeSet<_>>());
-    let all_named = used.iter().all(|card| old.contains(&card.uuid()));
+    let seen = card::visible().iter().filter_map(|at| card::all().get(*at));
+    let all_named = seen.chain(used.iter().copied()).all(|card| old.contains(&card.uuid()));
     if old.len() < pairs.len() || old != new || !all_named {
         return Err(INVALID_VALUE);
     }

@@ -8,6 +8,7 @@
 //! This crate does not decide which memory to allocate, and keeps no accounts: `cuda-owner` does both.
 
 mod functions;
+pub mod measure;
 #[cfg(any(test, feature = "model"))]
 mod model;
 mod real;
@@ -89,6 +90,23 @@ pub struct Device {
 pub fn nvml_uuid(uuid: [u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// Parses a UUID in NVML's form.
+#[must_use]
+pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.strip_prefix("GPU-")?.chars().filter(|digit| *digit != '-').collect();
+    let is_complete = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_complete.then(|| u128::from_str_radix(&digits, 16).ok()).flatten().map(u128::to_be_bytes)
+}
+
+/// Times of the driver's calls for a process that moves to this card, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FetchTimes {
+    /// Until the process's calls were stopped, and its remaining memory was copied from the other card.
+    pub checkpoint_us: u64,
+    /// Until its memory was restored on this card, and its calls continued.
+    pub restore_us: u64,
 }
 
 /// A failed call of the driver.
@@ -182,8 +200,13 @@ pub trait Driver: Send + Sync {
     fn suspend(&self, pid: u32) -> Result<(), DriverError>;
 
     /// Moves a process from the card with the UUID `from` to this card. Lets a process continue whose earlier move was
-    /// interrupted; the process may then be on either card. If the call fails, the process continues on its card.
-    fn fetch(&self, pid: u32, from: [u8; 16]) -> Result<(), DriverError>;
+    /// interrupted; the process may then be on either card. `sees` are the cards that the process's driver sees. If the
+    /// call fails, the process continues on its card.
+    fn fetch(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<FetchTimes, DriverError>;
+
+    /// Returns the UUID of another card of the same model, identified by its index, its UUID after `GPU-`, or its PCI
+    /// address. Creates no context there.
+    fn uuid_of(&self, device: &str) -> Option<[u8; 16]>;
 
     /// Resumes a suspended process.
     fn resume(&self, pid: u32) -> Result<(), DriverError>;
@@ -197,6 +220,11 @@ mod tests {
     fn uuid_in_form_of_nvml_has_five_groups() {
         let uuid = 0x1234_5678_9abc_def0_0123_4567_89ab_cdef_u128.to_be_bytes();
         assert_eq!(nvml_uuid(uuid), "GPU-12345678-9abc-def0-0123-456789abcdef");
+        assert_eq!(parse_uuid(&nvml_uuid(uuid)), Some(uuid));
+        for text in ["", "GPU-", "GPU-+2345678-9abc-def0-0123-456789abcdef", "MIG-12345678-9abc-def0-0123-456789abcdef"]
+        {
+            assert_eq!(parse_uuid(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -22,7 +22,6 @@ mod exports;
 mod fixed;
 mod gangs;
 mod given_up;
-mod indices;
 mod memory;
 mod moves;
 mod mps;
@@ -52,7 +51,7 @@ pub use view::{CardView, TenantView};
 
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
 use gang::{CardId, GangConfig, GangTurns};
-use owner_host::Shares;
+use owner_host::{Indices, Shares};
 use pieces::Pieces;
 use relocate::Machine;
 use sched::groups::{GroupConfig, GroupTurns};
@@ -96,6 +95,8 @@ pub struct CardConfig {
     pub host_ready_bytes: u64,
     /// `cuDeviceGetUuid` of the card.
     pub uuid: [u8; 16],
+    /// `cuDeviceGetUuid` of the cards to which programs could move.
+    pub others: Vec<[u8; 16]>,
     /// Settings of the balancer, which distributes memory between tenants.
     pub balance: BalanceConfig,
     /// Quanta of tenants whose working sets do not fit together.
@@ -136,6 +137,7 @@ impl CardConfig {
             chunk_bytes: 16 << 20,
             host_ready_bytes: 256 << 20,
             uuid: [0; 16],
+            others: Vec::new(),
             balance: BalanceConfig::default(),
             // Copies take an eightieth of a quantum, and the resulting interruptions of programs take as long. Sharing
             // memory in quanta therefore costs at most 3 %.
@@ -207,7 +209,7 @@ struct Tenant {
     spec: TenantSpec,
     bodies: BTreeMap<u32, Body>,
     /// Unused indices.
-    indices: indices::Indices,
+    indices: Indices,
     /// Number of chunks that never move: fixed memory, and chunks that several processes share.
     fixed: u32,
     /// Total number of users of the tenant's chunks.
@@ -387,7 +389,7 @@ impl Core {
             Event::Made { piece, memory } => self.made(piece, memory),
             Event::Copied { batch, done, ns } => self.copied(batch, done, ns),
             Event::Suspended { session, done } => self.suspended(session, done),
-            Event::Fetched { session, error } => self.fetched(session, error),
+            Event::Fetched { session, done } => self.fetched(session, done),
             Event::Signalled { tenant, done } => self.signalled(tenant, done),
             Event::Looked { session, stopped, is_overdue } => self.looked_at(session, stopped, is_overdue),
             Event::Ended { pid } => drop(self.given_up.remove(&pid)),

@@ -8,7 +8,8 @@
 //!
 //! ```text
 //! tenant -> owner   Hello
-//! owner  -> tenant  Welcome, or Goodbye
+//! owner  -> tenant  Welcome or WelcomeAmong, or Goodbye
+//! tenant -> owner   Sees, only after WelcomeAmong, once the driver is initialised
 //! tenant -> owner   Adopt..., only after a reconnection, until `more` is false
 //! ```
 //!
@@ -99,15 +100,20 @@
 //! tenant -> owner   Left { obstacle: None }: gate closed, all chunks unmapped, no request in progress
 //! owner  -> tenant  Goodbye(Moved)
 //!                   (the tenant's side connects again, and gets `Welcome` from the owner of the other card)
+//! tenant -> owner   Sees { uuids }
 //! tenant -> owner   Elsewhere { uuid }
 //!                   (the owner makes the driver checkpoint the process and restore it on its card)
+//! tenant -> owner   Adopt..., as after any reconnection: the owner maps the chunks meanwhile
 //! owner  -> tenant  Fetched, or Goodbye(Moved)
-//! tenant -> owner   Adopt..., as after any reconnection
+//! tenant -> owner   Unusable { code }, only if the restored process cannot import a chunk
 //! ```
 //!
 //! The tenant's side compares the card of each [`Welcome`] with the driver's card, and reports chunks only to the
 //! owner of the card on which it is. If no owner serves it in time, it maps its chunks where it is, and runs without
 //! an owner.
+//!
+//! The driver imports chunks of another card only if it showed this card to the process at its start. `WelcomeAmong`
+//! names the cards that the library makes visible to the driver and hides from the program, and `Sees` has the result.
 //!
 //! # Ends
 //!
@@ -129,7 +135,7 @@
 //! | message | own steps | deferred |
 //! |---|---|---|
 //! | `Hello`, the end of a connection | connections | all chunks of the process |
-//! | `Left`, `Elsewhere` | connections | |
+//! | `Left`, `Elsewhere`, `Sees`, `Unusable` | connections | |
 //! | `Adopt`, `Free` | [`MAX_CHUNKS`] | |
 //! | `Allocate` | 1 | its chunks; 32 pieces of a tenant are made at a time |
 //! | `Fix`, `Unfix` | 1 | their bytes, in chunks |
@@ -168,7 +174,7 @@ pub use message::{
 };
 
 /// Version of the messages.
-pub const VERSION: u16 = 8;
+pub const VERSION: u16 = 9;
 /// Oldest version that an owner supports. Programs outlive owners, and keep the library with which they started.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
@@ -185,6 +191,8 @@ pub const VERSION_CONCURRENT: u16 = 6;
 pub const VERSION_GANGS: u16 = 7;
 /// First version with [`FromOwner::Leave`], [`FromTenant::Elsewhere`] and [`End::Moved`].
 pub const VERSION_MOVES: u16 = 8;
+/// First version with [`FromOwner::WelcomeAmong`], [`FromTenant::Sees`] and [`FromTenant::Unusable`].
+pub const VERSION_VISIBLE_CARDS: u16 = 9;
 /// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
 /// answers.
 pub const MAX_PENDING: usize = 64;
@@ -202,6 +210,8 @@ pub const MAX_NAME: usize = 64;
 pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
+/// Maximum number of cards that a process's driver sees, in one message.
+pub const MAX_SEEN: usize = 64;
 /// Time in microseconds before the end of a turn's last work at which the turn can end. The next tenant's first work
 /// takes this long to reach the card. If it arrived earlier, the hardware would switch between both tenants.
 pub const EARLY_US: u32 = 100;

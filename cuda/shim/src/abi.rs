@@ -13,6 +13,7 @@ use crate::shim::Shim;
 
 mod captures;
 mod contexts;
+mod devices;
 mod gated;
 mod loader;
 mod lookup;

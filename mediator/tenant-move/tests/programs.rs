@@ -155,13 +155,15 @@ impl Process {
 struct Card<'a> {
     rig: &'a Rig,
     spec: CardSpec,
+    cards: Vec<CardSpec>,
     process: RefCell<Option<Process>>,
     tenants: RefCell<BTreeMap<String, Tenant>>,
 }
 
 impl<'a> Card<'a> {
-    fn start(rig: &'a Rig, spec: &CardSpec, tenants: BTreeMap<String, Tenant>) -> Self {
-        let card = Self { rig, spec: spec.clone(), process: RefCell::default(), tenants: RefCell::new(tenants) };
+    fn start(rig: &'a Rig, spec: &CardSpec, cards: &[CardSpec], tenants: BTreeMap<String, Tenant>) -> Self {
+        let (spec, cards) = (spec.clone(), cards.to_vec());
+        let card = Self { rig, spec, cards, process: RefCell::default(), tenants: RefCell::new(tenants) };
         card.restart();
         card
     }
@@ -171,7 +173,7 @@ impl<'a> Card<'a> {
         let mut child = self.rig.command(&built("cuda-owner"), "plain").arg("work").spawn().expect("starts");
         let (input, output) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
         let mut process = Process { child, input, output: BufReader::new(output) };
-        let ready = process.exchange(&owner_settings::settings(&self.spec, self.rig.path()));
+        let ready = process.exchange(&owner_settings::settings(&self.spec, &self.cards, self.rig.path()));
         assert!(matches!(ready, Some(Answer::Ready { .. })), "{ready:?}");
         for tenant in self.tenants.borrow().values() {
             assert_eq!(process.exchange(&Request::Add(tenant.clone())), Some(Answer::Done));
@@ -277,7 +279,7 @@ impl<'a> World<'a> {
                     tenants.insert(tenant.name.clone(), tenant);
                 }
             }
-            Card::start(rig, spec, tenants)
+            Card::start(rig, spec, &config.cards, tenants)
         });
         Self { rig, config, cards }
     }
@@ -295,7 +297,7 @@ impl<'a> World<'a> {
         let tenant = |at: usize| {
             owner_settings::tenant(&self.config.tenants[0], &self.config.cards[at], self.rig.path(), None, (None, None))
         };
-        carry_over(Plan { from: &from, to: &to, here: &tenant(here), there: &tenant(there), moves_programs: true })
+        carry_over(Plan { from: &from, to: &to, here: &tenant(here), there: &tenant(there) })
     }
 
     /// Waits until tenant `a` has this many programs and at least this much memory on its card, and none elsewhere.
@@ -364,7 +366,8 @@ fn programs_without_a_card_cannot_move_and_continue() {
 }
 
 /// Requests of a move before and after which something ends.
-const STEPS: [&str; 6] = ["to.Add", "from.Leave", "to.Arrive", "from.Remove", "to.Arrivals", "to.View"];
+const STEPS: [&str; 7] =
+    ["from.MayLeave", "to.Add", "from.Leave", "to.Arrive", "from.Remove", "to.Arrivals", "to.View"];
 
 #[test]
 fn killed_owner_at_each_step_leaves_the_program_running() {

@@ -13,7 +13,7 @@ struct Replacements {
     /// Set once work on a card may use another card's memory.
     possible: bool,
     /// Number of ongoing replacements of each card's memory with only that card quiesced.
-    alone: [u32; crate::gate::MAX_CARDS],
+    alone: [u32; cuda_pacing::gate::MAX_CARDS],
 }
 
 /// Decides on which cards a program must be quiesced while memory is replaced.
