@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// Card memory that must be free besides the chunks, in bytes.
 const MARGIN_BYTES: u64 = 2 << 30;
 
-/// Measures chunks of `chunk` bytes with `bytes` in total. `checkpoint` is the command of a process that calls [`hold`],
-/// and the time limit for its checkpoint.
+/// Measures chunks of `chunk` bytes with `bytes` in total. `checkpoint` is the command of a process that calls
+/// [`hold`], and the time limit for its checkpoint.
 ///
 /// # Errors
 /// Returns an error if the sizes do not fit or a chunk cannot be made or copied.

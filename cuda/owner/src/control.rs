@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vram::{Limits, TenantId};
 
-/// Replies to requests from `input` until `input` ends. Programs then keep their memory and search for the next owner.
+/// Serves requests from `input` until its end. Programs then keep their memory and try to reconnect to the next owner.
 ///
 /// # Errors
 /// Returns an error if `output` is closed.
@@ -46,11 +46,11 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
     output.flush()
 }
 
-/// An owner that receives requests as lines, and the folder of its MPS servers.
+/// An owner controlled through request lines, and the folder of its MPS servers.
 pub(crate) struct Pipe(Server, Option<PathBuf>);
 
 impl Pipe {
-    /// Starts the owner that the first line describes. `open` finds its card. If `watches` is set, monitors the
+    /// Starts the owner with the settings in the first line. `open` opens its card. If `watches` is set, monitors the
     /// processes that use the card.
     pub(crate) fn open(
         line: &str,
@@ -95,7 +95,7 @@ impl Pipe {
         Ok((Self(server, mps.map(|mps| mps.folder)), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes }))
     }
 
-    /// Replies to one line.
+    /// Handles one request line.
     pub(crate) fn answer(&mut self, line: &str) -> Answer {
         match serde_json::from_str(line) {
             Ok(request) => answer(&mut self.0, self.1.as_deref(), request).unwrap_or_else(Answer::Failed),
@@ -106,10 +106,10 @@ impl Pipe {
 
 /// Error of a request after the end of the owner's thread.
 const ENDED: &str = "the owner has ended";
-/// Error of moves with a driver that cannot make them.
+/// Error for moves that the driver does not support.
 const NO_MOVES: &str = "NVIDIA's driver cannot move programs between cards: install version 580 or later";
 
-/// Returns the tenant with a name.
+/// Returns the tenant called `name`.
 fn known(server: &Server, name: String) -> Result<TenantId, String> {
     let found = server.call(move |core| core.tenant(&name).ok_or_else(|| format!("there is no tenant `{name}`")));
     found.ok_or(ENDED)?
@@ -155,17 +155,12 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
             };
             Ok(if pids.is_empty() { Answer::Done } else { Answer::Leaving(pids) })
         }
+        Request::MayLeave { .. } | Request::Leave(_) if !server.fetches() => Err(NO_MOVES.to_owned()),
         Request::MayLeave { name, to } => {
-            if !server.fetches() {
-                return Err(NO_MOVES.to_owned());
-            }
             let (id, to) = (known(server, name)?, parse_uuid(&to).ok_or_else(|| format!("`{to}` is not a UUID"))?);
             server.call(move |core| core.may_leave(id, to)).ok_or(ENDED)?.map(|()| Answer::Done)
         }
         Request::Leave(name) => {
-            if !server.fetches() {
-                return Err(NO_MOVES.to_owned());
-            }
             let id = known(server, name)?;
             match server.call(move |core| core.leave(id)).ok_or(ENDED)?? {
                 Leaving::Waits(why) => Ok(Answer::Moving(why)),
@@ -215,9 +210,8 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
     }
 }
 
-/// Runs `attempt`, which promises memory of the card to a tenant. If other tenants use that memory in excess of their
-/// guarantees, starts to evict it. In this case the inner error is returned immediately, so that the owner can reply to
-/// other requests.
+/// Runs `attempt`, which guarantees card memory to a tenant. If other tenants use this memory beyond their own
+/// guarantees, starts to evict it and immediately returns the inner error, so that the owner can serve other requests.
 fn promise<T: Send + 'static>(
     server: &Server,
     attempt: impl FnOnce(&mut Core) -> Result<T, TenantError> + Send + 'static,
@@ -237,7 +231,7 @@ fn promise<T: Send + 'static>(
     }
 }
 
-/// Returns the described tenant, and the access rights of its socket.
+/// Returns the tenant's settings in the core's form, and the access rights of its socket.
 fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String> {
     let chunk = server.call(|core| core.config().chunk_bytes).ok_or("the owner has ended")?;
     let chunks = |bytes: u64| u32::try_from(bytes / chunk.max(1)).unwrap_or(u32::MAX);
@@ -366,7 +360,7 @@ mod tests {
             for message in [FromTenant::Hello(hello), ask] {
                 core.handle(2, Event::Said { session, message, pieces: Vec::new() });
             }
-            // No receiver exists for the actions.
+            // Nothing executes the actions.
             drop(core.take_actions());
         });
         let (two, more) = (spec("two", 4), spec("three", 9));

@@ -13,7 +13,7 @@ use support::{Program, Rig, built};
 
 const CARDS: [&str; 2] = ["one", "two"];
 
-/// Creates a rig with two cards: tenant `a` and its neighbour `b` on the first one, neighbour `c` on the second one.
+/// Creates a rig with two cards. Tenants `a` and `b` are on the first card, and `c` is on the second.
 fn two_cards(more: &str) -> Rig {
     let mut rig = rig(|rig| {
         let cards = [0, 1].map(|at| card(rig, CARDS[at], &format!("cuda.device = \"{at}\"\n")));

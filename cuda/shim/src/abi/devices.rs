@@ -28,19 +28,11 @@ unsafe extern "C" fn count(to: *mut c_int) -> c_int {
 
 /// `cuDeviceGetByPCIBusId`.
 unsafe extern "C" fn by_address(to: *mut c_int, address: *const c_char) -> c_int {
-    let mut device = 0;
-    // SAFETY: guaranteed by the caller; a null pointer reaches the driver, which refuses it.
+    // SAFETY: guaranteed by the caller; the driver has written the number if it returned success.
     unsafe {
-        if to.is_null() {
-            return driver::device_get_by_address(to, address);
-        }
-        match driver::device_get_by_address(&raw mut device, address) {
-            SUCCESS if calls::is_hidden(device) => INVALID_DEVICE,
-            SUCCESS => {
-                *to = device;
-                SUCCESS
-            }
-            error => error,
+        match driver::device_get_by_address(to, address) {
+            SUCCESS if calls::is_hidden(*to) => INVALID_DEVICE,
+            result => result,
         }
     }
 }

@@ -22,29 +22,29 @@ use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
 use owner_process::beside;
 
-/// Name of the program that calls CUDA on behalf of a guest's program.
+/// Name of the program that calls CUDA on behalf of a guest's programs.
 const WORKER: &str = "cuda-worker";
 /// Name of the library, next to the daemon's program, that a worker loads as the driver.
 const LIBRARY: &str = "libcuda.so";
-/// Path of this library in the folder of the package.
+/// Path of this library in the package's directory.
 const INSTALLED_LIBRARY: &str = "cuda/libcuda.so.1";
 /// Name of the environment variable for the range of device addresses that a worker's library uses.
 const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
-/// Time limit for the end of a VM's workers when the VM is removed.
-// TIMEOUT: a killed process ends at once, unless the driver prevents it.
+/// Time limit for a VM's workers to exit when the VM is removed.
+// TIMEOUT: a killed process exits immediately, unless the driver prevents it.
 const LEAVING: Duration = Duration::from_secs(10);
-/// Interval at which the daemon checks whether workers have ended.
+/// Interval at which the daemon polls for the workers' exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Name of the socket in the VM's folder through which workers find the next daemon.
+/// Name of the socket in the VM's directory through which workers find the next daemon.
 const REJOIN_SOCKET: &str = "workers.sock";
 
-/// Reason why a VM of another daemon cannot continue.
+/// Reason why another daemon's VM cannot be resumed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
     /// The device's state is invalid.
     #[error(transparent)]
     Device(#[from] BuildError),
-    /// The user of the VM's workers cannot be used.
+    /// The workers' user cannot be used.
     #[error(transparent)]
     User(#[from] NoUser),
 }
@@ -56,11 +56,11 @@ struct CudaVm {
     name: String,
     socket: PathBuf,
     socket_dir: PathBuf,
-    /// User of the workers, if it is not the daemon's user.
+    /// The workers' user, if it is not the daemon's user.
     user: Option<User>,
 }
 
-/// Returns a VM in the form of a tenant of its card.
+/// Converts a VM to a tenant of its card.
 fn as_tenant(card: &CudaCard, vm: &VmSpec) -> TenantSpec {
     let mut spec = vm.as_tenant();
     if card.spec().cuda().worker_users.is_some() {
@@ -70,7 +70,7 @@ fn as_tenant(card: &CudaCard, vm: &VmSpec) -> TenantSpec {
     spec
 }
 
-/// Returns the separate user of a VM's workers, if they have such a user.
+/// Returns the dedicated user of a VM's workers, if they have one.
 fn user(card: &CudaCard, vm: &str, socket: &Path) -> Result<Option<User>, NoUser> {
     let user = socket.parent().map_or(Ok(None), |folder| card.users.take(folder))?;
     report(vm, card.spec().cuda().sandbox, user.as_ref().map(User::number));
@@ -132,7 +132,8 @@ fn built(
 /// Creates the device of a VM that another daemon suspended.
 ///
 /// # Errors
-/// Fails if the state is impossible or does not match the configuration, or if the workers' user cannot be used.
+/// Returns an error if the state is invalid or does not match the configuration, or if the workers' user cannot be
+/// used.
 pub(crate) fn restored(
     card: &Arc<CudaCard>,
     vm: &VmSpec,
@@ -149,7 +150,7 @@ pub(crate) fn restored(
     Ok(built(card, vm, dir, user, device, function))
 }
 
-/// Sends a VM's current settings to an owner that another daemon started, if that owner has different settings.
+/// Sends a VM's current settings to an owner that another daemon started, unless that owner already has them.
 ///
 /// # Errors
 /// Returns an error if the owner rejects the settings or does not respond.
@@ -163,26 +164,26 @@ fn rejoin_socket(socket: &Path) -> PathBuf {
     socket.with_file_name(REJOIN_SOCKET)
 }
 
-/// Logs the permissions that a VM's workers have on the host.
+/// Logs the host permissions of a VM's workers.
 fn report(vm: &str, is_sandboxed: bool, user: Option<u32>) {
     if !is_sandboxed {
         tracing::warn!(vm, "workers have no sandbox (`cuda.sandbox`): a guest can do what the daemon's user can");
     }
     match user {
-        Some(user) => tracing::info!(vm, user, "the VM's workers have a user of their own"),
+        Some(user) => tracing::info!(vm, user, "the VM's workers run as a dedicated user"),
         None => tracing::info!(
             vm,
-            "the VM's workers have the daemon's user, behind the sandbox alone; `cuda.worker_users` gives them others"
+            "only the sandbox confines the VM's workers, which run as the daemon's user; `cuda.worker_users` sets dedicated users"
         ),
     }
 }
 
 impl crate::Daemon {
-    /// Continues the guest's CUDA programs in new workers; with `pid`, only a program with this process ID in the
+    /// Continues the guest's CUDA programs in new workers; with `pid`, only the program with this process ID in the
     /// guest.
     ///
     /// # Errors
-    /// If the virtual machine has no such program, or its workers do not respond.
+    /// Returns an error if the virtual machine has no such program, or if its workers do not respond.
     pub fn restart_workers(&self, name: &str, pid: Option<u32>) -> Result<api::WorkerRestarts, DaemonError> {
         let failed = |why: &str| DaemonError::NotRestarted { vm: name.to_owned(), why: why.to_owned() };
         let state = self.state.lock();
@@ -203,7 +204,7 @@ impl crate::Daemon {
     }
 }
 
-/// Returns the options with which the workers of a VM are started.
+/// Returns the options for starting a VM's workers.
 fn worker(card: &CudaCard, vm: &str, socket: &Path, user: Option<&User>) -> WorkerOptions {
     let cuda = card.spec().cuda();
     let program = cuda.worker.unwrap_or_else(|| beside(WORKER, WORKER));
@@ -225,18 +226,18 @@ fn worker(card: &CudaCard, vm: &str, socket: &Path, user: Option<&User>) -> Work
     WorkerOptions { program, environment, library, restrictions, rejoin }
 }
 
-/// Removes a VM from the tenants of the card's owner. Its workers have been killed; waits until they have ended.
-/// Returns true if all have ended.
+/// Removes a VM from the tenants of the card's owner. Its workers have been killed; waits until they have exited.
+/// Returns true if all have exited.
 fn leave(card: &CudaCard, vm: &str) -> bool {
     let begin = Instant::now();
     loop {
         let request = Request::Remove { name: vm.to_owned(), kills: true };
-        // Other changes of the card may run between two requests.
+        // Other changes to the card may run between two requests.
         let asked = card.change().and_then(|turn| turn.ask(&format!("VM `{vm}`"), request));
         match asked {
             Ok(Answer::Leaving(_)) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
             Ok(Answer::Leaving(pids)) => {
-                tracing::error!(vm, ?pids, "workers of a removed VM do not end");
+                tracing::error!(vm, ?pids, "workers of a removed VM do not exit");
                 return false;
             }
             Ok(_) => return true,
@@ -278,7 +279,7 @@ impl VmBackend for CudaVm {
     }
 
     fn release(&self) -> Result<(), BackendError> {
-        // The folder is removed if it is empty.
+        // This removes the directory only if it is empty.
         let _ = std::fs::remove_file(rejoin_socket(&self.socket));
         let has_left = leave(&self.card, &self.name);
         if let Some(user) = self.user.as_ref().filter(|_| !has_left) {

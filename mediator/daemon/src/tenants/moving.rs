@@ -1,4 +1,4 @@
-//! Moves tenants of CUDA cards to other cards. The crate `tenant_move` has the order of the requests to the owners.
+//! Moves tenants of CUDA cards to other cards. The crate `tenant_move` defines the order of the requests to the owners.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use api::{EventKind, TenantMoved};
 use config::{CardSpec, TenantSpec};
 use events::NewEvent;
 
-/// The owner of a card, asked about a tenant.
+/// A card's owner, for requests about one tenant.
 struct CardOwner<'a>(&'a CudaCard, String);
 
 impl Owner for CardOwner<'_> {
@@ -83,7 +83,7 @@ impl Daemon {
         carry_over(Plan { from: &from, to: &to, here: &here, there: &there })
     }
 
-    /// Returns the card to which a tenant moves: the named one, or the suitable card with the most room.
+    /// Returns the card that a tenant moves to: the named one, or the suitable card with the most free memory.
     fn target(&self, spec: &TenantSpec, named: Option<&str>) -> Result<String, DaemonError> {
         named.map_or(Ok(()), |card| self.known(card).map(drop))?;
         let model = |card: &CardSpec| self.cards.get(&card.name).map(|card| card.backend.status().model);

@@ -1,4 +1,4 @@
-//! Tests tenants that leave for another card, and programs that come from one.
+//! Tests tenants that move to another card, and programs that arrive from one.
 
 use super::*;
 use cuda_protocol::{FixedKind, Obstacle, VERSION_VISIBLE_CARDS};
