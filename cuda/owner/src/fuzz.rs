@@ -376,6 +376,7 @@ fn settings(folder: &Path) -> Settings {
         rules: rules(&mut Input(&[])),
         mps: None,
         gangs: None,
+        others: Vec::new(),
         journal: folder.join("journal"),
     }
 }

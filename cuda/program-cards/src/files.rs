@@ -2,8 +2,7 @@
 //!
 //! NVIDIA's kernel driver lists its cards in `/proc/driver/nvidia/gpus`, each with its UUID and the number of its
 //! device file `/dev/nvidiaN`. A container with some of the device files has either all entries or only those of its
-//! cards.
-//! The driver's library ignores the list of visible cards from the first card on that it cannot open.
+//! cards. The driver's library ignores the list of visible cards from the first card on that it cannot open.
 
 use std::path::Path;
 

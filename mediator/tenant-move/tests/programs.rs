@@ -73,9 +73,15 @@ impl Rig {
 
     /// Starts a program of a tenant that works on its memory and checks it.
     fn program(&self, tenant: &str, more: &[&str]) -> Program {
+        self.program_that_sees(2, tenant, more)
+    }
+
+    /// Starts a program whose driver sees this many cards, as in a container with their device files.
+    fn program_that_sees(&self, cards: u32, tenant: &str, more: &[&str]) -> Program {
         let mut command = self.command(&built("cuda-program"), "shim");
         let socket = self.path().join("tenants").join(tenant).join("cuda.sock");
-        command.env("GPU_MEDIATOR_CUDA_SOCKET", socket).args(["live", "--mib", "8"]).args(more);
+        command.env("GPU_MEDIATOR_CUDA_SOCKET", socket).env("FAKE_CUDA_CARDS", cards.to_string());
+        command.args(["live", "--mib", "8"]).args(more);
         let mut child = command.spawn().expect("starts");
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().expect("piped")));
         let mut program = Program { child, input, output };
@@ -361,6 +367,30 @@ fn programs_without_a_card_cannot_move_and_continue() {
     world.until_settled(1, 12);
     std::fs::remove_file(rig.path().join("card/card-1/broken")).expect("removed");
     world.carry(&|_, _| true).expect("it moves");
+    other.grow();
+    other.end();
+}
+
+#[test]
+fn program_that_cannot_use_the_other_card_stays() {
+    let rig = Rig::new();
+    let world = World::start(&rig, 0);
+    let (mut other, mut limited) = (rig.program("a", &[]), rig.program_that_sees(1, "a", &[]));
+    let Err(Failure::Stays(why)) = world.carry(&|kind, _| kind != "to.Add") else { panic!("it has moved") };
+    assert!(why.starts_with("program `cuda-program` (process ") && why.contains("does not show it that card"), "{why}");
+    limited.grow();
+    limited.end();
+    world.until_settled(1, 8);
+    // The driver restores the program on the other card, but imports no memory there.
+    std::fs::write(rig.path().join("card/card-1/unimportable"), "").expect("written");
+    let Err(Failure::Stays(why)) = world.carry(&|_, _| true) else { panic!("it has moved") };
+    assert!(why.contains("cannot import its memory on that card: CUDA error 3"), "{why}");
+    assert_eq!(world.place(), 0);
+    other.grow();
+    world.until_settled(1, 12);
+    std::fs::remove_file(rig.path().join("card/card-1/unimportable")).expect("removed");
+    let carried = world.carry(&|_, _| true).expect("it moves");
+    assert!(carried.phases.restore > Duration::ZERO && carried.pause >= carried.phases.restore, "{carried:?}");
     other.grow();
     other.end();
 }
