@@ -101,7 +101,8 @@ impl Core {
         }
         let chunk_mib = self.table.chunk_bytes() >> 20;
         let tenant = self.tenants.get_mut(&id).ok_or_else(|| TenantError::Unknown(id).to_string())?;
-        if let Some(obstacle) = tenant.obstacle.take() {
+        // An obstacle from before concerns a program that could not come.
+        if let Some(obstacle) = tenant.obstacle.take().filter(|_| tenant.leaving.is_some()) {
             return Err(obstacle);
         }
         if tenant.leaving.is_none() {
@@ -282,9 +283,8 @@ impl Core {
         let Some(session) = self.sessions.get(&id) else { return };
         let why = named(session.pid, &session.program, why);
         tracing::warn!(session = ?id, why, "a program stays on another card");
-        if let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) {
-            tenant.obstacle = Some(why);
-        }
+        let tenant = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant));
+        tenant.filter(|tenant| tenant.leaving.is_none()).into_iter().for_each(|tenant| tenant.obstacle = Some(why));
         let is_on_card = |tenant, index| self.where_is(tenant, index).is_some_and(|(_, of)| of != Memory::Host);
         let known = self.sessions.get(&id).and_then(|session| Some((session.tenant?, &session.chunks)));
         if known.is_none_or(|(tenant, chunks)| chunks.values().any(|index| is_on_card(tenant, *index))) {

@@ -192,6 +192,9 @@ impl Agent {
         if code != SUCCESS {
             report!("chunks cannot be imported on the other card: CUDA error {code}");
             let _ = connection.send(&FromTenant::Unusable { code }, &[]);
+            // Closing the connection with unread messages would discard this one.
+            while !matches!(connection.receive().map(|received| received.message), Ok(FromOwner::Goodbye(_)) | Err(_)) {
+            }
         }
         code == SUCCESS
     }
