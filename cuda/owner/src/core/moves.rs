@@ -270,12 +270,10 @@ impl Core {
 
     /// Handles a process that cannot import its chunks on this card.
     pub(super) fn unusable(&mut self, id: SessionId, code: i32) {
-        match self.sessions.get(&id).is_some_and(|session| session.arrival.is_some()) {
-            true => {
-                self.cannot_come(id, &format!("the driver cannot import its memory on that card: CUDA error {code}"))
-            }
-            false => self.end(id, End::Violation),
+        if self.sessions.get(&id).is_none_or(|session| session.arrival.is_none()) {
+            return self.end(id, End::Violation);
         }
+        self.cannot_come(id, &format!("the driver cannot import its memory on that card: CUDA error {code}"));
     }
 
     /// Records the reason for which a process cannot use this card, and ends its connection.
@@ -284,7 +282,9 @@ impl Core {
         let why = named(session.pid, &session.program, why);
         tracing::warn!(session = ?id, why, "a program stays on another card");
         let tenant = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant));
-        tenant.filter(|tenant| tenant.leaving.is_none()).into_iter().for_each(|tenant| tenant.obstacle = Some(why));
+        if let Some(tenant) = tenant.filter(|tenant| tenant.leaving.is_none()) {
+            tenant.obstacle = Some(why);
+        }
         let is_on_card = |tenant, index| self.where_is(tenant, index).is_some_and(|(_, of)| of != Memory::Host);
         let known = self.sessions.get(&id).and_then(|session| Some((session.tenant?, &session.chunks)));
         if known.is_none_or(|(tenant, chunks)| chunks.values().any(|index| is_on_card(tenant, *index))) {
