@@ -181,7 +181,7 @@ fn program_with_graph_moves_and_reports_its_new_card() {
     assert_eq!(program.line(), "ended");
 }
 
-/// Waits until a program has left the card, and returns the refusal to move its tenant.
+/// Returns the refusal to move tenant `a`, which stays on the first card.
 fn refused(rig: &Rig, to: &str) -> String {
     let text = bad(rig, 4, &["tenant", "move", "a", "--card", to]);
     assert!(text.contains("the tenant and its programs continue"), "{text}");
@@ -259,15 +259,21 @@ fn program_that_cannot_import_its_chunks_returns_to_its_card() {
     let _daemon = Daemon::start(&rig);
     let mut neighbours = neighbours(&rig);
     let mut programs = [0, 1].map(|_| run(&rig, "a", &[], &["live", "--mib", "12"]));
-    programs.iter_mut().for_each(|program| drop(program.steps(2)));
+    for program in &mut programs {
+        program.steps(2);
+    }
     rig.set_importable(1, false);
     let text = refused(&rig, "two");
     assert!(text.contains("cannot import its memory on that card: CUDA error 3"), "{text}");
-    programs.iter_mut().for_each(|program| drop(program.steps(3)));
+    for program in &mut programs {
+        program.steps(3);
+    }
     rig.set_importable(1, true);
     let moved = json(&rig, &["tenant", "move", "a", "--card", "two"]);
     assert_eq!(moved["programs"], 2, "{moved}");
-    programs.iter_mut().for_each(|program| drop(program.steps(2)));
+    for program in &mut programs {
+        program.steps(2);
+    }
     assert_eq!(programs.map(Program::end), ["held 6"; 2]);
     for neighbour in &mut neighbours {
         neighbour.steps(2);
