@@ -264,7 +264,12 @@ impl Plan<'_> {
         let (begin, mut absent, mut moved) = (Instant::now(), None, Vec::new());
         loop {
             let missing: Vec<u32> = match self.to.ask(Request::Arrivals(self.name())) {
-                Ok(Answer::Arrived { failed: Some(why), .. }) => return Err(Trouble::Refused(why)),
+                // The driver cannot move a program that has ended, which does not concern the others.
+                Ok(Answer::Arrived { failed: Some(why), .. })
+                    if pids.iter().any(|pid| lives(*pid) && why.contains(&format!("(process {pid})"))) =>
+                {
+                    return Err(Trouble::Refused(why));
+                }
                 Ok(Answer::Arrived { here, times, .. }) => {
                     moved = times;
                     let here: BTreeSet<u32> = here.into_iter().collect();
