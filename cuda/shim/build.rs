@@ -21,7 +21,7 @@ fn stubs() -> String {
     let all: Vec<_> = symbols().collect();
     let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).chain(NVML.iter().copied()).collect();
     let mut text = String::new();
-    for (table, stub) in [("GATES", "gate"), ("PRESENTS", "present")] {
+    for (table, stub) in [("GATES", "gate"), ("PRESENTS", "present"), ("DEVICES", "device")] {
         let _ = writeln!(text, "pub static {table}: [unsafe extern \"C\" fn(); COUNT] = [");
         for index in 0..all.len() {
             let _ = writeln!(text, "    {stub}_{index},");
@@ -58,7 +58,7 @@ fn stubs() -> String {
         if index >= all.len() {
             continue;
         }
-        for kind in ["gate", "present"] {
+        for kind in ["gate", "present", "device"] {
             stub(
                 &mut text,
                 "",

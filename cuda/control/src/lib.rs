@@ -58,6 +58,10 @@ pub struct Settings {
     /// Links to the owners of other cards. Missing in settings from earlier versions.
     #[serde(default)]
     pub gangs: Option<GangSettings>,
+    /// Other cards to which programs could move, in the form of [`Settings::device`]. Missing in settings from earlier
+    /// versions.
+    #[serde(default)]
+    pub others: Vec<String>,
 }
 
 /// Settings for tenants with several cards.
@@ -213,6 +217,13 @@ pub enum Request {
         /// If set, the tenant's programs are killed. Otherwise, only their connections are closed.
         kills: bool,
     },
+    /// Checks that the programs of a tenant could move to another card. Changes nothing.
+    MayLeave {
+        /// Name of the tenant.
+        name: String,
+        /// UUID of the other card in NVML's form.
+        to: String,
+    },
     /// Prepares the move of the tenant with this name to another card: evicts its memory, and makes its programs unmap
     /// it. The reply is [`Answer::Moving`] until it is [`Answer::Left`]. After a failure, [`Request::Stay`] must
     /// follow.
@@ -277,6 +288,9 @@ pub enum Answer {
         here: Vec<u32>,
         /// Reason why a process could not be moved since the last query.
         failed: Option<String>,
+        /// Times of the processes that have come from another card and use this card.
+        #[serde(default)]
+        times: Vec<ArrivalTimes>,
     },
     /// Lines of a record.
     Record(String),
@@ -284,9 +298,27 @@ pub enum Answer {
     View(Box<Card>),
 }
 
+/// Times of a process's move to a card, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrivalTimes {
+    /// Process ID.
+    pub pid: u32,
+    /// Until the driver had stopped the process's calls, and had copied its remaining memory from the first card.
+    pub checkpoint_us: u64,
+    /// Until the driver had restored the process on this card, and its calls continued.
+    pub restore_us: u64,
+    /// From the process's connection until the owner had mapped its chunks, and the driver had restored it.
+    pub arrive_us: u64,
+    /// Number of the process's chunks.
+    pub chunks: u64,
+}
+
 /// The current state of a card.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
+    /// UUID of the card in NVML's form. Empty in replies from earlier versions.
+    #[serde(default)]
+    pub uuid: String,
     /// Distribution of the card's memory.
     pub memory: MemoryView,
     /// Distribution of the card's time. Times are on the owner's clock, which restarts with each owner.

@@ -99,6 +99,16 @@ pub extern "C" fn not_supported() -> c_int {
     NOT_SUPPORTED
 }
 
+/// Stub for calls that name a device which the program does not see.
+pub extern "C" fn invalid_device() -> c_int {
+    INVALID_DEVICE
+}
+
+/// Stub for calls that give access to a device which the program does not see.
+pub extern "C" fn invalid_value() -> c_int {
+    INVALID_VALUE
+}
+
 /// Stub for all functions in the child of a process that had initialized the driver.
 pub extern "C" fn not_initialized() -> c_int {
     NOT_INITIALIZED
@@ -138,6 +148,10 @@ calls! {
         name: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
     device_get_count = cuDeviceGetCount(count: *mut c_int);
     device_get = cuDeviceGet(device: *mut c_int, ordinal: c_int);
+    device_get_attribute = cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int);
+    driver_get_version = cuDriverGetVersion(version: *mut u32);
+    get_export_table = cuGetExportTable(table: *mut *const c_void, uuid: *const [u8; 16]);
+    device_get_by_address = cuDeviceGetByPCIBusId(device: *mut c_int, address: *const c_char);
     device_get_uuid = cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int);
     device_total_mem = cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
     primary_ctx_retain = cuDevicePrimaryCtxRetain(context: *mut Object, device: c_int);

@@ -5,7 +5,9 @@
 //! driver 580.
 //!
 //! - [`table`] returns the table for a UUID, or `None` for an unknown UUID.
-//! - `runtime` contains the functions that the runtime needs during its initialization: primary contexts, modules, and
+//! - [`integrity_table_beside`] returns the table of the integrity query for a program whose other tables are the
+//!   driver's own.
+//! - `runtime` contains the functions that the runtime needs during initialisation: primary contexts, modules, and
 //!   buffers for tools.
 //! - `store` keeps libraries' values for each context. Nearly every runtime call reads such a value.
 //! - `integrity` computes the result of the runtime's integrity query about the driver ([decision
@@ -25,7 +27,8 @@ mod tests;
 mod uuids;
 
 pub use store::forget as forget_context;
-pub use tables::table;
+pub use tables::{integrity_table_beside, table};
+pub use uuids::{INTEGRITY_UUID, RUNTIME_UUID};
 
 use std::ffi::c_void;
 use std::sync::OnceLock;

@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::integrity::{self, Addresses};
 use crate::refusal::refuse;
@@ -75,12 +76,25 @@ pub fn table(uuid: &[u8; 16]) -> Option<*const c_void> {
 /// `to` must be null or point to 16 writable bytes.
 unsafe extern "C" fn answer(version: u32, seconds: u64, to: *mut [u8; 16]) -> i32 {
     let addresses = Addresses {
-        runtime_table: pointer(RUNTIME) as u64,
+        runtime_table: match DRIVERS_RUNTIME_TABLE.load(Ordering::Relaxed) {
+            0 => pointer(RUNTIME) as u64,
+            address => address,
+        },
         own_table: pointer(INTEGRITY) as u64,
         function: answer as *const () as u64,
     };
     // SAFETY: guaranteed by the caller.
     unsafe { runtime::put(to, integrity::answer(version, seconds, addresses)) }
+}
+
+/// Address of the driver's table of the runtime's functions, or 0 if the runtime uses this crate's. Static because the
+/// answer has no other arguments.
+static DRIVERS_RUNTIME_TABLE: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the table of the integrity query for a program that has the driver's own table of the runtime's functions.
+pub fn integrity_table_beside(runtime_table: *const c_void) -> *const c_void {
+    DRIVERS_RUNTIME_TABLE.store(runtime_table as u64, Ordering::Relaxed);
+    pointer(INTEGRITY)
 }
 
 fn pointer(table: usize) -> *const c_void {

@@ -29,6 +29,11 @@ pub const NAMES: [(&str, u128); COUNT] = [
     ("21318C60-9714-3248-8CA6-41FF7324C8F2", 0x2131_8C60_9714_3248_8CA6_41FF_7324_C8F2),
 ];
 
+/// The UUID of the runtime's table.
+pub const RUNTIME_UUID: [u8; 16] = NAMES[RUNTIME].1.to_be_bytes();
+/// The UUID of the table of the integrity query.
+pub const INTEGRITY_UUID: [u8; 16] = NAMES[INTEGRITY].1.to_be_bytes();
+
 /// Returns a table's UUID as text.
 pub fn name(table: usize) -> &'static str {
     NAMES.get(table).map_or("unknown", |(name, _)| name)

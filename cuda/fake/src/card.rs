@@ -169,13 +169,28 @@ pub fn exchange(from: usize, to: usize) {
     *MOVED.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::leak(cards.into_boxed_slice()));
 }
 
-/// Returns the cards visible to this process, in its order. The first call, in `cuInit`, reads the variable.
+/// Returns the cards that this process sees, in its order.
 pub fn visible() -> &'static [usize] {
-    static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
     let moved = *MOVED.read().unwrap_or_else(PoisonError::into_inner);
-    if let Some(cards) = moved {
-        return cards;
-    }
+    moved.unwrap_or_else(at_start)
+}
+
+/// Returns true if this process was restored on a card whose folder has the file `unimportable`: a card on which the
+/// driver restores processes but imports no memory for them.
+pub fn is_unimportable() -> bool {
+    let has_moved = MOVED.read().unwrap_or_else(PoisonError::into_inner).is_some();
+    let first = visible().first().and_then(|at| all().get(*at));
+    has_moved && first.is_some_and(|card| card.folder.join("unimportable").exists())
+}
+
+/// Returns true if this process sees a card only because it was restored there.
+pub fn is_late(card: usize) -> bool {
+    visible().contains(&card) && !at_start().contains(&card)
+}
+
+/// Returns the cards that this process saw at first, in its order. The first call, in `cuInit`, reads the variable.
+fn at_start() -> &'static [usize] {
+    static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE_CARDS.get_or_init(|| {
         let Ok(list) = std::env::var(VISIBLE) else { return (0..all().len()).collect() };
         let mut seen = Vec::new();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::card::{self, Allocation, Card, Tier};
-use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
 use crate::{current, pairs};
 
@@ -169,9 +169,14 @@ pub fn import(descriptor: i32) -> Result<u64, i32> {
     let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(copy) };
     let mut file = file;
     let first = card::visible().first().copied().ok_or(INVALID_DEVICE)?;
+    if card::is_unimportable() {
+        return Err(NOT_INITIALIZED);
+    }
     for card in card::all() {
         let sees = card::visible().contains(&card.number());
         match card.import(file) {
+            // As observed with driver 580 on an H200.
+            Ok(_) if card::is_late(card.number()) => return Err(NOT_INITIALIZED),
             Ok((memory, tier, bytes)) if sees => return Ok(insert(memory, card.number(), tier, bytes, true, 1)),
             // Memory of a NUMA node does not belong to a card.
             Ok((memory, Tier::Host, bytes)) => return Ok(insert(memory, first, Tier::Host, bytes, true, 1)),
@@ -287,6 +292,11 @@ pub fn allow(of: i32, at: u64, bytes: u64, access: i32) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
     let found = memory.space.allow(at, bytes, access).map_err(broken)?;
+    let imported = |handle| memory.handles.get(handle).is_some_and(|physical: &Physical| physical.imported);
+    if found.iter().any(|(_, mapping)| imported(&mapping.handle)) && card::visible().iter().any(|at| card::is_late(*at))
+    {
+        return Err(INVALID_DEVICE);
+    }
     for (start, mapping) in found {
         let devices = memory.access.entry(start).or_default();
         devices.insert(of, access);

@@ -8,6 +8,7 @@
 
 mod functions;
 mod links;
+pub mod measure;
 #[cfg(any(test, feature = "model"))]
 mod model;
 mod real;
@@ -92,7 +93,24 @@ pub fn nvml_uuid(uuid: [u8; 16]) -> String {
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Error of a driver call.
+/// Parses a UUID in NVML's form.
+#[must_use]
+pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.strip_prefix("GPU-")?.chars().filter(|digit| *digit != '-').collect();
+    let is_complete = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_complete.then(|| u128::from_str_radix(&digits, 16).ok()).flatten().map(u128::to_be_bytes)
+}
+
+/// Times of the driver's calls for a process that moves to this card, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FetchTimes {
+    /// Until the process's calls were stopped, and its remaining memory was copied from the other card.
+    pub checkpoint_us: u64,
+    /// Until its memory was restored on this card, and its calls continued.
+    pub restore_us: u64,
+}
+
+/// A failed call of the driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
     /// The library cannot be loaded.
@@ -182,10 +200,14 @@ pub trait Driver: Send + Sync {
     /// Suspends a process: waits for its work, and moves its card memory to host memory.
     fn suspend(&self, pid: u32) -> Result<(), DriverError>;
 
-    /// Moves a process from the card with the UUID `from` to this card. If an earlier move of the process was
-    /// interrupted, resumes the process, which may then be on either card. If the call fails, the process continues on
-    /// its original card.
-    fn fetch(&self, pid: u32, from: [u8; 16]) -> Result<(), DriverError>;
+    /// Moves a process from the card with the UUID `from` to this card. Lets a process continue whose earlier move was
+    /// interrupted; the process may then be on either card. `sees` are the cards that the process's driver sees. If the
+    /// call fails, the process continues on its card.
+    fn fetch(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<FetchTimes, DriverError>;
+
+    /// Returns the UUID of another card of the same model, identified by its index, its UUID after `GPU-`, or its PCI
+    /// address. Creates no context there.
+    fn uuid_of(&self, device: &str) -> Option<[u8; 16]>;
 
     /// Resumes a suspended process.
     fn resume(&self, pid: u32) -> Result<(), DriverError>;
@@ -199,6 +221,11 @@ mod tests {
     fn uuid_in_form_of_nvml_has_five_groups() {
         let uuid = 0x1234_5678_9abc_def0_0123_4567_89ab_cdef_u128.to_be_bytes();
         assert_eq!(nvml_uuid(uuid), "GPU-12345678-9abc-def0-0123-456789abcdef");
+        assert_eq!(parse_uuid(&nvml_uuid(uuid)), Some(uuid));
+        for text in ["", "GPU-", "GPU-+2345678-9abc-def0-0123-456789abcdef", "MIG-12345678-9abc-def0-0123-456789abcdef"]
+        {
+            assert_eq!(parse_uuid(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! Panics on a call that the real driver would reject or that has undefined behaviour, because the owner must never
 //! make such a call.
 
-use super::{Address, Device, Driver, DriverError, Handle, Memory, Queue};
+use super::{Address, Device, Driver, DriverError, FetchTimes, Handle, Memory, Queue};
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -213,8 +213,13 @@ impl Driver for Model {
         Ok(())
     }
 
-    fn fetch(&self, pid: u32, _from: [u8; 16]) -> Result<(), DriverError> {
-        self.resume(pid)
+    fn fetch(&self, pid: u32, _from: [u8; 16], _sees: &[[u8; 16]]) -> Result<FetchTimes, DriverError> {
+        self.resume(pid).map(|()| FetchTimes::default())
+    }
+
+    fn uuid_of(&self, _device: &str) -> Option<[u8; 16]> {
+        // The model has one card.
+        None
     }
 
     fn resume(&self, pid: u32) -> Result<(), DriverError> {

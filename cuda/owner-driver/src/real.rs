@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "calls a foreign library")]
 
 use super::functions::{CheckpointArgs, Functions, RawHandle};
-use super::{Address, Device, Driver, DriverError, Handle, Memory, Queue};
+use super::{Address, Device, Driver, DriverError, FetchTimes, Handle, Memory, Queue};
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
     CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUpointer_attribute, CUstream,
@@ -13,6 +13,7 @@ use cudarc::driver::sys::{
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 const POSIX: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -25,6 +26,8 @@ const PAIRS_VERSION: c_int = 13_000;
 const RUNNING: c_int = 0;
 /// `CU_PROCESS_STATE_LOCKED`.
 const LOCKED: c_int = 1;
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: c_int = 1;
 
 /// Time limit in ms for locking a process that is moved.
 // TIMEOUT: its gate is closed and its work has completed, so the lock waits only for calls in other threads to return.
@@ -224,30 +227,65 @@ impl Real {
         check(CALL, unsafe { function(c_int::try_from(pid).unwrap_or(0), &mut state) }).map(|()| state)
     }
 
-    /// Returns pairs that exchange the card `from` and this card, and map every other card to itself. The driver needs
-    /// a pair for each card of the process.
-    fn exchanged(&self, from: [u8; 16]) -> Result<Vec<GpuPair>, DriverError> {
+    /// Returns the UUIDs of all cards that this process's driver sees.
+    fn uuids(&self) -> Result<Vec<[u8; 16]>, DriverError> {
         const CALL: &str = "cuDeviceGetCount";
         let function = self.functions.device_count.ok_or(DriverError::Missing(CALL))?;
-        let (mut count, mut pairs) = (0, Vec::new());
-        // SAFETY: the pointer refers to a local variable.
+        let mut count = 0;
+        // SAFETY: the pointer points to a local variable.
         check(CALL, unsafe { function(&mut count) })?;
-        for ordinal in 0..count {
-            let (mut device, mut uuid): (CUdevice, _) = (0, CUuuid { bytes: [0; 16] });
-            // SAFETY: both pointers refer to local variables.
-            unsafe {
-                check("cuDeviceGet", (self.functions.device_get)(&mut device, ordinal))?;
-                check("cuDeviceGetUuid", (self.functions.device_uuid)(&mut uuid, device))?;
-            }
-            let old = uuid.bytes.map(|byte| byte as u8);
-            let new = match old {
-                old if old == from => self.device.uuid,
-                old if old == self.device.uuid => from,
-                old => old,
-            };
-            pairs.push([old, new]);
+        (0..count).map(|ordinal| self.uuid_at(ordinal)).collect()
+    }
+
+    fn uuid_at(&self, ordinal: c_int) -> Result<[u8; 16], DriverError> {
+        let (mut device, mut uuid): (CUdevice, _) = (0, CUuuid { bytes: [0; 16] });
+        // SAFETY: both pointers point to locals.
+        unsafe {
+            check("cuDeviceGet", (self.functions.device_get)(&mut device, ordinal))?;
+            check("cuDeviceGetUuid", (self.functions.device_uuid)(&mut uuid, device))?;
         }
-        Ok(pairs)
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
+    /// Returns the product name and the memory size of a device.
+    fn model_of(&self, device: CUdevice) -> Option<(String, u64)> {
+        let (mut name, mut total) = ([0; 256], 0usize);
+        // SAFETY: the pointers point to local variables, and the length of the name is passed.
+        unsafe {
+            check("cuDeviceGetName", (self.functions.device_name)(name.as_mut_ptr(), 255, device)).ok()?;
+            check("cuDeviceTotalMem", (self.functions.device_total)(&mut total, device)).ok()?;
+        }
+        // SAFETY: the buffer is zeroed, and the driver could not write its last byte.
+        Some((unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned(), total as u64))
+    }
+
+    /// Restores a suspended process of the card `from` on this card. Driver 580 needs a pair for each card that the
+    /// process's driver sees, and fails with 1 otherwise. The cards that the process reports may not be all of them,
+    /// because a variable can hide cards, so a second attempt names all cards of the host.
+    fn restore_from(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<(), DriverError> {
+        let seen = self.exchanged(from, sees.to_vec());
+        match self.restore(pid, &seen) {
+            Err(DriverError::Call { code: INVALID_VALUE, .. }) => {}
+            done => return done,
+        }
+        let all = self.exchanged(from, self.uuids()?);
+        tracing::info!(pid, seen = seen.len(), all = all.len(), "restoring a process with pairs for all cards");
+        self.restore(pid, &all)
+    }
+
+    /// Returns pairs that exchange the card `from` and this card, and leave the other ones of `cards` unchanged.
+    fn exchanged(&self, from: [u8; 16], mut cards: Vec<[u8; 16]>) -> Vec<GpuPair> {
+        for card in [from, self.device.uuid] {
+            if !cards.contains(&card) {
+                cards.push(card);
+            }
+        }
+        let new = |old: [u8; 16]| match old {
+            old if old == from => self.device.uuid,
+            old if old == self.device.uuid => from,
+            old => old,
+        };
+        cards.into_iter().map(|old| [old, new(old)]).collect()
     }
 }
 
@@ -365,10 +403,12 @@ impl Driver for Real {
         self.suspend_within(pid, 0)
     }
 
-    fn fetch(&self, pid: u32, from: [u8; 16]) -> Result<(), DriverError> {
+    fn fetch(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<FetchTimes, DriverError> {
+        let begin = Instant::now();
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let unlock = || self.checkpoint("cuCheckpointProcessUnlock", self.functions.checkpoint_unlock, pid, [0; 2]);
         match self.process_state(pid)? {
-            RUNNING if from == self.device.uuid => return Ok(()),
+            RUNNING if from == self.device.uuid => return Ok(FetchTimes::default()),
             RUNNING => {
                 if let Err(error) = self.suspend_within(pid, LOCK_MS) {
                     // The process may already be locked.
@@ -376,18 +416,39 @@ impl Driver for Real {
                     return Err(error);
                 }
             }
-            LOCKED => return unlock(),
-            // The process was suspended by an owner that then exited. In other states, the restore fails.
+            LOCKED => return unlock().map(|()| FetchTimes::default()),
+            // Suspended by an owner that ended before it could continue. For other states, the restore fails.
             _ => {}
         }
-        let pairs = if from == self.device.uuid { Vec::new() } else { self.exchanged(from)? };
-        let moved = self.restore(pid, &pairs);
+        let checkpoint = begin.elapsed();
+        let moved = if from == self.device.uuid { self.restore(pid, &[]) } else { self.restore_from(pid, from, sees) };
         if moved.is_err()
             && let Err(error) = self.restore(pid, &[])
         {
             tracing::error!(pid, %error, "a program that could not be moved cannot be resumed on its own card either");
         }
-        moved
+        let restore = begin.elapsed().saturating_sub(checkpoint);
+        let (checkpoint_us, restore_us) = (us(checkpoint), us(restore));
+        tracing::info!(pid, checkpoint_us, restore_us, moved = moved.is_ok(), "the driver has moved a program");
+        moved.map(|()| FetchTimes { checkpoint_us, restore_us })
+    }
+
+    fn uuid_of(&self, device: &str) -> Option<[u8; 16]> {
+        let ordinal: CUdevice = match (device.parse(), super::parse_uuid(device)) {
+            (Ok(ordinal), _) => ordinal,
+            (_, Some(uuid)) => {
+                let known = self.uuids().ok()?.iter().position(|known| *known == uuid)?;
+                c_int::try_from(known).ok()?
+            }
+            _ => {
+                let (mut found, address) = (0, std::ffi::CString::new(device).ok()?);
+                // SAFETY: the arguments are a local variable, and a string that ends with a zero byte.
+                let code = unsafe { self.functions.device_by_address?(&mut found, address.as_ptr()) };
+                (code == 0).then_some(found)?
+            }
+        };
+        let same = self.model_of(ordinal)? == (self.device.name.clone(), self.device.total_bytes);
+        same.then(|| self.uuid_at(ordinal).ok()).flatten().filter(|uuid| *uuid != self.device.uuid)
     }
 
     fn resume(&self, pid: u32) -> Result<(), DriverError> {

@@ -1,6 +1,7 @@
 //! Interaction of a CUDA card's owner with the host, without its driver and its state machine.
 //!
 //! - `probes`: checks that other owners respond before a gang's program is killed.
+//! - `rules`: the daemon's rules of a card, in the form of the state machine.
 //! - `rights`: sockets with configurable access rights.
 //! - `links`: connections to the owners of other cards, for the turns of tenants with several cards.
 //! - `gang_quanta`: quanta of memory for tenants with several cards.
@@ -21,6 +22,7 @@ mod lines;
 mod links;
 mod probes;
 mod rights;
+mod rules;
 mod shares;
 mod stopped;
 
@@ -31,5 +33,6 @@ pub use lines::Lines;
 pub use links::{LinkEvent, Links, MAX_CLOCK, OwnerLinks};
 pub use probes::{Check, Outcome, Probes};
 pub use rights::{Bound, ListenError, Rights};
+pub use rules::rules;
 pub use shares::{Named, Shares};
 pub use stopped::is_stopped;

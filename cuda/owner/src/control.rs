@@ -7,14 +7,15 @@ use crate::core::{
     Unaccounted,
 };
 use crate::server::{MpsOptions, Rights, Server};
-use cuda_control::{Answer, Card, GangSettings, MpsSettings, Quanta, Request, Rules, ServerState, Settings, Tenant};
-use owner_driver::{Driver, Real, nvml_uuid};
+use cuda_control::{Answer, Card, GangSettings, MpsSettings, Request, ServerState, Settings, Tenant};
+use owner_driver::{Driver, Real, nvml_uuid, parse_uuid};
+use owner_host::rules;
 use sched::VgpuParams;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use vram::{Limits, QuantaConfig, TenantId};
+use vram::{Limits, TenantId};
 
 /// Serves requests until end of file on `input`. Afterwards, programs keep their memory and try to reconnect to the
 /// next owner.
@@ -75,6 +76,7 @@ impl Pipe {
         (config.time, config.balance, config.quanta) = rules(&settings.rules, settings.chunk_bytes)?;
         config.on_stranger = if settings.kills_strangers { OnStranger::Kill } else { OnStranger::Report };
         config.margin_bytes = settings.margin_bytes;
+        config.others = settings.others.iter().filter_map(|other| driver.uuid_of(other)).collect();
         config.number = settings.gangs.as_ref().map_or(config.number, |gangs| gangs.card);
         let server = Server::start_closed(config, driver, Some(&settings.journal));
         let mut server = server.map_err(|error| error.to_string())?;
@@ -101,29 +103,6 @@ impl Pipe {
             Err(error) => Answer::Failed(format!("invalid request: {error}")),
         }
     }
-}
-
-/// Returns the settings for time, memory, and memory quanta.
-fn rules(rules: &Rules, chunk_bytes: u64) -> Result<(sched::Config, vram::balance::Config, QuantaConfig), String> {
-    let Quanta { mode, window_ns, on_permille, margin_permille, factor, min_ns, max_ns } = &rules.quanta;
-    let balance = vram::balance::Config {
-        policy: rules.victims.parse()?,
-        return_interval_ns: rules.return_ns,
-        settle_ns: rules.settle_ns,
-        idle_after_ns: rules.idle_ns,
-        low_water: u32::try_from(rules.low_water_bytes / chunk_bytes.max(1)).unwrap_or(u32::MAX),
-        ..vram::balance::Config::default()
-    };
-    let quanta = QuantaConfig {
-        mode: mode.parse()?,
-        window_ns: *window_ns,
-        on_permille: *on_permille,
-        margin_permille: *margin_permille,
-        factor: *factor,
-        min_ns: *min_ns,
-        max_ns: *max_ns,
-    };
-    Ok((rules.scheduler, balance, quanta))
 }
 
 /// Error for requests after the owner's thread has exited.
@@ -177,10 +156,12 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
             };
             Ok(if pids.is_empty() { Answer::Done } else { Answer::Leaving(pids) })
         }
+        Request::MayLeave { .. } | Request::Leave(_) if !server.fetches() => Err(NO_MOVES.to_owned()),
+        Request::MayLeave { name, to } => {
+            let (id, to) = (known(server, name)?, parse_uuid(&to).ok_or_else(|| format!("`{to}` is not a UUID"))?);
+            server.call(move |core| core.may_leave(id, to)).ok_or(ENDED)?.map(|()| Answer::Done)
+        }
         Request::Leave(name) => {
-            if !server.fetches() {
-                return Err(NO_MOVES.to_owned());
-            }
             let id = known(server, name)?;
             match server.call(move |core| core.leave(id)).ok_or(ENDED)?? {
                 Leaving::Waits(why) => Ok(Answer::Moving(why)),
@@ -198,8 +179,8 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
         }
         Request::Arrivals(name) => {
             let id = known(server, name)?;
-            let (here, failed) = server.call(move |core| core.arrivals(id)).ok_or(ENDED)?;
-            Ok(Answer::Arrived { here, failed })
+            let (here, times, failed) = server.call(move |core| core.arrivals(id)).ok_or(ENDED)?;
+            Ok(Answer::Arrived { here, failed, times })
         }
         Request::Tune(changed) => {
             let chunk_bytes = server.call(|core| core.config().chunk_bytes).ok_or(ENDED)?;
@@ -326,6 +307,7 @@ fn show(core: &Core, since_ns: u64, mps: Option<&Path>) -> Card {
         (tenant.id, view)
     };
     Card {
+        uuid: nvml_uuid(core.config().uuid),
         memory,
         time,
         turns,

@@ -96,6 +96,8 @@ pub struct CardConfig {
     pub host_ready_bytes: u64,
     /// UUID of the card, from `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
+    /// `cuDeviceGetUuid` of the cards to which programs could move.
+    pub others: Vec<[u8; 16]>,
     /// Settings of the balancer, which distributes memory between tenants.
     pub balance: BalanceConfig,
     /// Settings of memory quanta, for tenants whose working sets do not fit together.
@@ -136,6 +138,7 @@ impl CardConfig {
             chunk_bytes: 16 << 20,
             host_ready_bytes: 256 << 20,
             uuid: [0; 16],
+            others: Vec::new(),
             balance: BalanceConfig::default(),
             // Copies take one eightieth of a quantum, and the resulting interruptions of programs take as long. Sharing
             // memory in quanta therefore costs at most 3 %.
@@ -391,7 +394,7 @@ impl Core {
             Event::Made { piece, memory } => self.made(piece, memory),
             Event::Copied { batch, done, ns } => self.copied(batch, done, ns),
             Event::Suspended { session, done } => self.suspended(session, done),
-            Event::Fetched { session, error } => self.fetched(session, error),
+            Event::Fetched { session, done } => self.fetched(session, done),
             Event::Signalled { tenant, done } => self.signalled(tenant, done),
             Event::Looked { session, stopped, is_overdue } => self.looked_at(session, stopped, is_overdue),
             Event::Ended { pid } => drop(self.given_up.remove(&pid)),

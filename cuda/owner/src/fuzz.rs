@@ -170,7 +170,8 @@ impl World {
                 self.event(Event::Copied { batch, done: !fails, ns: 1000 });
             }
             Some(Action::Fetch { session, .. }) => {
-                self.event(Event::Fetched { session, error: fails.then(|| "error 1".to_owned()) });
+                let done = if fails { Err("error 1".to_owned()) } else { Ok(Default::default()) };
+                self.event(Event::Fetched { session, done });
             }
             Some(Action::Suspend { session }) => self.event(Event::Suspended { session, done: !fails }),
             _ => {}
@@ -267,10 +268,12 @@ impl World {
                     .collect();
                 FromTenant::Adopt { chunks, more: input.byte() & 1 == 0 }
             }
-            _ => match input.below(5) {
+            _ => match input.below(7) {
                 0 => FromTenant::Goodbye(End::Leaving),
                 1 => FromTenant::Used { card, turn, usage },
                 2 => FromTenant::Elsewhere { uuid: [input.byte(); 16] },
+                4 => FromTenant::Sees { uuids: vec![[input.byte(); 16]; input.below(3)] },
+                5 => FromTenant::Unusable { code: 3 },
                 3 => {
                     FromTenant::Left { obstacle: [None, Some(Obstacle::Busy), Some(Obstacle::Shared)][input.below(3)] }
                 }
@@ -373,6 +376,7 @@ fn settings(folder: &Path) -> Settings {
         rules: rules(&mut Input(&[])),
         mps: None,
         gangs: None,
+        others: Vec::new(),
         journal: folder.join("journal"),
     }
 }
@@ -461,7 +465,8 @@ pub fn control(data: &[u8]) {
                 let name = ["a", "b", "c", "d"][usize::from(byte % 4)].to_owned();
                 match byte {
                     ..200 => Request::Release(name),
-                    200..220 => Request::Leave(name),
+                    200..210 => Request::MayLeave { name, to: "GPU-00".to_owned() },
+                    210..220 => Request::Leave(name),
                     220..232 => Request::Stay(name),
                     232..244 => Request::Arrivals(name),
                     _ => Request::Arrive { name, pids: Vec::new() },

@@ -514,8 +514,8 @@ impl Serving {
                     Some(pid) => self.workers.suspend(session, pid),
                     None => lost.push(session),
                 },
-                Action::Fetch { session, from } => match self.peers.pid(session) {
-                    Some(pid) => self.workers.fetch(session, pid, from),
+                Action::Fetch { session, from, sees } => match self.peers.pid(session) {
+                    Some(pid) => self.workers.fetch(session, pid, from, sees),
                     None => lost.push(session),
                 },
                 Action::Make { piece, memory, zeroed } => self.workers.make(New { piece, memory, zeroed }),

@@ -8,7 +8,8 @@
 //!
 //! ```text
 //! tenant -> owner   Hello
-//! owner  -> tenant  Welcome, or Goodbye
+//! owner  -> tenant  Welcome or WelcomeAmong, or Goodbye
+//! tenant -> owner   Sees, only after WelcomeAmong, once the driver is initialised
 //! tenant -> owner   Adopt..., only after a reconnection, until `more` is false
 //! ```
 //!
@@ -91,15 +92,23 @@
 //! The owners of both cards use the tenant's socket in turn.
 //!
 //! ```text
-//! owner -> tenant Leave { .. }: all chunks are in host memory tenant -> owner Left { obstacle: None }: gate closed,
-//! all chunks unmapped, no request in progress owner -> tenant Goodbye(Moved) (the tenant's side connects again, and
-//! gets `Welcome` from the owner of the other card) tenant -> owner Elsewhere { uuid } (the owner checkpoints the
-//! process and restores it on its card) owner -> tenant Fetched, or Goodbye(Moved) tenant -> owner Adopt..., as after
-//! any reconnection
+//! owner  -> tenant  Leave { .. }: all chunks are in host memory
+//! tenant -> owner   Left { obstacle: None }: gate closed, all chunks unmapped, no request in progress
+//! owner  -> tenant  Goodbye(Moved)
+//!                   (the tenant's side connects again, and gets `Welcome` from the owner of the other card)
+//! tenant -> owner   Sees { uuids }
+//! tenant -> owner   Elsewhere { uuid }
+//!                   (the owner makes the driver checkpoint the process and restore it on its card)
+//! tenant -> owner   Adopt..., as after any reconnection: the owner maps the chunks meanwhile
+//! owner  -> tenant  Fetched, or Goodbye(Moved)
+//! tenant -> owner   Unusable { code }, only if the restored process cannot import a chunk
 //! ```
 //!
 //! The tenant's side compares the card of each [`Welcome`] with the driver's card, and reports chunks only to the owner
 //! of the process's card. If no owner serves it in time, it maps its chunks on that card, and runs without an owner.
+//!
+//! The driver imports chunks of another card only if it showed this card to the process at its start. `WelcomeAmong`
+//! names the cards that the library makes visible to the driver and hides from the program, and `Sees` has the result.
 //!
 //! # Ends
 //!
@@ -121,7 +130,7 @@
 //! | message | own steps | deferred |
 //! |---|---|---|
 //! | `Hello`, the end of a connection | connections | all chunks of the process |
-//! | `Left`, `Elsewhere` | connections | |
+//! | `Left`, `Elsewhere`, `Sees`, `Unusable` | connections | |
 //! | `Adopt`, `Free` | [`MAX_CHUNKS`] | |
 //! | `Allocate` | 1 | its chunks; 32 pieces are created at a time per tenant |
 //! | `Fix`, `Unfix` | 1 | their size in chunks |
@@ -160,8 +169,8 @@ pub use message::{
 };
 
 /// Version of the messages.
-pub const VERSION: u16 = 8;
-/// Oldest version that an owner supports. Programs outlive owners, and keep the library that they started with.
+pub const VERSION: u16 = 9;
+/// Oldest version that an owner supports. Programs outlive owners, and keep the library with which they started.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
 pub const VERSION_HANDOVER: u16 = 2;
@@ -177,7 +186,10 @@ pub const VERSION_CONCURRENT: u16 = 6;
 pub const VERSION_GANGS: u16 = 7;
 /// First version with [`FromOwner::Leave`], [`FromTenant::Elsewhere`] and [`End::Moved`].
 pub const VERSION_MOVES: u16 = 8;
-/// Maximum number of pending requests ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) per process.
+/// First version with [`FromOwner::WelcomeAmong`], [`FromTenant::Sees`] and [`FromTenant::Unusable`].
+pub const VERSION_VISIBLE_CARDS: u16 = 9;
+/// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
+/// answers.
 pub const MAX_PENDING: usize = 64;
 /// Maximum size of a packet in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
@@ -193,6 +205,8 @@ pub const MAX_NAME: usize = 64;
 pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
+/// Maximum number of cards that a process's driver sees, in one message.
+pub const MAX_SEEN: usize = 64;
 /// Time in microseconds before the end of a turn's last work at which the turn can end. The next tenant's first work
 /// takes this long to reach the card. If it arrived earlier, the hardware would time-slice between both tenants.
 pub const EARLY_US: u32 = 100;

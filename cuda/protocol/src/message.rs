@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{MAX_CARDS, MAX_CHUNKS, MAX_EXPORTED, MAX_NAME, MAX_PACKET, MAX_PROCESSES};
+use crate::{MAX_CARDS, MAX_CHUNKS, MAX_EXPORTED, MAX_NAME, MAX_PACKET, MAX_PROCESSES, MAX_SEEN};
 
 /// ID of a process's chunk. Unique during the lifetime of the connection and across restarts of the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -332,6 +332,18 @@ pub enum FromTenant {
         /// `cuDeviceGetUuid` of the process's card.
         uuid: [u8; 16],
     },
+    /// Reports the cards that the process's driver sees, including those that the library hides from the program.
+    /// Since version 9.
+    Sees {
+        /// `cuDeviceGetUuid` of each card, at most [`crate::MAX_SEEN`].
+        uuids: Vec<[u8; 16]>,
+    },
+    /// Reports that the process cannot import its chunks on the owner's card, to which the driver has moved it. The
+    /// owner ends the connection. Since version 9.
+    Unusable {
+        /// `CUresult` of the import.
+        code: i32,
+    },
 }
 
 /// A message from the owner.
@@ -452,6 +464,13 @@ pub enum FromOwner {
     /// The driver has moved the process, or has resumed it after an interrupted move. The process can call the driver
     /// again. Since version 8.
     Fetched,
+    /// Reply to `Hello`, like `Welcome`, for a process that may move to another card later. Since version 9.
+    WelcomeAmong {
+        /// The owner's terms.
+        welcome: Welcome,
+        /// `cuDeviceGetUuid` of the other cards to which the process could move, at most [`crate::MAX_SEEN`].
+        others: Vec<[u8; 16]>,
+    },
 }
 
 /// Reason why a packet is not a valid message.
@@ -512,6 +531,7 @@ impl Message for FromTenant {
             Self::Adopt { chunks, .. } => within("chunks", chunks.len(), MAX_CHUNKS),
             Self::Free { chunks } => within("chunks", chunks.len(), MAX_CHUNKS),
             Self::Export { chunks, .. } => within("chunks", chunks.len(), MAX_EXPORTED),
+            Self::Sees { uuids } => within("cards", uuids.len(), MAX_SEEN),
             _ => Ok(()),
         }
     }
@@ -529,6 +549,10 @@ impl Message for FromOwner {
     fn check(&self) -> Result<(), Malformed> {
         match self {
             Self::Welcome(welcome) => within("cards", welcome.cards.len(), MAX_CARDS),
+            Self::WelcomeAmong { welcome, others } => {
+                within("cards", welcome.cards.len(), MAX_CARDS)?;
+                within("other cards", others.len(), MAX_SEEN)
+            }
             Self::Granted { chunks, .. } => within("chunks", chunks.len(), MAX_CHUNKS),
             Self::Redirect { moves, .. } => within("chunks", moves.len(), MAX_CHUNKS),
             Self::Processes { pids, .. } => within("processes", pids.len(), MAX_PROCESSES),

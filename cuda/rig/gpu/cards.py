@@ -375,6 +375,50 @@ def spread_programs(run: Run) -> None:
                              for when in ("before", "after")}
 
 
+def move_tenant(run: Run) -> None:
+    """Moves a tenant with 20 GiB to the other card and back while it computes."""
+    mib = 20480
+    daemon = run.daemon((Tenant("mover", CARDS[:1], QUOTA_MIB), Tenant("neighbour", CARDS[1:], 8192)),
+                        Cards(len(CARDS), MEMORY_MIB, 2 * mib))
+    program = run.session.start("tenant-mover", "moving", (0,), "mover")
+    neighbour = run.session.start("tenant-neighbour", "moving", (0,), "neighbour")
+    run.session.await_ready()
+    link = program.ask({"do": "link"}, ANSWER_S)[0]
+    filled = program.ask({"do": "fill", "mib": mib}, ANSWER_S)[0]["bytes"]
+    neighbour.ask({"do": "fill", "mib": 1024}, ANSWER_S)
+    moves = []
+    for card in ("gpu1", "gpu0"):
+        for each in (program, neighbour):
+            each.say({"do": "run", "seconds": 7})
+        time.sleep(1)
+        begin = time.monotonic()
+        moved = json.loads(daemon.control("--json", "tenant", "move", "mover", "--card", card))
+        moved["command_s"] = round(time.monotonic() - begin, 3)
+        ran, beside = program.answers(ANSWER_S)[0], neighbour.answers(ANSWER_S)[0]
+        moves.append(moved | {"program": ran, "neighbour": beside, "check": program.ask({"do": "check"}, ANSWER_S)[0]})
+    run.result |= {"link": link, "bytes": filled, "moves": moves, "events": daemon.control("events", "-n", "20")}
+    least_ms = filled / link["out"] * 1e3
+    run.result["figures"] = {"pause_ratio": round(max(moved["pause_ms"] for moved in moves) / least_ms, 3),
+                             "gap_ratio": round(max(moved["program"]["longest_gap_ms"] for moved in moves) / least_ms, 3)}
+    run.result["right"] = all(moved["check"]["wrong_words"] == 0 for moved in moves)
+
+
+def move_two_of_four(run: Run) -> None:
+    """Compares the work of four programs on one card with their work after two of them have moved."""
+    names = ("p0", "p1", "p2", "p3")
+    daemon = run.daemon(tuple(Tenant(name, CARDS[:1], 8192) for name in names),
+                        Cards(len(CARDS), MEMORY_MIB, 8192))
+    tenants = [run.session.start(f"tenant-{name}", "saturating", (0,), name) for name in names]
+    run.session.await_ready()
+    alone, = rates(tenants[:1], window_s=1.5)
+    before = rates(tenants, 3.0)
+    moved = [json.loads(daemon.control("--json", "tenant", "move", name, "--card", "gpu1")) for name in names[2:]]
+    after = rates(tenants, 3.0)
+    run.result |= {"alone": round(alone, 2), "before": [round(rate / alone, 4) for rate in before],
+                   "after": [round(rate / alone, 4) for rate in after], "moves": moved}
+    run.result["figures"] = {"before": round(sum(before) / alone, 4), "after": round(sum(after) / alone, 4)}
+
+
 @dataclass(frozen=True)
 class Case:
     """A measurement with its targets."""
@@ -401,6 +445,8 @@ CASES = (
     Case("all-reduce, one process", all_reduce_in_one_process, {"bandwidth_ratio": RATIO_OF_BANDWIDTH}),
     Case("two gangs, more memory than fits", more_than_fits, {"time_ratio_alone": RATIO_OF_TIME}),
     Case("four programs on one card, then on two", spread_programs),
+    Case("a tenant with 20 GiB moves", move_tenant, {"pause_ratio": Target(1.5)}),
+    Case("four programs on one card, two of them move", move_two_of_four),
 )
 
 

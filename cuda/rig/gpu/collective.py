@@ -410,6 +410,64 @@ class Filling:
         return {"checksum": hashlib.sha256(json.dumps(all_sums).encode()).hexdigest()[:16]}
 
 
+class Moving:
+    """Integer operations on several GiB of one card, whose result is known."""
+
+    BYTES = 256 << 20
+
+    def __init__(self, place: Place):
+        self._card = place.card
+        self._tensors: list[torch.Tensor] = []
+        self._passes = 0
+
+    def _values(self, number: int) -> torch.Tensor:
+        return torch.arange(number, number + self.BYTES // 4, device=self._card, dtype=torch.int32)
+
+    def fill(self, mib: int) -> dict:
+        """Allocates memory."""
+        self._tensors = [self._values(number) for number in range(mib * (1 << 20) // self.BYTES)]
+        finish()
+        return {"bytes": len(self._tensors) * self.BYTES}
+
+    def link(self) -> dict:
+        """Returns the rates of pinned copies in bytes per second, to host memory and back."""
+        there, here = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True), torch.empty(1 << 30, dtype=torch.uint8,
+                                                                                           device=self._card)
+        rates = {}
+        for name, to, of in (("out", there, here), ("in", here, there)):
+            to.copy_(of, non_blocking=True)
+            finish()
+            begin = time.perf_counter()
+            for _ in range(4):
+                to.copy_(of, non_blocking=True)
+            finish()
+            rates[name] = round(4 * (1 << 30) / (time.perf_counter() - begin))
+        return rates
+
+    def run(self, seconds: float) -> dict:
+        """Computes for a time. Returns the longest gap between the ends of two operations."""
+        until, longest, last = time.perf_counter() + seconds, 0.0, time.perf_counter()
+        passes = self._passes
+        while time.perf_counter() < until:
+            for tensor in self._tensors:
+                tensor.mul_(3).add_(1)
+                finish()
+                now = time.perf_counter()
+                longest, last = max(longest, now - last), now
+            self._passes += 1
+        return {"passes": self._passes - passes, "longest_gap_ms": round(longest * 1e3, 1)}
+
+    def check(self) -> dict:
+        """Compares all memory with the expected values."""
+        wrong = 0
+        for number, tensor in enumerate(self._tensors):
+            expected = self._values(number)
+            for _ in range(self._passes):
+                expected.mul_(3).add_(1)
+            wrong += int((expected != tensor).sum())
+        return {"wrong_words": wrong, "uuid": str(torch.cuda.get_device_properties(self._card).uuid)}
+
+
 class Peers:
     """Copies and kernels in one process that use both cards' memory."""
 
@@ -468,8 +526,9 @@ def jax_training(place: Place) -> object:
 
 
 WORKLOADS = {"all-reduce": AllReduce, "all-reduce-in-one": AllReduceInOneProcess, "training": Training,
-             "training-sharded": ShardedTraining, "training-jax": jax_training, "decoding": Decoding, "decoding-graphs": DecodingWithGraphs, "saturating": Saturating,
-             "filling": Filling, "peers": Peers}
+             "training-sharded": ShardedTraining, "training-jax": jax_training, "decoding": Decoding,
+             "decoding-graphs": DecodingWithGraphs, "saturating": Saturating, "filling": Filling, "moving": Moving,
+             "peers": Peers}
 
 
 def serve(workload: object, answers: TextIO) -> None:

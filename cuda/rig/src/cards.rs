@@ -338,6 +338,11 @@ pub fn live(cuda: Cuda, mib: u64, input: &Receiver<String>, print: impl Fn(&str)
             let on = *cards.get(device).context("a device")?;
             let result = on.enter().and_then(|()| on.alloc(4 << 20));
             print(&result.err().map_or(0, |failed| failed.code).to_string());
+        } else if order == "card" {
+            let uuid = cuda.uuid_of(i32::try_from(device)?);
+            print(
+                &uuid.map_or_else(|failed| failed.code.to_string(), |uuid| String::from_utf8_lossy(&uuid).into_owned()),
+            );
         } else {
             let steps = running.get(device).map_or(0, |(steps, _)| steps.swap(0, Ordering::SeqCst));
             print(&steps.to_string());

@@ -346,7 +346,10 @@ impl Session {
                 self.count(|c| c.fixed_bytes += bytes);
                 self.say(&FromOwner::Fixed { request })?;
             }
-            FromTenant::Left { .. } | FromTenant::Elsewhere { .. } => bail!("this owner moves no programs"),
+            FromTenant::Left { .. }
+            | FromTenant::Elsewhere { .. }
+            | FromTenant::Sees { .. }
+            | FromTenant::Unusable { .. } => bail!("this owner moves no programs"),
             FromTenant::Unfix { bytes, .. } => {
                 self.fixed = self.fixed.saturating_sub(bytes);
                 self.count(|c| c.fixed_bytes = c.fixed_bytes.saturating_sub(bytes));

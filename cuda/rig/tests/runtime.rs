@@ -8,6 +8,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use support::daemon::{self, Daemon};
 use support::{Rig, built, owner, settled};
 
 /// Key of the integrity check, as contained in the library.
@@ -69,7 +70,27 @@ fn runtime_of_cuda_13_works_alone_and_as_a_tenant() {
     runs(13, 13_050);
 }
 
-/// Checks that the runtimes verify the result: with a different key in the driver, they fail with 103.
+/// Runs the program as a tenant whose driver sees a second card, which the library hides.
+#[test]
+fn runtime_works_next_to_a_hidden_card() {
+    let mut rig = daemon::rig(|rig| {
+        let cards = [0, 1].map(|at| daemon::card(rig, &format!("card{at}"), &format!("cuda.device = \"{at}\"\n")));
+        cards.concat() + &daemon::tenant("a", "card0", "")
+    });
+    rig.cards = 2;
+    let _daemon = Daemon::start(&rig);
+    for (version, reported) in [(11, 11_080), (12, 12_090), (13, 13_050)] {
+        let mut command = rig.command(built("mediatorctl"), "plain");
+        command.env(cuda_protocol::DRIVER_VARIABLE, &rig.fake);
+        command.arg("--socket").arg(rig.folder.path().join("admin.sock")).args(["run", "--tenant", "a", "--library"]);
+        command.arg(rig.folder.path().join("shim")).arg("--").arg(env!("CARGO_BIN_EXE_cuda-runtime"));
+        let text = text(command.arg(runtime(version)));
+        assert!(text.starts_with(&format!("runtime={reported} driver=13000 devices=1 warp=32\n")), "{text}");
+        assert_eq!(text.matches("verified").count(), 2, "{text}");
+    }
+}
+
+/// Checks that the runtimes verify the result: they reject a copy of the driver with a different key (103).
 #[test]
 fn wrong_integrity_answer_is_refused_by_each_runtime() {
     let rig = Rig::new(256);

@@ -11,6 +11,7 @@ use crate::shim::Shim;
 
 mod captures;
 mod contexts;
+mod devices;
 mod gated;
 mod loader;
 mod lookup;

@@ -18,12 +18,13 @@ use cuda_protocol::{
 
 use crate::descriptors::{ChunkDescriptor, Connection};
 use crate::driver::{self, SUCCESS};
-use crate::link::{self, Answer, Terms};
+use crate::link::{self, Answer, Terms, Welcomed};
 use crate::log::{self, report};
 use crate::memory::Operations;
 use crate::pace::{Left, RunAhead};
 use crate::shim::{Card, Shim, Start};
 use crate::{gate, process};
+use program_cards::calls::show;
 
 /// Time that empty chunks remain cached, unless the owner requests them.
 // TIMEOUT: without this cache, an asynchronous pool that returns all of its memory and allocates it again is 40 times
@@ -37,15 +38,15 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 // limit of 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
-/// On the first call, connects to the owners and initializes the driver with `init`, which receives the tenant's cards.
-/// Returns the result of `init`.
-pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_int {
-    // A child cannot initialize the driver if its parent forked while initializing it.
+/// Connects to the owners on the first call, and initialises the driver with `init`, which receives the tenant's cards
+/// and those to which the program could move. Returns the result of `init`.
+pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) -> c_int) -> c_int {
+    // A child cannot initialise the driver if its parent forked while doing so.
     let Some(mut state) = shim.start.take() else { return driver::NOT_INITIALIZED };
     if *state == Start::Connected {
         let terms = shim.cards().filter_map(|card| card.link.terms());
         let cards: Vec<CardInfo> = terms.flat_map(|terms| terms.cards.iter().cloned()).collect();
-        return if shim.has_started() { init(&cards) } else { driver::SYSTEM_NOT_READY };
+        return if shim.has_started() { init(&cards, &[]) } else { driver::SYSTEM_NOT_READY };
     }
     if *state == Start::Refused {
         return driver::SYSTEM_NOT_READY;
@@ -62,16 +63,27 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
             return driver::SYSTEM_NOT_READY;
         }
     };
-    let cards: Vec<CardInfo> = connected.iter().flat_map(|(_, welcome)| welcome.cards.clone()).collect();
-    let result = init(&cards);
+    let cards: Vec<CardInfo> = connected.iter().flat_map(|(_, welcome, _)| welcome.cards.clone()).collect();
+    // A program with several cards, or with an MPS server, cannot move.
+    let may_move = shim.is_single() && !shim.settings.mps;
+    let others = connected.iter().filter(|_| may_move).flat_map(|(.., others)| others.clone()).collect::<Vec<_>>();
+    let result = init(&cards, &others);
     if result != SUCCESS {
         return result;
     }
+    let seen = seen();
+    if !others.is_empty() {
+        // The tenant's cards are the first ones.
+        show(seen.iter().take_while(|uuid| cards.iter().any(|card| card.uuid == **uuid)).count());
+    }
     *state = Start::Connected;
     let mut ready = Vec::new();
-    for (card, (connection, welcome)) in shim.cards().zip(connected) {
-        let (version, devices) = (welcome.version, devices(&welcome.cards));
-        card.link.set_terms(Terms { chunk_bytes: welcome.chunk_bytes, cards: welcome.cards, devices });
+    for (card, (connection, welcome, others)) in shim.cards().zip(connected) {
+        let (version, devices) = (welcome.version, devices(&seen, &welcome.cards));
+        let seen = if may_move && !others.is_empty() { seen.clone() } else { Vec::new() };
+        let terms = Terms { chunk_bytes: welcome.chunk_bytes, cards: welcome.cards, devices, seen };
+        moves::tell_seen(&connection, version, &terms);
+        card.link.set_terms(terms);
         card.gate.close(gate::NO_SLICE, None);
         let connection = Arc::new(connection);
         card.link.set_connection(Some(&connection));
@@ -89,26 +101,39 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
     SUCCESS
 }
 
+/// Returns true if cards may be hidden from the program. Before `cuInit`, asks the owner.
+pub fn may_hide_cards(shim: &Shim) -> bool {
+    let (first, [socket], false) = (shim.first(), &shim.settings.sockets[..], shim.settings.mps) else { return false };
+    if let Some(terms) = first.link.terms() {
+        return !terms.seen.is_empty();
+    }
+    let Ok((connection, _, others)) = link::connect(socket, first.link.hello(&shim.settings, false)) else {
+        return false;
+    };
+    let _ = connection.send(&FromTenant::Goodbye(End::Leaving), &[]);
+    !others.is_empty()
+}
+
 /// Connects to the owner of each card. Returns the connections and the owners' terms, or the reason why the program
 /// cannot start.
-fn connect(shim: &Shim) -> Result<Vec<(Connection, Welcome)>, String> {
+fn connect(shim: &Shim) -> Result<Vec<Welcomed>, String> {
     if let Some(fault) = shim.settings.fault() {
         return Err(fault);
     }
-    let mut connected: Vec<(Connection, Welcome)> = Vec::new();
+    let mut connected: Vec<Welcomed> = Vec::new();
     for (card, socket) in shim.cards().zip(&shim.settings.sockets) {
         let hello = card.link.hello(&shim.settings, false);
-        let (connection, welcome) = link::connect(socket, hello).map_err(|error| match shim.is_single() {
+        let (connection, welcome, others) = link::connect(socket, hello).map_err(|error| match shim.is_single() {
             true => format!("the owner cannot be reached: {error}"),
             false => format!("the owner at {} cannot be reached: {error}", socket.display()),
         })?;
-        let same = |known: &(Connection, Welcome)| welcome.cards.iter().any(|new| names(&known.1, new));
+        let same = |known: &Welcomed| welcome.cards.iter().any(|new| names(&known.1, new));
         if let Some(at) = connected.iter().position(same) {
             let other = shim.settings.sockets[at].display();
             let what = "expected the sockets of different cards";
             return Err(format!("the owners at {other} and {} have the same card, {what}", socket.display()));
         }
-        connected.push((connection, welcome));
+        connected.push((connection, welcome, others));
     }
     Ok(connected)
 }
@@ -127,8 +152,14 @@ fn tell_concurrency(connection: &Connection, version: u16, is_client: bool) {
     }
 }
 
-/// Returns, for each device that the driver enumerates, its index in the owner's list of cards.
-fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
+/// Returns the index in the owner's list of cards for each device that the driver enumerates.
+fn devices(seen: &[[u8; 16]], cards: &[CardInfo]) -> Vec<Option<u8>> {
+    let find = |uuid: &[u8; 16]| cards.iter().position(|card| card.uuid == *uuid).and_then(|at| u8::try_from(at).ok());
+    seen.iter().map(find).collect()
+}
+
+/// Returns the UUID of each device that the driver enumerates; zeros if the driver fails.
+fn seen() -> Vec<[u8; 16]> {
     let mut count = 0;
     // SAFETY: the pointer is valid, and the driver has been initialized.
     unsafe { driver::device_get_count(&raw mut count) };
@@ -139,10 +170,9 @@ fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
             driver::device_get(&raw mut device, ordinal);
             driver::device_get_uuid(&raw mut uuid, device)
         };
-        (result == SUCCESS).then_some(uuid)
+        if result == SUCCESS { uuid } else { [0; 16] }
     };
-    let find = |uuid| cards.iter().position(|card| card.uuid == uuid).and_then(|at| u8::try_from(at).ok());
-    (0..count).map(|ordinal| uuid(ordinal).and_then(find)).collect()
+    (0..count).map(uuid).collect()
 }
 
 /// Time limit for a waiting thread to submit its work during a step.
@@ -377,7 +407,10 @@ impl Agent {
             }
             FromOwner::Shared { request, share } => link.answer(request, |_| Answer::Shared(share)),
             // These messages answer requests over separate connections.
-            FromOwner::Welcome(_) | FromOwner::Processes { .. } | FromOwner::Fetched => {}
+            FromOwner::Welcome(_)
+            | FromOwner::WelcomeAmong { .. }
+            | FromOwner::Processes { .. }
+            | FromOwner::Fetched => {}
             FromOwner::Goodbye(end) => {
                 report!("the owner says goodbye: {end:?}");
                 return Err(LinkError::Closed);
@@ -534,7 +567,7 @@ impl Agent {
             std::thread::sleep(self.departure.retry_interval());
             self.return_late();
             let hello = card.link.hello(&shim.settings, true);
-            let Ok((connection, welcome)) = link::connect(socket, hello) else { continue };
+            let Ok((connection, welcome, _)) = link::connect(socket, hello) else { continue };
             let same_cards = |terms: &Terms| terms.cards.iter().all(|card| names(&welcome, card));
             let fits = |terms: &Terms| {
                 let same_number = terms.cards.len() == welcome.cards.len();
@@ -544,18 +577,26 @@ impl Agent {
                 let _ = connection.send(&FromTenant::Goodbye(End::Violation), &[]);
                 continue;
             }
-            if !self.come_to(&connection, &welcome) {
-                continue;
+            if let Some(terms) = card.link.terms() {
+                moves::tell_seen(&connection, welcome.version, terms);
             }
+            let Some(journey) = self.set_out(&connection, &welcome) else { continue };
             let connection = Arc::new(connection);
-            card.contexts.bind();
             tell_concurrency(&connection, welcome.version, shim.settings.mps);
             let told = shim.memory(card).adopted(
                 |chunks, descriptors, more| {
                     let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|d| d.as_fd()).collect();
                     connection.send_many(&FromTenant::Adopt { chunks, more }, &borrowed).is_ok()
                 },
-                || card.link.reconnect(&connection),
+                |sample| {
+                    let is_here = journey.is_none_or(|target| self.wait_for_driver(&connection, target, sample));
+                    if is_here {
+                        // Not earlier: the driver may have stopped the calls of this process.
+                        card.contexts.bind();
+                        card.link.reconnect(&connection);
+                    }
+                    is_here
+                },
             );
             if told {
                 // Do not close the gate earlier: the first submission that finds it closed notifies the owner, once,

@@ -30,16 +30,15 @@ compile_error!("the stubs are written for x86-64 Linux");
 
 use cuda_driver::{calls as driver, streams, symbols};
 use cuda_pacing::{captures, contexts, events, gate, pace, pacing};
+use program_cards::{cross, peers};
 
 mod abi;
 mod agent;
-mod cross;
 mod descriptors;
 mod fork;
 mod link;
 mod log;
 mod memory;
-mod peers;
 mod process;
 mod settings;
 mod shim;

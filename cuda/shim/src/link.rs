@@ -37,6 +37,8 @@ pub struct Terms {
     pub cards: Vec<CardInfo>,
     /// Index in the owner's list of cards, for each driver device.
     pub devices: Vec<Option<u8>>,
+    /// UUIDs of the cards that the driver sees, if the program could move to one of them.
+    pub seen: Vec<[u8; 16]>,
 }
 
 /// A reply to a request. Its parts are collected until the last one arrives.
@@ -101,8 +103,11 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Connects to the owner at `socket`, and sends `hello`. Returns the connection and the owner's terms.
-pub fn connect(socket: &Path, hello: Hello) -> Result<(Connection, Welcome), LinkError> {
+/// A connection, the owner's terms, and the cards to which the program could move.
+pub type Welcomed = (Connection, Welcome, Vec<[u8; 16]>);
+
+/// Connects to the owner at `socket`, and sends `hello`.
+pub fn connect(socket: &Path, hello: Hello) -> Result<Welcomed, LinkError> {
     let begin = Instant::now();
     loop {
         let connected = Connection::open(socket).and_then(|connection| {
@@ -110,8 +115,9 @@ pub fn connect(socket: &Path, hello: Hello) -> Result<(Connection, Welcome), Lin
             Ok((connection.receive()?.message, connection))
         });
         match connected {
-            Ok((FromOwner::Welcome(welcome), connection)) => return Ok((connection, welcome)),
-            // The tenant is moving between two cards. A program that adopts memory is retried by its caller.
+            Ok((FromOwner::Welcome(welcome), connection)) => return Ok((connection, welcome, Vec::new())),
+            Ok((FromOwner::WelcomeAmong { welcome, others }, connection)) => return Ok((connection, welcome, others)),
+            // The tenant is between two cards. A program that has memory retries anyway.
             Ok((FromOwner::Goodbye(End::Moved), _)) if !hello.adopts && begin.elapsed() < OWNER_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(RECONNECT_MS));
             }

@@ -31,7 +31,7 @@ pub use memory::{
     AccessProfile, Accessed, CardMemory, CardMemorySettings, Counted, Hint, Hints, MemoryList, MoveReport, MoveRequest,
     Range, Turn, VmMemory, VmMemorySettings,
 };
-pub use moving::{DrainReport, Left, MoveTo, Moved, PauseParts, Restored, TenantMoved};
+pub use moving::{DrainReport, Left, MoveTo, Moved, PauseParts, Restored, TenantMovePhases, TenantMoved};
 pub use profile::{Capacity, Profile, ProfileList};
 pub use restarts::{RestartWorkers, WorkerRestart, WorkerRestarts};
 pub use scheduler::{

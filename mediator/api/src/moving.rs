@@ -44,13 +44,30 @@ pub struct TenantMoved {
     pub programs: usize,
     /// Time that the programs spent without a card, in ms.
     pub pause_ms: u64,
-    /// Memory of the tenant's chunks, in MiB.
+    /// Parts of the move.
+    pub phases: TenantMovePhases,
+    /// MiB of memory in chunks.
     pub memory_mib: u64,
     /// Total duration of the move, in ms. The memory returns to the card while the programs run.
     pub total_ms: u64,
 }
 
-/// Durations of the phases of a virtual machine's pause during a move.
+/// Parts of a tenant's move, in us. All except `leave_us` are parts of the pause, for the program that took longest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TenantMovePhases {
+    /// Evicting the memory while the programs run, until all programs had left their card.
+    pub leave_us: u64,
+    /// Connecting the programs to the other card's owner.
+    pub connect_us: u64,
+    /// NVIDIA's checkpoint: stopping a program's calls, and copying its remaining memory from the card.
+    pub checkpoint_us: u64,
+    /// Restoring a program on the other card.
+    pub restore_us: u64,
+    /// Mapping the remaining chunks after the restore.
+    pub adopt_us: u64,
+}
+
+/// Durations of the phases in which a virtual machine is paused during a move, in us.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PauseParts {
     /// Time to quiesce the VMM connection, in us.

@@ -122,7 +122,7 @@ const OPERATIONS: [Operation; 46] = [
     change(
         "post",
         "/v1/tenants/{name}/move",
-        "Moves a tenant without running programs to another card",
+        "Moves a tenant with its programs to another card",
         Some(schema_of::<crate::MoveTo>),
         (200, Some(schema_of::<crate::TenantMoved>)),
     ),

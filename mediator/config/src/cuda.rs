@@ -54,6 +54,9 @@ pub struct CudaSpec {
     /// Tolerance between accounted and actual memory usage, per process and for the whole card, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub margin_mib: u64,
+    /// If set, running programs of the card's tenants can move to other cards with this setting, and programs of those
+    /// cards to this one.
+    pub moves: bool,
     /// NVIDIA's control program for MPS servers, used for share groups.
     pub mps_control: PathBuf,
     /// Time for which workers of guest programs continue after the daemon was killed, in seconds. A worker that no new
@@ -87,6 +90,7 @@ impl Default for CudaSpec {
             run_ahead_us: 4000,
             strangers: OnStranger::Report,
             margin_mib: 128,
+            moves: true,
             mps_control: "/usr/bin/nvidia-cuda-mps-control".into(),
             orphan_timeout_s: 30,
         }

@@ -77,7 +77,7 @@ fn moved(moved: &Moved) -> String {
 }
 
 fn tenant_moved(moved: &TenantMoved) -> String {
-    let TenantMoved { tenant, from, to, programs, pause_ms, memory_mib, total_ms } = moved;
+    let TenantMoved { tenant, from, to, programs, pause_ms, memory_mib, total_ms, phases: _ } = moved;
     format!(
         "tenant {tenant} has moved from {from} to {to}: {programs} programs with {memory_mib} MiB in {total_ms} ms, \
          paused for {pause_ms} ms\n"

@@ -49,7 +49,7 @@ pub(super) enum TenantCommand {
     Cdi(cdi::Cdi),
     /// Changes a tenant's share of its card, with immediate effect even while its programs run
     Set(Box<Set>),
-    /// Moves a tenant without running programs to another card of the same model
+    /// Moves a tenant to another card of the same model, also while its programs run
     Move {
         /// Name of the tenant
         name: String,

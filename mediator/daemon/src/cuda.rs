@@ -23,7 +23,7 @@ use vmm_glue::{IrqCounts, Link};
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
-use config::{CardSpec, FunctionSpec, TenantSpec, VmSpec};
+use config::{CardSpec, Config, FunctionSpec, TenantSpec, VmSpec};
 use listening::account;
 use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor};
 use owner_settings::settings;
@@ -75,12 +75,12 @@ impl Drop for Place<'_> {
 }
 
 impl CudaCard {
-    /// Starts the owner of a card. The owner writes the list of programs that it serves to `folder`.
+    /// Starts the owner of a card.
     ///
     /// # Errors
     /// Returns an error if the program or the card does not exist.
-    pub fn open(spec: &CardSpec, folder: &Path, events: &Arc<Log>) -> Result<Self, BackendError> {
-        let settings = settings(spec, folder);
+    pub fn open(spec: &CardSpec, config: &Config, events: &Arc<Log>) -> Result<Self, BackendError> {
+        let settings = settings(spec, &config.cards, &config.daemon.socket_dir);
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));
         let identity = supervisor.start().map_err(BackendError::failed)?;

@@ -193,7 +193,7 @@ impl Daemon {
         let events = Arc::new(Log::new());
         let what = format!("mediatord {} has started, process {}", env!("CARGO_PKG_VERSION"), std::process::id());
         events.add(NewEvent::daemon(EventKind::Started, what));
-        let cards = Self::opened(config.cards.iter(), opener, &config.daemon, &events)?;
+        let cards = Self::opened(config.cards.iter(), opener, &config, &events)?;
         let (vms, tenants) = (config.vms.clone(), config.tenants.clone());
         let daemon = Arc::new(Self::with(config, cards, sockets, override_store, events));
         author::acting(author::configuration(), || {
@@ -217,7 +217,7 @@ impl Daemon {
     fn opened<'a>(
         specs: impl Iterator<Item = &'a CardSpec>,
         opener: &dyn OpenCard,
-        daemon: &DaemonSpec,
+        config: &Config,
         events: &Arc<Log>,
     ) -> Result<BTreeMap<String, Card>, DaemonError> {
         let mut cards = BTreeMap::new();
@@ -225,8 +225,8 @@ impl Daemon {
             let failed = |error| DaemonError::Failed(format!("card `{}` cannot be opened: {error}", spec.name));
             let (backend, cuda) = match spec.kind {
                 CardKind::Cuda => {
-                    let card = Arc::new(CudaCard::open(spec, &daemon.socket_dir, events).map_err(failed)?);
-                    let (own, socket_dir) = (Arc::clone(&card), daemon.socket_dir.clone());
+                    let card = Arc::new(CudaCard::open(spec, config, events).map_err(failed)?);
+                    let (own, socket_dir) = (Arc::clone(&card), config.daemon.socket_dir.clone());
                     (Box::new(cuda::Backend { card: own, socket_dir }) as Box<dyn CardBackend>, Some(card))
                 }
                 CardKind::Simgpu | CardKind::Vfio => (opener.open(spec).map_err(failed)?, None),

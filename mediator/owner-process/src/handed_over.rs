@@ -54,7 +54,9 @@ impl SavedOwner {
         // An owner of an earlier version serves without MPS and links until it is restarted.
         let mps = self.settings.mps.as_ref().and(settings.mps.clone());
         let gangs = self.settings.gangs.as_ref().and(settings.gangs.clone());
-        let same = Settings { rules: self.settings.rules.clone(), mps, gangs, ..settings.clone() } == self.settings;
+        // The list of other cards applies from the next owner on.
+        let (rules, others) = (self.settings.rules.clone(), self.settings.others.clone());
+        let same = Settings { rules, mps, gangs, others, ..settings.clone() } == self.settings;
         let why = "the configuration of its owner has changed; restore it, or restart the daemon";
         if same { Ok(()) } else { Err(why.to_owned()) }
     }

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use config::cuda::gang_number;
-use config::{CardSpec, CudaSpec, FunctionSpec, OnStuck, TenantSpec};
+use config::{CardKind, CardSpec, CudaSpec, FunctionSpec, OnStuck, TenantSpec};
 use cuda_control::{Gang, GangSettings, MemoryShare, MpsSettings, Quanta, Rules, Settings, Tenant, TimeShare};
 use gang::{CardId, GangId};
 use overrides::Tuning;
@@ -30,9 +30,21 @@ fn owner_socket(card: &str, folder: &Path) -> PathBuf {
     folder.join(config::cuda::owner_socket(card))
 }
 
-/// Returns the startup settings of a card's owner. The owner records the programs that it serves in `folder`.
+/// Returns the devices of the cards among `cards` to which programs of a card could move.
+fn others(spec: &CardSpec, cards: &[CardSpec]) -> Vec<String> {
+    let here = spec.cuda();
+    let suits = |card: &&CardSpec| {
+        let cuda = card.cuda();
+        let same = cuda.driver == here.driver && cuda.chunk_mib == here.chunk_mib;
+        card.kind == CardKind::Cuda && card.name != spec.name && cuda.moves && here.moves && same
+    };
+    cards.iter().filter(suits).map(|card| card.cuda().device).collect()
+}
+
+/// Returns the startup settings of a card's owner. `cards` are the cards of the host. The owner writes the list of
+/// programs that it serves to `folder`.
 #[must_use]
-pub fn settings(spec: &CardSpec, folder: &Path) -> Settings {
+pub fn settings(spec: &CardSpec, cards: &[CardSpec], folder: &Path) -> Settings {
     let cuda = spec.cuda();
     let CudaSpec {
         device,
@@ -46,6 +58,7 @@ pub fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         run_ahead_us,
         strangers,
         margin_mib,
+        moves: _,
         mps_control,
         orphan_timeout_s: _,
     } = cuda;
@@ -64,6 +77,7 @@ pub fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         journal: folder.join(format!("{}.programs", spec.name)),
         mps: Some(MpsSettings { program: mps_control, folder: folder.join(format!("{}.mps", spec.name)) }),
         gangs: Some(GangSettings { card: card_number(&spec.name), socket: owner_socket(&spec.name, folder) }),
+        others: others(spec, cards),
     }
 }
 

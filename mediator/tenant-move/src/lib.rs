@@ -13,9 +13,10 @@ mod target;
 pub use target::chosen;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::time::{Duration, Instant};
 
-use cuda_control::{Answer, Card, Request, Tenant};
+use cuda_control::{Answer, ArrivalTimes, Card, Request, Tenant};
 
 /// Interval between progress queries to an owner. Programs are paused during this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -63,10 +64,6 @@ pub struct Plan<'a> {
     pub here: &'a Tenant,
     /// The tenant in the form of the other card's owner.
     pub there: &'a Tenant,
-    /// Set if running programs are moved too. The daemon does not set it: after driver 580 has restored a program on
-    /// another card, the program can import chunks only if its driver saw both cards from the start, but the library
-    /// shows only the tenant's cards to the driver (decision 163).
-    pub moves_programs: bool,
 }
 
 /// A completed move.
@@ -78,6 +75,62 @@ pub struct Carried {
     pub bytes: u64,
     /// Time during which the programs could not use a card.
     pub pause: Duration,
+    /// Parts of the move.
+    pub phases: Phases,
+}
+
+/// Parts of a move. The driver's times are those of the program that took longest, because programs move concurrently.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Phases {
+    /// Time until all memory was in host memory and all programs had unmapped it. The programs run for most of it.
+    pub leave: Duration,
+    /// Part of the pause until the programs were connected to the other owner.
+    pub connect: Duration,
+    /// Part of the pause in which the driver stopped a program and copied its remaining memory from the card.
+    pub checkpoint: Duration,
+    /// Part of the pause in which the driver restored a program on the other card.
+    pub restore: Duration,
+    /// Part of the pause after the driver's calls, in which the owner mapped the last chunks.
+    pub adopt: Duration,
+}
+
+impl Phases {
+    /// Adds the times of the programs that have arrived. `pause` is the whole pause.
+    fn arrived(&mut self, times: &[ArrivalTimes], pause: Duration) {
+        let us = Duration::from_micros;
+        let Some(longest) = times.iter().max_by_key(|times| times.arrive_us) else { return };
+        (self.checkpoint, self.restore) = (us(longest.checkpoint_us), us(longest.restore_us));
+        let arrive = us(longest.arrive_us);
+        self.adopt = arrive.saturating_sub(self.checkpoint + self.restore);
+        self.connect = pause.saturating_sub(arrive);
+    }
+}
+
+impl From<Phases> for api::TenantMovePhases {
+    fn from(phases: Phases) -> Self {
+        let Phases { leave, connect, checkpoint, restore, adopt } = phases;
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        Self {
+            leave_us: us(leave),
+            connect_us: us(connect),
+            checkpoint_us: us(checkpoint),
+            restore_us: us(restore),
+            adopt_us: us(adopt),
+        }
+    }
+}
+
+impl fmt::Display for Phases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { leave, connect, checkpoint, restore, adopt } = self;
+        let [leave, connect, checkpoint, restore, adopt] =
+            [leave, connect, checkpoint, restore, adopt].map(Duration::as_millis);
+        write!(
+            f,
+            "eviction {leave} ms; connection {connect} ms, checkpoint {checkpoint} ms, restore {restore} ms, chunks \
+             {adopt} ms"
+        )
+    }
 }
 
 /// A move that failed.
@@ -99,8 +152,9 @@ pub fn carry_over(plan: Plan<'_>) -> Result<Carried, Failure> {
     let stays = |trouble: Trouble| Failure::Stays(trouble.to_string());
     let bytes = plan.room().map_err(stays)?;
     plan.add(plan.to, &Tenant { arrives: true, ..plan.there.clone() }).map_err(stays)?;
+    let evicting = Instant::now();
     let left = plan.leave(plan.from, LEAVE_TIMEOUT);
-    let began = Instant::now();
+    let (began, mut phases) = (Instant::now(), Phases { leave: evicting.elapsed(), ..Phases::default() });
     let arrived = left.and_then(|pids| {
         plan.to.ask(Request::Arrive { name: plan.name(), pids: pids.clone() })?;
         Ok(pids)
@@ -113,10 +167,13 @@ pub fn carry_over(plan: Plan<'_>) -> Result<Carried, Failure> {
             return Err(stays(trouble));
         }
     };
-    if let Err(trouble) = plan.remove(plan.from).and_then(|()| plan.wait_for(&pids)) {
-        return Err(plan.take_back(&pids, trouble.to_string()));
-    }
-    Ok(Carried { programs: pids.len(), bytes, pause: began.elapsed() })
+    let times = match plan.remove(plan.from).and_then(|()| plan.wait_for(&pids)) {
+        Ok(times) => times,
+        Err(trouble) => return Err(plan.take_back(&pids, trouble.to_string())),
+    };
+    let pause = began.elapsed();
+    phases.arrived(&times, pause);
+    Ok(Carried { programs: pids.len(), bytes, pause, phases })
 }
 
 impl Plan<'_> {
@@ -124,16 +181,14 @@ impl Plan<'_> {
         self.here.name.clone()
     }
 
-    /// Checks that both cards have space for the tenant's memory. Returns the size of this memory in bytes.
+    /// Checks that the tenant's programs can move, and that both cards have room for its memory. Returns the size of
+    /// this memory.
     fn room(&self) -> Result<u64, Trouble> {
         let (here, there) = (view(self.from)?, view(self.to)?);
         let found = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name);
         let running = found.map_or(0, |(_, tenant)| tenant.programs.len());
-        if running > 0 && !self.moves_programs {
-            return Err(Trouble::Refused(format!(
-                "{running} of its programs run, and NVIDIA's driver cannot yet continue them on another card: end them \
-                 first"
-            )));
+        if running > 0 {
+            self.check_programs(&there.uuid)?;
         }
         let id = found.map(|(id, _)| *id);
         let account = id.and_then(|id| here.memory.summary.vms.get(&id)).copied().unwrap_or_default();
@@ -151,6 +206,20 @@ impl Plan<'_> {
             return lacks(all, room, "the other card, with its host memory,");
         }
         Ok(u64::from(all) * chunk_bytes)
+    }
+
+    /// Checks that the tenant's programs can move to the other card, which has the UUID `to`.
+    fn check_programs(&self, to: &str) -> Result<(), Trouble> {
+        let earlier = "an owner of the cards has an earlier version and cannot move programs: end them first";
+        if to.is_empty() {
+            return Err(Trouble::Refused(earlier.to_owned()));
+        }
+        match self.from.ask(Request::MayLeave { name: self.name(), to: to.to_owned() }) {
+            Err(Trouble::Refused(why)) if why.starts_with("invalid request") => {
+                Err(Trouble::Refused(earlier.to_owned()))
+            }
+            checked => checked.map(drop),
+        }
     }
 
     /// Adds the tenant to an owner.
@@ -189,13 +258,19 @@ impl Plan<'_> {
         }
     }
 
-    /// Waits until all programs that are still running have arrived.
-    fn wait_for(&self, pids: &[u32]) -> Result<(), Trouble> {
-        let (begin, mut absent) = (Instant::now(), None);
+    /// Waits until all programs that still run have arrived. Returns their times.
+    fn wait_for(&self, pids: &[u32]) -> Result<Vec<ArrivalTimes>, Trouble> {
+        let (begin, mut absent, mut moved) = (Instant::now(), None, Vec::new());
         loop {
             let missing: Vec<u32> = match self.to.ask(Request::Arrivals(self.name())) {
-                Ok(Answer::Arrived { failed: Some(why), .. }) => return Err(Trouble::Refused(why)),
-                Ok(Answer::Arrived { here, .. }) => {
+                // The driver cannot move a program that has ended, which does not concern the others.
+                Ok(Answer::Arrived { failed: Some(why), .. })
+                    if pids.iter().any(|pid| lives(*pid) && why.contains(&format!("(process {pid})"))) =>
+                {
+                    return Err(Trouble::Refused(why));
+                }
+                Ok(Answer::Arrived { here, times, .. }) => {
+                    moved = times;
                     let here: BTreeSet<u32> = here.into_iter().collect();
                     pids.iter().copied().filter(|pid| !here.contains(pid) && lives(*pid)).collect()
                 }
@@ -208,7 +283,7 @@ impl Plan<'_> {
                 Err(refused) => return Err(refused),
             };
             if missing.is_empty() {
-                return Ok(());
+                return Ok(moved);
             }
             if begin.elapsed() >= ARRIVE_TIMEOUT {
                 let why = absent.unwrap_or_else(|| "see the log of the owners".to_owned());

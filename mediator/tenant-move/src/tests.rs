@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use cuda_control::{Answer, MemoryShare, Request, Tenant, TimeShare};
+use cuda_control::{Answer, MemoryShare, Request, Tenant, TenantView, TimeShare};
 
 use super::*;
 
@@ -34,7 +34,20 @@ impl Owner for Fake<'_> {
         let unknown = || Trouble::Refused("there is no tenant `a`".to_owned());
         let knows = self.tenant.get().ok_or_else(unknown);
         Ok(match request {
-            Request::View { .. } => Answer::View(Box::default()),
+            Request::View { .. } => {
+                let mut card = Card { uuid: format!("GPU-{}", self.name), ..Card::default() };
+                if knows.is_ok() {
+                    let programs = vec![(std::process::id(), "test".to_owned())];
+                    let tenant = TenantView { name: "a".to_owned(), programs, ..TenantView::default() };
+                    card.tenants.insert(sched::TenantId(1), tenant);
+                }
+                Answer::View(Box::new(card))
+            }
+            Request::MayLeave { to, .. } => {
+                knows?;
+                assert_eq!(to, "GPU-to");
+                Answer::Done
+            }
             Request::Add(tenant) => {
                 if knows.is_ok() {
                     return Err(Trouble::Refused("tenant `a` already exists".to_owned()));
@@ -66,7 +79,7 @@ impl Owner for Fake<'_> {
             Request::Arrivals(_) => {
                 knows?;
                 let here = if self.socket.get() == self.name { vec![std::process::id()] } else { Vec::new() };
-                Answer::Arrived { here, failed: None }
+                Answer::Arrived { here, failed: None, times: Vec::new() }
             }
             Request::Remove { .. } => {
                 self.has_left.set(false);
@@ -118,7 +131,7 @@ fn moved(fails_in: Option<(u32, bool)>) -> (Result<Carried, Failure>, [bool; 2],
         socket: &socket,
     };
     let (from, to, tenant) = (owner("from", Some(false)), owner("to", None), tenant());
-    let done = carry_over(Plan { from: &from, to: &to, here: &tenant, there: &tenant, moves_programs: true });
+    let done = carry_over(Plan { from: &from, to: &to, here: &tenant, there: &tenant });
     let has = [&from, &to].map(|owner| owner.tenant.get() == Some(false) && !owner.has_left.get());
     (done, has, socket.get(), log.take())
 }
@@ -128,8 +141,17 @@ fn tenant_leaves_one_owner_before_the_other_one_listens() {
     let (done, has, socket, log) = moved(None);
     assert_eq!(done.map(|carried| carried.programs), Ok(1));
     assert_eq!((has, socket), ([false, true], "to"));
-    let expected =
-        ["from.View", "to.View", "to.Add", "from.Leave", "from.Leave", "to.Arrive", "from.Remove", "to.Arrivals"];
+    let expected = [
+        "from.View",
+        "to.View",
+        "from.MayLeave",
+        "to.Add",
+        "from.Leave",
+        "from.Leave",
+        "to.Arrive",
+        "from.Remove",
+        "to.Arrivals",
+    ];
     assert_eq!(log, expected);
 }
 
@@ -149,4 +171,18 @@ fn failed_request_leaves_tenant_with_the_owner_that_listens() {
             assert_eq!((has, socket), ([true, false], "from"), "{step}: {log:?}");
         }
     }
+}
+
+#[test]
+fn phases_are_those_of_the_program_that_arrived_last() {
+    let times = |checkpoint_us, restore_us, arrive_us| {
+        let pid = std::process::id();
+        ArrivalTimes { pid, checkpoint_us, restore_us, arrive_us, chunks: 1 }
+    };
+    let mut phases = Phases { leave: Duration::from_millis(7), ..Phases::default() };
+    phases.arrived(&[times(90_000, 80_000, 200_000), times(200_000, 300_000, 650_000)], Duration::from_millis(700));
+    let text = "eviction 7 ms; connection 50 ms, checkpoint 200 ms, restore 300 ms, chunks 150 ms";
+    assert_eq!(phases.to_string(), text);
+    phases.arrived(&[], Duration::from_millis(1));
+    assert_eq!(phases.to_string(), text, "a tenant without programs");
 }

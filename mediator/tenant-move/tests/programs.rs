@@ -73,9 +73,15 @@ impl Rig {
 
     /// Starts a program of a tenant that computes on its memory and checks the results.
     fn program(&self, tenant: &str, more: &[&str]) -> Program {
+        self.program_that_sees(2, tenant, more)
+    }
+
+    /// Starts a program whose driver sees this many cards, as in a container with their device files.
+    fn program_that_sees(&self, cards: u32, tenant: &str, more: &[&str]) -> Program {
         let mut command = self.command(&built("cuda-program"), "shim");
         let socket = self.path().join("tenants").join(tenant).join("cuda.sock");
-        command.env("GPU_MEDIATOR_CUDA_SOCKET", socket).args(["live", "--mib", "8"]).args(more);
+        command.env("GPU_MEDIATOR_CUDA_SOCKET", socket).env("FAKE_CUDA_CARDS", cards.to_string());
+        command.args(["live", "--mib", "8"]).args(more);
         let mut child = command.spawn().expect("starts");
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().expect("piped")));
         let mut program = Program { child, input, output };
@@ -155,13 +161,15 @@ impl Process {
 struct Card<'a> {
     rig: &'a Rig,
     spec: CardSpec,
+    cards: Vec<CardSpec>,
     process: RefCell<Option<Process>>,
     tenants: RefCell<BTreeMap<String, Tenant>>,
 }
 
 impl<'a> Card<'a> {
-    fn start(rig: &'a Rig, spec: &CardSpec, tenants: BTreeMap<String, Tenant>) -> Self {
-        let card = Self { rig, spec: spec.clone(), process: RefCell::default(), tenants: RefCell::new(tenants) };
+    fn start(rig: &'a Rig, spec: &CardSpec, cards: &[CardSpec], tenants: BTreeMap<String, Tenant>) -> Self {
+        let (spec, cards) = (spec.clone(), cards.to_vec());
+        let card = Self { rig, spec, cards, process: RefCell::default(), tenants: RefCell::new(tenants) };
         card.restart();
         card
     }
@@ -171,7 +179,7 @@ impl<'a> Card<'a> {
         let mut child = self.rig.command(&built("cuda-owner"), "plain").arg("work").spawn().expect("starts");
         let (input, output) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
         let mut process = Process { child, input, output: BufReader::new(output) };
-        let ready = process.exchange(&owner_settings::settings(&self.spec, self.rig.path()));
+        let ready = process.exchange(&owner_settings::settings(&self.spec, &self.cards, self.rig.path()));
         assert!(matches!(ready, Some(Answer::Ready { .. })), "{ready:?}");
         for tenant in self.tenants.borrow().values() {
             assert_eq!(process.exchange(&Request::Add(tenant.clone())), Some(Answer::Done));
@@ -277,7 +285,7 @@ impl<'a> World<'a> {
                     tenants.insert(tenant.name.clone(), tenant);
                 }
             }
-            Card::start(rig, spec, tenants)
+            Card::start(rig, spec, &config.cards, tenants)
         });
         Self { rig, config, cards }
     }
@@ -295,7 +303,7 @@ impl<'a> World<'a> {
         let tenant = |at: usize| {
             owner_settings::tenant(&self.config.tenants[0], &self.config.cards[at], self.rig.path(), None, (None, None))
         };
-        carry_over(Plan { from: &from, to: &to, here: &tenant(here), there: &tenant(there), moves_programs: true })
+        carry_over(Plan { from: &from, to: &to, here: &tenant(here), there: &tenant(there) })
     }
 
     /// Waits until tenant `a` has this many programs with at least this much memory on its card and none elsewhere.
@@ -363,8 +371,33 @@ fn programs_without_a_card_cannot_move_and_continue() {
     other.end();
 }
 
-/// Requests of a move. The tests end a process before and after each.
-const STEPS: [&str; 6] = ["to.Add", "from.Leave", "to.Arrive", "from.Remove", "to.Arrivals", "to.View"];
+#[test]
+fn program_that_cannot_use_the_other_card_stays() {
+    let rig = Rig::new();
+    let world = World::start(&rig, 0);
+    let (mut other, mut limited) = (rig.program("a", &[]), rig.program_that_sees(1, "a", &[]));
+    let Err(Failure::Stays(why)) = world.carry(&|kind, _| kind != "to.Add") else { panic!("it has moved") };
+    assert!(why.starts_with("program `cuda-program` (process ") && why.contains("does not show it that card"), "{why}");
+    limited.grow();
+    limited.end();
+    world.until_settled(1, 8);
+    // The driver restores the program on the other card, but imports no memory there.
+    std::fs::write(rig.path().join("card/card-1/unimportable"), "").expect("written");
+    let Err(Failure::Stays(why)) = world.carry(&|_, _| true) else { panic!("it has moved") };
+    assert!(why.contains("cannot import its memory on that card: CUDA error 3"), "{why}");
+    assert_eq!(world.place(), 0);
+    other.grow();
+    world.until_settled(1, 12);
+    std::fs::remove_file(rig.path().join("card/card-1/unimportable")).expect("removed");
+    let carried = world.carry(&|_, _| true).expect("it moves");
+    assert!(carried.phases.restore > Duration::ZERO && carried.pause >= carried.phases.restore, "{carried:?}");
+    other.grow();
+    other.end();
+}
+
+/// Requests of a move before and after which something ends.
+const STEPS: [&str; 7] =
+    ["from.MayLeave", "to.Add", "from.Leave", "to.Arrive", "from.Remove", "to.Arrivals", "to.View"];
 
 #[test]
 fn killed_owner_at_each_step_leaves_the_program_running() {

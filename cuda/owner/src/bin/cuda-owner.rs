@@ -6,18 +6,18 @@
 //! cuda-owner measure --gib 20 --chunk-mib 16
 //! ```
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use cuda_owner::core::{CardConfig, CardView, Core, OnStranger, OnStuck, ShareGroup, TenantSpec};
 use cuda_owner::server::{MpsOptions, Rights, Server};
-use owner_driver::{Driver, Real, Speeds, nvml_uuid};
+use owner_driver::{Driver, Real, measure, nvml_uuid};
 use sched::LatencyClass;
 use sched::groups::Sharing;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing_subscriber::EnvFilter;
@@ -152,7 +152,7 @@ fn main() -> Result<()> {
         What::Work => Ok(()),
         What::Serve(ref options) => serve(Arc::new(driver), &arguments.driver, options),
         What::Measure(ref options) => measure(&driver, &arguments, options),
-        What::Hold { gib } => hold(&driver, gib),
+        What::Hold { gib } => Ok(measure::hold(&driver, gib << 30).map_err(anyhow::Error::msg)?),
     }
 }
 
@@ -322,83 +322,11 @@ fn describe(view: &CardView, clock_ns: u64) -> Value {
 }
 
 fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()> {
-    let (bytes, chunk) = (options.gib << 30, options.chunk_mib << 20);
-    if !bytes.is_multiple_of(chunk) || driver.free_bytes()? < 2 * bytes + (2 << 30) {
-        bail!(
-            "the card has no space for twice {} GiB, or this is not a whole number of chunks: use a smaller size",
-            options.gib
-        );
-    }
-    let speeds = Speeds::measure(driver, bytes, chunk)?;
-    let mut result = json!({
-        "device": driver.device().name,
-        "gib": options.gib,
-        "chunk_mib": options.chunk_mib,
-        "make_card_s": speeds.make_card_s,
-        "make_host_s": speeds.make_host_s,
-        "out_gb_per_s": speeds.out_gb_per_s,
-        "in_gb_per_s": speeds.in_gb_per_s,
-        "both_gb_per_s_each": speeds.both_gb_per_s_each,
-    });
-    if !options.no_checkpoint {
-        let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
-        result["checkpoint"] = match checkpoint(driver, arguments, options) {
-            Ok((out_s, in_s)) => {
-                json!({ "out_s": out_s, "in_s": in_s, "out_gb_per_s": rate(out_s), "in_gb_per_s": rate(in_s) })
-            }
-            Err(error) => json!({ "error": format!("{error:#}") }),
-        };
-    }
-    println!("{result}");
-    Ok(())
-}
-
-/// A child process that is killed on drop.
-struct Holder(Child);
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Returns the time that NVIDIA's checkpoint and restore take for a process with the same amount of memory, in seconds.
-fn checkpoint(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<(f64, f64)> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("--driver").arg(&arguments.driver).arg("--device").arg(arguments.device.to_string());
-    command.args(["hold", "--gib", &options.gib.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut holder = Holder(command.spawn()?);
-    let mut line = String::new();
-    BufReader::new(holder.0.stdout.take().context("no output")?).read_line(&mut line)?;
-    if line.trim() != "held" {
-        bail!("the process to be checkpointed has no memory");
-    }
-    let pid = holder.0.id();
-    let limit = Duration::from_secs(options.patience_s);
-    std::thread::scope(|scope| {
-        let (done, ended) = std::sync::mpsc::channel::<()>();
-        scope.spawn(move || {
-            if ended.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                // A hung driver call cannot be cancelled.
-                eprintln!("the checkpoint took longer than {} s", limit.as_secs());
-                std::process::exit(1);
-            }
-        });
-        let start = Instant::now();
-        driver.suspend(pid)?;
-        let out = start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        driver.resume(pid)?;
-        drop(done);
-        Ok((out, start.elapsed().as_secs_f64()))
-    })
-}
-
-fn hold(driver: &Real, gib: u64) -> Result<()> {
-    driver.hold_plainly(gib << 30)?;
-    println!("held");
-    std::io::stdout().flush()?;
-    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    let mut holder = Command::new(std::env::current_exe()?);
+    holder.arg("--driver").arg(&arguments.driver).arg("--device").arg(arguments.device.to_string());
+    holder.args(["hold", "--gib", &options.gib.to_string()]);
+    let checkpoint = (!options.no_checkpoint).then_some((holder, Duration::from_secs(options.patience_s)));
+    let result = measure::report(driver, options.gib << 30, options.chunk_mib << 20, checkpoint);
+    println!("{}", result.map_err(anyhow::Error::msg)?);
     Ok(())
 }

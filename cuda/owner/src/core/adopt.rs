@@ -122,11 +122,15 @@ impl Core {
         true
     }
 
-    /// Checks whether a process has reported all of its memory. Other processes may get memory once all such processes
-    /// have done so.
-    fn look_whether_adopted(&mut self, id: SessionId) {
-        let done = self.sessions.get(&id).filter(|session| !session.adopts && session.adopting.is_empty());
-        if let Some(pid) = done.map(|session| session.pid) {
+    /// Checks if a process is on the card and has reported all of its memory. Other processes may get memory from then
+    /// on.
+    pub(super) fn look_whether_adopted(&mut self, id: SessionId) {
+        if let Some(session) =
+            self.sessions.get_mut(&id).filter(|session| !session.adopts && session.adopting.is_empty())
+            && !session.fetching
+        {
+            let pid = session.pid;
+            session.has_arrived(self.clock);
             self.actions.push(Action::Adopted { session: id });
             self.expected.remove(&pid);
             self.needs_plan |= self.expected.is_empty();

@@ -5,10 +5,12 @@
 //! its chunks to the new owner, as after a restart of an owner. The daemon drives the move by sending requests to both
 //! owners in turn. If its requests to the first owner stop, that owner keeps the tenant.
 
-use super::types::{Action, SessionId};
+use super::sessions::Session;
+use super::types::{Action, SessionId, TenantSpec};
 use super::{Body, Core, TenantError};
-use cuda_protocol::{End, FixedKind, FromOwner, Obstacle, VERSION_MOVES};
-use owner_driver::Memory;
+use cuda_control::ArrivalTimes;
+use cuda_protocol::{End, FixedKind, FromOwner, MAX_SEEN, Obstacle, VERSION_VISIBLE_CARDS};
+use owner_driver::{FetchTimes, Memory};
 use tenancy::Deadline;
 use vram::{Limits, OnFull, TenantId};
 
@@ -30,6 +32,16 @@ pub(super) enum Departure {
     Left,
 }
 
+/// A process's move to this card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Arrival {
+    /// Time at which the process asked to be moved.
+    since: u64,
+    driver: FetchTimes,
+    /// The times, once the process is on this card and the owner has mapped its chunks.
+    times: Option<ArrivalTimes>,
+}
+
 /// Progress of a tenant that moves to another card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leaving {
@@ -39,7 +51,44 @@ pub enum Leaving {
     Left(Vec<u32>),
 }
 
+impl Session {
+    /// Records that a process that has moved is on this card, and that its chunks are mapped.
+    pub(super) fn has_arrived(&mut self, clock: u64) {
+        let (pid, chunks) = (self.pid, self.chunks.len() as u64);
+        if let Some(Arrival { since, driver: FetchTimes { checkpoint_us, restore_us }, times }) = &mut self.arrival {
+            let arrive_us = clock.saturating_sub(*since) / 1000;
+            let (checkpoint_us, restore_us) = (*checkpoint_us, *restore_us);
+            times.get_or_insert(ArrivalTimes { pid, checkpoint_us, restore_us, arrive_us, chunks });
+        }
+    }
+}
+
 impl Core {
+    /// Returns the cards to which a tenant's programs could move, for a library with a version of the protocol.
+    pub(super) fn others_for(&self, id: TenantId, version: u16) -> Vec<[u8; 16]> {
+        let moves = |TenantSpec { gang, share_group, window_bytes, .. }: &TenantSpec| {
+            version >= VERSION_VISIBLE_CARDS && gang.is_none() && share_group.is_none() && *window_bytes == 0
+        };
+        let may = self.tenants.get(&id).is_some_and(|tenant| moves(&tenant.spec));
+        self.config.others.iter().filter(|_| may).take(MAX_SEEN).copied().collect()
+    }
+
+    /// Checks that all programs of a tenant can move to the card with the UUID `to`.
+    ///
+    /// # Errors
+    /// Returns the program that cannot move, and the reason.
+    pub fn may_leave(&self, id: TenantId, to: [u8; 16]) -> Result<(), String> {
+        for session in self.sessions_of(id) {
+            self.check_leaves(session)?;
+            if let Some(session) = self.sessions.get(&session).filter(|session| !session.sees.contains(&to)) {
+                let why = "NVIDIA's driver does not show it that card: start it again, in a container with the card's \
+                           device file";
+                return Err(named(session.pid, &session.program, why));
+            }
+        }
+        Ok(())
+    }
+
     /// Prepares a tenant's move to another card: evicts its memory, and makes its programs unmap it. New programs of
     /// the tenant wait. The caller repeats the request until all programs have left, and then removes the tenant, or
     /// calls [`Self::stay`].
@@ -53,7 +102,8 @@ impl Core {
         }
         let chunk_mib = self.table.chunk_bytes() >> 20;
         let tenant = self.tenants.get_mut(&id).ok_or_else(|| TenantError::Unknown(id).to_string())?;
-        if let Some(obstacle) = tenant.obstacle.take() {
+        // An obstacle from before concerns a program that could not come.
+        if let Some(obstacle) = tenant.obstacle.take().filter(|_| self.deadlines.is_set(Deadline::Departure(id))) {
             return Err(obstacle);
         }
         if !self.deadlines.is_set(Deadline::Departure(id)) {
@@ -103,13 +153,14 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns a tenant's processes that are on this card and have reported their memory, and the most recent reason
-    /// why a process could not move here.
-    pub fn arrivals(&mut self, id: TenantId) -> (Vec<u32>, Option<String>) {
+    /// Returns the processes of a tenant that are on this card and have reported their memory, those of them that have
+    /// moved, and the last reason for which a process could not come.
+    pub fn arrivals(&mut self, id: TenantId) -> (Vec<u32>, Vec<ArrivalTimes>, Option<String>) {
         let of_it = self.sessions.iter().filter(|(_, session)| session.tenant == Some(id));
-        let here = of_it.filter(|(id, session)| !session.fetching && !self.adopts(**id));
-        let here = here.map(|(_, session)| session.pid).collect();
-        (here, self.tenants.get_mut(&id).and_then(|tenant| tenant.obstacle.take()))
+        let here: Vec<&Session> = of_it.filter(|(id, _)| !self.adopts(**id)).map(|(_, session)| session).collect();
+        let moved = here.iter().filter_map(|session| session.arrival?.times).collect();
+        let here = here.iter().map(|session| session.pid).collect();
+        (here, moved, self.tenants.get_mut(&id).and_then(|tenant| tenant.obstacle.take()))
     }
 
     /// Returns an error if a process cannot leave.
@@ -119,8 +170,9 @@ impl Core {
         let tenant = session.tenant.and_then(|tenant| self.tenants.get(&tenant));
         let is_pinned = |index: &u32| tenant.and_then(|known| known.bodies.get(index)).is_some_and(Body::is_fixed);
         let why = match () {
-            () if session.stuck => "it does not reply",
-            () if session.version < VERSION_MOVES => "it has a library of an earlier version: start it again",
+            () if session.stuck => "it does not answer",
+            () if session.version < VERSION_VISIBLE_CARDS => "it has a library of an earlier version: start it again",
+            () if session.sees.is_empty() => "NVIDIA's driver shows it only its own card: start it again",
             () if session.reported_client || session.concurrent => "it is a client of an MPS server",
             () if fixed(FixedKind::Shared) => "it shares memory with other processes",
             () if fixed(FixedKind::Managed) => "it has managed memory",
@@ -195,27 +247,63 @@ impl Core {
     /// Handles a process that arrives from another card.
     pub(super) fn elsewhere(&mut self, id: SessionId, from: [u8; 16]) {
         match self.sessions.get_mut(&id) {
-            Some(session) if session.adopts && !session.fetching && session.version >= VERSION_MOVES => {
+            Some(session) if session.adopts && !session.fetching && session.version >= VERSION_VISIBLE_CARDS => {
                 session.fetching = true;
                 self.deadlines.cancel(Deadline::Report(id));
-                self.actions.push(Action::Fetch { session: id, from });
+                session.arrival = Some(Arrival { since: self.clock, driver: FetchTimes::default(), times: None });
+                let sees = session.sees.clone();
+                self.actions.push(Action::Fetch { session: id, from, sees });
             }
             _ => self.end(id, End::Violation),
         }
     }
 
     /// Records that the driver has moved a process to this card, or has failed to.
-    pub(super) fn fetched(&mut self, id: SessionId, error: Option<String>) {
+    pub(super) fn fetched(&mut self, id: SessionId, done: Result<FetchTimes, String>) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.fetching) else { return };
         session.fetching = false;
-        self.deadlines.set(Deadline::Report(id), self.clock + self.config.patience_ns);
-        let Some(error) = error else { return self.send(id, FromOwner::Fetched) };
-        let why = named(session.pid, &session.program, &format!("the driver cannot move it: {error}"));
+        if session.adopts {
+            self.deadlines.set(Deadline::Report(id), self.clock + self.config.patience_ns);
+        }
+        match done {
+            Ok(driver) => {
+                session.arrival.iter_mut().for_each(|arrival| arrival.driver = driver);
+                let waits = session.tenant.filter(|_| session.waiting);
+                self.send(id, FromOwner::Fetched);
+                self.look_whether_adopted(id);
+                waits.into_iter().for_each(|tenant| self.waiting(id, tenant));
+                self.needs_plan = true;
+            }
+            Err(error) => self.cannot_come(id, &format!("the driver cannot move it: {error}")),
+        }
+    }
+
+    /// Handles a process that cannot import its chunks on this card.
+    pub(super) fn unusable(&mut self, id: SessionId, code: i32) {
+        if self.sessions.get(&id).is_none_or(|session| session.arrival.is_none()) {
+            return self.end(id, End::Violation);
+        }
+        self.cannot_come(id, &format!("the driver cannot import its memory on that card: CUDA error {code}"));
+    }
+
+    /// Records the reason for which a process cannot use this card, and ends its connection.
+    fn cannot_come(&mut self, id: SessionId, why: &str) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let why = named(session.pid, &session.program, why);
         tracing::warn!(session = ?id, why, "a program stays on another card");
-        if let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) {
+        let stays = session.tenant.filter(|id| !self.deadlines.is_set(Deadline::Departure(*id)));
+        if let Some(tenant) = stays.and_then(|id| self.tenants.get_mut(&id)) {
             tenant.obstacle = Some(why);
         }
-        self.end(id, End::Moved);
+        let is_on_card = |tenant, index| self.where_is(tenant, index).is_some_and(|(_, of)| of != Memory::Host);
+        let known = self.sessions.get(&id).and_then(|session| Some((session.tenant?, &session.chunks)));
+        if known.is_none_or(|(tenant, chunks)| chunks.values().any(|index| is_on_card(tenant, *index))) {
+            // It has not unmapped its memory.
+            return self.end(id, End::Violation);
+        }
+        // The process keeps its chunks, which another owner serves.
+        self.sessions.get_mut(&id).into_iter().for_each(|session| session.departure = Departure::Left);
+        self.end_moved(id);
     }
 }
 

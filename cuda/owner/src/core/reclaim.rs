@@ -31,7 +31,7 @@ impl Core {
         let clock = self.clock;
         let concerned = |(id, session): &(&SessionId, &mut Session)| {
             let is_one = session.tenant.is_some() && of.is_none_or(|of| session.tenant == Some(of));
-            let answers = session.version >= VERSION_RECLAIM && !session.stuck;
+            let answers = session.version >= VERSION_RECLAIM && session.takes_orders();
             is_one && answers && !session.chunks.is_empty() && asking != Some(**id)
         };
         let mut orders = Vec::new();

@@ -8,6 +8,7 @@
 
 use super::given_up::Reason;
 use super::pieces::Receiver;
+use super::sessions::Session;
 use super::types::{self, BatchId, PieceId, SessionId};
 use super::{Body, CardConfig, Core, memory_of};
 use cuda_protocol::{ChunkId, FromOwner, MAX_CHUNKS};
@@ -105,7 +106,7 @@ impl Core {
             (Body::Fixed, _) | (Body::Chunk { .. }, Some(true)) | (Body::Chunk { pinned: true, .. }, None) => {}
             (&Body::Chunk { piece, .. }, None) => {
                 let Some((id, chunk)) = body.only_user() else { return };
-                let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
+                let Some(session) = self.sessions.get(&id).filter(|session| session.takes_orders()) else { return };
                 let to = if step.to == vram::To::Card { Tier::Card } else { Tier::Host };
                 if !session.has_settled(chunk) || !self.machine.relocations.admits(id, to, self.clock) {
                     return;
@@ -151,8 +152,8 @@ impl Core {
             let (to, tier) =
                 if memory == Memory::Device { (Memory::Host, Tier::Host) } else { (Memory::Device, Tier::Card) };
             // A process that already has an order gets these chunks with its next order.
-            let is_stuck = self.sessions.get(&id).is_none_or(|session| session.stuck);
-            if is_stuck
+            let takes_orders = self.sessions.get(&id).is_some_and(Session::takes_orders);
+            if !takes_orders
                 || self.machine.relocations.has_order(id)
                 || !self.machine.relocations.admits(id, tier, self.clock)
             {

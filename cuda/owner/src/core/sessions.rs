@@ -2,7 +2,7 @@
 
 use super::fixed::Fixing;
 use super::given_up::Reason;
-use super::moves::Departure;
+use super::moves::{Arrival, Departure};
 use super::reclaim::Reclaims;
 use super::types::{Action, SessionId};
 use super::{Core, OnStuck, PieceId};
@@ -90,13 +90,27 @@ pub(super) struct Session {
     pub(super) reclaims: Reclaims,
     /// Progress of a move to another card.
     pub(super) departure: Departure,
-    /// Set while the driver moves the process to this card.
+    /// Set while the driver moves the process to this card. The process gets no orders then.
     pub(super) fetching: bool,
-    /// Set if the owner has abandoned the process: it has no turn and no memory, and its messages are ignored.
+    /// The process's move to this card.
+    pub(super) arrival: Option<Arrival>,
+    /// Cards that the process's driver sees.
+    pub(super) sees: Vec<[u8; 16]>,
+    /// Set if the owner has abandoned the process: the process has no turn and no memory, and its messages are ignored.
     pub(super) stuck: bool,
 }
 
 impl Session {
+    /// Returns true if the process replies to orders about its memory and its turns.
+    pub(super) fn takes_orders(&self) -> bool {
+        !self.stuck && !self.fetching
+    }
+
+    /// Returns true if the process's gate can open in a turn.
+    pub(super) fn can_run(&self) -> bool {
+        self.takes_orders() && self.stopped_in.is_none()
+    }
+
     /// Returns true if the process has mapped a chunk. The owner assumes this once the chunk's request is complete.
     pub(super) fn has_settled(&self, chunk: ChunkId) -> bool {
         self.chunks.contains_key(&chunk) && !self.pending.iter().any(|pending| pending.holds(chunk))
@@ -132,7 +146,8 @@ impl Core {
     /// Returns true if a process is reporting its memory from an earlier owner.
     #[must_use]
     pub fn adopts(&self, id: SessionId) -> bool {
-        self.sessions.get(&id).is_some_and(|session| session.adopts || !session.adopting.is_empty())
+        let reports = |session: &Session| session.adopts || session.fetching || !session.adopting.is_empty();
+        self.sessions.get(&id).is_some_and(reports)
     }
 
     /// Returns true if a connection's first message was accepted.
@@ -184,6 +199,8 @@ impl Core {
             stuck: false,
             departure: Departure::Stays,
             fetching: false,
+            arrival: None,
+            sees: Vec::new(),
             stopped_in: None,
         };
         self.sessions.insert(id, session);
@@ -233,6 +250,10 @@ impl Core {
             FromTenant::Reclaimed { order } => self.reclaimed(id, order),
             FromTenant::Left { obstacle } => self.has_left(id, tenant, obstacle),
             FromTenant::Elsewhere { uuid } => self.elsewhere(id, uuid),
+            FromTenant::Sees { uuids } => {
+                self.sessions.get_mut(&id).into_iter().for_each(|session| session.sees.clone_from(&uuids));
+            }
+            FromTenant::Unusable { code } => self.unusable(id, code),
             FromTenant::Goodbye(_) => self.actions.push(Action::Close { session: id }),
         }
         self.drop_all(pieces);
@@ -281,7 +302,11 @@ impl Core {
             }
         }
         self.renew_clients_of(tenant);
-        self.send(id, FromOwner::Welcome(welcome));
+        let others = self.others_for(tenant, version);
+        self.send(
+            id,
+            if others.is_empty() { FromOwner::Welcome(welcome) } else { FromOwner::WelcomeAmong { welcome, others } },
+        );
         self.renew_terms();
     }
 

@@ -22,7 +22,7 @@ use super::*;
 use cuda_protocol::{Adopted, End, FromTenant, Place, Share, Usage};
 use owner_driver::Memory;
 use vram::{Limits, OnFull};
-use world::{CHUNK, MS, World, spec};
+use world::{CHUNK, MS, OTHER, World, spec};
 
 fn two(card: u64, host: u64) -> World {
     let mut world = World::new(card, host);

@@ -1,6 +1,7 @@
 //! Turns and quanta, which determine the open gates.
 
 use super::Core;
+use super::sessions::Session;
 use super::types::{Action, SessionId};
 use cuda_protocol::{FromOwner, Run, Usage, VERSION_CONCURRENT, VERSION_GANGS, VERSION_HANDOVER};
 use gang::GangOrder;
@@ -77,10 +78,7 @@ impl Core {
     fn run(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
         let (terms, clock) = (self.terms(tenant), self.clock);
-        let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck && session.stopped_in.is_none())
-        else {
-            return;
-        };
+        let Some(session) = self.sessions.get_mut(&id).filter(|session| session.can_run()) else { return };
         if session.run.is_none() {
             (session.opened_at, session.run_since) = (clock, clock);
         }
@@ -206,7 +204,7 @@ impl Core {
         if !std::mem::replace(&mut session.has_asked, true) {
             self.renew_concurrency(tenant);
         }
-        if self.sessions.get(&id).is_none_or(|session| session.stopped_in.is_some()) {
+        if !self.sessions.get(&id).is_some_and(Session::can_run) {
             return;
         }
         if self.turns.continues(tenant) {
@@ -295,7 +293,7 @@ impl Core {
         if of_it().any(|session| session.run.is_some()) {
             return;
         }
-        let more = of_it().any(|session| session.waiting && session.stopped_in.is_none());
+        let more = of_it().any(|session| session.waiting && session.can_run());
         if self.turns.gang_of(tenant).is_some() || self.turns.is_busy(tenant) {
             let now = self.now();
             self.turns.ended(tenant, now, more, now);

@@ -3,7 +3,7 @@
 use cuda_control::Gang;
 use cuda_protocol::{FromOwner, FromTenant};
 use gang::{CardId, Message};
-use owner_driver::Memory;
+use owner_driver::{FetchTimes, Memory};
 pub use owner_driver::{PieceId, User};
 use owner_host::{LinkEvent, StateMessage};
 use sched::VgpuParams;
@@ -117,8 +117,8 @@ pub enum Event {
     Fetched {
         /// The process's connection.
         session: SessionId,
-        /// The driver's error, or `None` on success.
-        error: Option<String>,
+        /// Times of the driver's calls, or its error.
+        done: Result<FetchTimes, String>,
     },
     /// SIGKILL was sent to a process that was abandoned or has left, or sending it failed.
     Signalled {
@@ -258,6 +258,8 @@ pub enum Action {
         session: SessionId,
         /// UUID of the other card.
         from: [u8; 16],
+        /// Cards that the process's driver sees.
+        sees: Vec<[u8; 16]>,
     },
     /// Kill a process that uses the card without a connection.
     KillStranger {

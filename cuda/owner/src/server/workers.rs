@@ -2,7 +2,7 @@
 
 use super::{Note, Notes};
 use crate::core::{BatchId, Event, PieceId, SessionId};
-use owner_driver::{DriverError, Memory, New, Queue, Vault};
+use owner_driver::{DriverError, FetchTimes, Memory, New, Queue, Vault};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -106,19 +106,19 @@ impl Workers {
     }
 
     /// Makes the driver move a process to this card from the card with the UUID `from`.
-    pub(super) fn fetch(&self, session: SessionId, pid: u32, from: [u8; 16]) {
-        let report = move |done: Result<(), String>| Event::Fetched { session, error: done.err() };
-        self.call(&self.fetching, FETCHING_MOST, move |vault| vault.driver().fetch(pid, from), report);
+    pub(super) fn fetch(&self, session: SessionId, pid: u32, from: [u8; 16], sees: Vec<[u8; 16]>) {
+        let report = move |done: Result<FetchTimes, String>| Event::Fetched { session, done };
+        self.call(&self.fetching, FETCHING_MOST, move |vault| vault.driver().fetch(pid, from, &sees), report);
     }
 
-    /// Calls the driver on a separate thread, so that a hung call does not delay others. `report` gets the result, or
-    /// the reason why the driver was not called.
-    fn call(
+    /// Calls the driver on a separate thread, so that a call that hangs does not delay others. `report` gets the result
+    /// or the reason for which no call was made.
+    fn call<T>(
         &self,
         running: &Arc<AtomicUsize>,
         most: usize,
-        call: impl FnOnce(&Vault) -> Result<(), DriverError> + Send + 'static,
-        report: impl FnOnce(Result<(), String>) -> Event + Copy + Send + 'static,
+        call: impl FnOnce(&Vault) -> Result<T, DriverError> + Send + 'static,
+        report: impl FnOnce(Result<T, String>) -> Event + Copy + Send + 'static,
     ) {
         let (vault, notes) = (Arc::clone(&self.vault), self.notes.clone());
         if running.fetch_add(1, Ordering::SeqCst) >= most {

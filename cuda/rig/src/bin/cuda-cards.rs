@@ -58,8 +58,8 @@ enum What {
         #[arg(long, default_value_t = 4)]
         step_mib: u64,
     },
-    /// Works on each device until end of file on standard input. A line `N` prints the progress of device N, and `alloc
-    /// N` allocates memory there.
+    /// Works on each device until standard input ends. A line `N` prints the progress of device N, `alloc N` allocates
+    /// there, and `card N` prints its UUID.
     Live {
         /// Memory on each device in MiB.
         #[arg(long, default_value_t = 6)]

@@ -168,6 +168,12 @@ fn cards(cuda: Cuda) -> Result<()> {
         "managed": result(open.alloc_managed(STEP_BYTES).map(drop)),
         "create": result(open.create_own(STEP_BYTES).map(drop)),
         "create_on_another": result(open.create_of([1, 0, 1, 1, 0, 0, 0, 0], STEP_BYTES, 0).map(drop)),
+        "named": [
+            result(cuda.uuid_of(1).map(drop)),
+            result(cuda.bus_id(1).map(drop)),
+            result(cuda.total_of(1).map(drop)),
+            result(cuda.on(1).map(drop)),
+        ],
         "variable": std::env::var("CUDA_VISIBLE_DEVICES").ok(),
     });
     println!("{text}");

@@ -130,6 +130,12 @@ impl Rig {
         if broken { std::fs::write(path, "") } else { std::fs::remove_file(path) }.expect("the test's own executable");
     }
 
+    /// Sets if processes that were restored on a card can import memory.
+    pub fn set_importable(&self, card: u64, importable: bool) {
+        let path = self.card_folder(card).join("unimportable");
+        if importable { std::fs::remove_file(path) } else { std::fs::write(path, "") }.expect("the test's own file");
+    }
+
     fn card_folder(&self, card: u64) -> PathBuf {
         let first = self.folder.path().join("card");
         if card == 0 { first } else { first.join(format!("card-{card}")) }

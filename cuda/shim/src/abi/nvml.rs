@@ -159,7 +159,7 @@ fn hello(number: usize) -> Option<(Connection, Welcome)> {
     let shim = shim();
     let link = Connection::open(shim.settings.sockets.get(number)?).ok()?;
     link.send(&FromTenant::Hello(shim.card(number).link.hello(&shim.settings, false)), &[]).ok()?;
-    let FromOwner::Welcome(welcome) = answer(&link)? else { return None };
+    let (FromOwner::Welcome(welcome) | FromOwner::WelcomeAmong { welcome, .. }) = answer(&link)? else { return None };
     Some((link, welcome))
 }
 

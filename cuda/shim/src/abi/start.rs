@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 
 use super::stubs::{GATES, PRESENTS};
-use super::{captures, contexts, lookup, memory, peers, shim};
+use super::{captures, contexts, devices, lookup, memory, peers, shim};
 use crate::driver::{self, SUCCESS};
 use crate::symbols::{GATED, NAMES_MEMORY, at};
 use crate::{agent, fork, visible};
@@ -15,9 +15,9 @@ use crate::{agent, fork, visible};
 unsafe extern "C" fn init(flags: u32) -> c_int {
     // SAFETY: guaranteed by the caller.
     let driver = || unsafe { driver::init(flags) };
-    agent::start(shim(), |cards| {
+    agent::start(shim(), |cards, others| {
         fork::initialises();
-        let result = visible::initialise(cards, driver);
+        let result = visible::initialise(cards, others, driver);
         if result != SUCCESS {
             fork::is_not_initialised();
         }
@@ -27,6 +27,11 @@ unsafe extern "C" fn init(flags: u32) -> c_int {
 
 /// Returns this library's replacement for a symbol, if it has one.
 pub fn ours(index: usize) -> Option<*mut ()> {
+    devices::ours(index).or_else(|| within(index))
+}
+
+/// Returns this library's replacement for a call that names no hidden device, if it has one.
+pub fn within(index: usize) -> Option<*mut ()> {
     let present =
         || NAMES_MEMORY.get(index).is_some_and(|names| *names).then(|| PRESENTS.get(index).map(|f| *f as *mut ()));
     let gated = || GATED.get(index).is_some_and(|gated| *gated).then(|| GATES.get(index).map(|f| *f as *mut ()));

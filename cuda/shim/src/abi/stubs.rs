@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::{gated, shim};
+use super::{devices, gated, shim};
 use crate::symbols::{ALL, Arguments, COUNT, NAMES, REAL, real};
 
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
@@ -73,6 +73,30 @@ unsafe extern "C" fn present_common() {
         "add rsp, 8",
         "jmp r11",
         present = sym present,
+    )
+}
+
+/// Handles a call that names a device. Calls the function that [`devices::target`] returns.
+#[unsafe(naked)]
+unsafe extern "C" fn device_common() {
+    // Input: same as for `lazy_common`, and [rsp + 16] arguments from the seventh on.
+    core::arch::naked_asm!(
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
+        "sub rsp, 32",
+        "movups [rsp], xmm0",
+        "movups [rsp + 16], xmm1",
+        "mov rdi, [rsp + 80]",
+        "lea rsi, [rsp + 32]",
+        "lea rdx, [rsp + 96]",
+        "call {target}",
+        "mov r11, rax",
+        "movups xmm0, [rsp]",
+        "movups xmm1, [rsp + 16]",
+        "add rsp, 32",
+        "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "add rsp, 8",
+        "jmp r11",
+        target = sym devices::target,
     )
 }
 

@@ -7,21 +7,26 @@
 //! UNSAFETY: queries the card's UUID from the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
-use cuda_protocol::{End, FromOwner, FromTenant, LinkError, Obstacle, RECONNECT_MS, VERSION_MOVES, Welcome};
+use cuda_protocol::{
+    End, FromOwner, FromTenant, LinkError, MAX_SEEN, Obstacle, RECONNECT_MS, VERSION_VISIBLE_CARDS, Welcome,
+};
 
 use super::Agent;
-use crate::descriptors::Connection;
+use crate::descriptors::{ChunkDescriptor, Connection};
 use crate::driver::{self, SUCCESS};
 use crate::gate;
+use crate::link::Terms;
 use crate::log::report;
 
-/// Interval at which a program that has left its card tries to connect to an owner.
-// TIMEOUT: the daemon hands a tenant over within milliseconds, and the program waits meanwhile.
-const LEFT_RETRY: Duration = Duration::from_millis(20);
-/// Time without an owner after which a program that has left its card resumes there.
-// TIMEOUT: the daemon cancels a move earlier, and the first owner then serves the program again.
+/// Interval at which a program that has left its card looks for an owner.
+// TIMEOUT: the daemon passes a tenant on within milliseconds, and the program waits meanwhile.
+const LEFT_RETRY: Duration = Duration::from_millis(5);
+/// Time without an owner after which a program that has left its card continues there.
+// TIMEOUT: the daemon gives up a move earlier, and the first owner serves the program again then.
 const LEFT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the work in flight of a program that runs without an owner and must leave its card.
 // TIMEOUT: the same as for owners' orders.
@@ -37,6 +42,8 @@ pub(super) struct Departure {
     asked_on: Option<[u8; 16]>,
     /// Time until when a program that could not move stays on its card.
     stays_until: Option<Instant>,
+    /// Card on which the program is but cannot import its chunks.
+    unusable: Option<[u8; 16]>,
 }
 
 impl Departure {
@@ -48,6 +55,28 @@ impl Departure {
     /// Returns the interval between attempts to connect to an owner.
     pub(super) fn retry_interval(&self) -> Duration {
         if self.has_left() { LEFT_RETRY } else { Duration::from_millis(RECONNECT_MS) }
+    }
+}
+
+/// Imports a chunk and releases it. Returns the driver's result.
+fn import_result(chunk: &ChunkDescriptor) -> c_int {
+    let (mut handle, source) = (0, chunk.as_fd().as_raw_fd() as usize as *mut c_void);
+    // SAFETY: the pointer is valid. For POSIX descriptors, type 1, the source is the descriptor's number.
+    unsafe {
+        let result = driver::mem_import(&raw mut handle, source, 1);
+        if result == SUCCESS {
+            driver::mem_release(handle);
+        }
+        result
+    }
+}
+
+/// Reports the cards that the driver sees.
+pub(super) fn tell_seen(connection: &Connection, version: u16, terms: &Terms) {
+    if version >= VERSION_VISIBLE_CARDS && !terms.seen.is_empty() {
+        let uuids = terms.seen.iter().take(MAX_SEEN).copied().collect();
+        // Without this message, the program cannot move.
+        let _ = connection.send(&FromTenant::Sees { uuids }, &[]);
     }
 }
 
@@ -111,30 +140,36 @@ impl Agent {
         (result == SUCCESS).then_some(uuid)
     }
 
-    /// Makes a new owner move the program to its card, if the program is elsewhere. Returns false if this fails. The
-    /// connection is then unusable.
-    pub(super) fn come_to(&mut self, connection: &Connection, welcome: &Welcome) -> bool {
-        let (Some(target), true) = (welcome.cards.first(), self.shim.is_single()) else { return true };
-        if welcome.version < VERSION_MOVES {
-            return true;
-        }
+    /// Leaves for the card of a new owner, unless the program is there. Returns the UUID of that card if the owner now
+    /// makes the driver move the program, and `None` if this is not possible; the connection is then of no use.
+    pub(super) fn set_out(&mut self, connection: &Connection, welcome: &Welcome) -> Option<Option<[u8; 16]>> {
+        let (Some(target), true) = (welcome.cards.first(), self.shim.is_single()) else { return Some(None) };
         if self.departure.asked_on.is_none() {
-            match self.uuid() {
-                Some(uuid) if uuid != target.uuid => {
-                    let stays = self.departure.stays_until.is_some_and(|until| Instant::now() < until);
-                    if stays || self.try_leave(Instant::now() + QUIET_TIMEOUT).is_err() {
-                        let _ = connection.send(&FromTenant::Goodbye(End::Leaving), &[]);
-                        return false;
-                    }
-                    self.departure.asked_on = Some(uuid);
-                }
-                _ => return true,
+            let Some(uuid) = self.uuid() else { return Some(None) };
+            let is_here = uuid == target.uuid;
+            if is_here && self.departure.unusable != Some(uuid) {
+                return Some(None);
             }
+            let stays = self.departure.stays_until.is_some_and(|until| Instant::now() < until);
+            let may = !is_here && !stays && welcome.version >= VERSION_VISIBLE_CARDS;
+            if !may || self.try_leave(Instant::now() + QUIET_TIMEOUT).is_err() {
+                let _ = connection.send(&FromTenant::Goodbye(End::Leaving), &[]);
+                return None;
+            }
+            self.departure.asked_on = Some(uuid);
         }
-        let Some(uuid) = self.departure.asked_on else { return true };
-        if connection.send(&FromTenant::Elsewhere { uuid }, &[]).is_err() {
-            return false;
-        }
+        let uuid = self.departure.asked_on?;
+        connection.send(&FromTenant::Elsewhere { uuid }, &[]).ok().map(|()| Some(target.uuid))
+    }
+
+    /// Waits until the driver has moved the program to the card `target`. Returns true if the program is there and can
+    /// import `sample`, one of its chunks.
+    pub(super) fn wait_for_driver(
+        &mut self,
+        connection: &Connection,
+        target: [u8; 16],
+        sample: Option<&ChunkDescriptor>,
+    ) -> bool {
         loop {
             match connection.receive().map(|received| received.message) {
                 Ok(FromOwner::Fetched) => break,
@@ -148,7 +183,20 @@ impl Agent {
             }
         }
         self.departure.asked_on = None;
-        self.uuid() == Some(target.uuid)
+        if self.uuid() != Some(target) {
+            return false;
+        }
+        self.card.contexts.bind();
+        let code = sample.map_or(SUCCESS, import_result);
+        self.departure.unusable = (code != SUCCESS).then_some(target);
+        if code != SUCCESS {
+            report!("chunks cannot be imported on the other card: CUDA error {code}");
+            let _ = connection.send(&FromTenant::Unusable { code }, &[]);
+            // Closing the connection with unread messages would discard this one.
+            while !matches!(connection.receive().map(|received| received.message), Ok(FromOwner::Goodbye(_)) | Err(_)) {
+            }
+        }
+        code == SUCCESS
     }
 
     /// Resumes the program on the card of the owner that now serves it.

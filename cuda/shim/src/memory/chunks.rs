@@ -448,13 +448,14 @@ impl<'a> Operations<'a> {
         self.lock().detached_by = None;
     }
 
-    /// Reports all chunks through `tell` in parts, with a flag that is set if more parts follow, and then calls
-    /// `connected`. Returns false as soon as a report fails. No chunk is allocated or freed meanwhile, so from
-    /// `connected` on, the program refers only to chunks that the owner knows.
+    /// Reports all chunks through `tell`, in parts with a flag that is set if more parts follow, and then calls
+    /// `connected` with the descriptor of one of them. Returns false as soon as a report or `connected` fails. No chunk
+    /// is allocated or freed in between. From `connected` on, the program therefore refers only to chunks that the
+    /// owner knows.
     pub fn adopted(
         self,
         mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,
-        connected: impl FnOnce(),
+        connected: impl FnOnce(Option<&ChunkDescriptor>) -> bool,
     ) -> bool {
         // First map the chunks that the previous owner granted, because the next owner must know about them.
         let memory = self.mapped_memory();
@@ -474,10 +475,7 @@ impl<'a> Operations<'a> {
             }
             tell(chunks, descriptors, part + 1 < parts)
         });
-        if told {
-            connected();
-        }
-        told
+        told && connected(all.iter().find_map(|(_, chunk)| chunk.descriptor.as_ref()))
     }
 
     /// Locks the memory once every received chunk is mapped. The wait is short, because a thread that has received a

@@ -1,7 +1,6 @@
 //! Hands the owners of cards to the next daemon during an upgrade.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
@@ -14,7 +13,7 @@ use owner_settings::{rules, settings};
 
 use super::{Change, CudaCard};
 use crate::error::DaemonError;
-use config::CardSpec;
+use config::{CardSpec, Config};
 use overrides::Tuning;
 
 /// An owner in the form that one daemon hands to the next.
@@ -51,14 +50,14 @@ impl CudaCard {
     /// Returns an error if the owner is incompatible with this configuration.
     pub fn adopted(
         spec: &CardSpec,
-        folder: &Path,
+        config: &Config,
         events: &Arc<Log>,
         given: GivenOwner,
         names: &[&str],
     ) -> Result<Self, String> {
         let GivenOwner { model, uuid, owner, descriptors } = given;
         let saved: SavedOwner = serde_json::from_str(&owner).map_err(|error| error.to_string())?;
-        let settings = settings(spec, folder);
+        let settings = settings(spec, &config.cards, &config.daemon.socket_dir);
         saved.check(&settings)?;
         if let Some(name) = saved.tenants().find(|name| !names.contains(name)) {
             return Err(format!(

@@ -54,12 +54,13 @@ impl Daemon {
         self.keep()?;
         let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         match done {
-            Ok(Carried { programs, bytes, pause }) => {
+            Ok(Carried { programs, bytes, pause, phases }) => {
                 let (from, pause_ms, memory_mib) = (spec.first_card().to_owned(), ms(pause), bytes >> 20);
-                tracing::info!(tenant = name, from, to, programs, memory_mib, pause_ms, reason, "the tenant has moved");
-                event(EventKind::Moved, format!("moved from card `{from}` to card `{to}`: {reason}"));
-                let (tenant, total_ms) = (name.to_owned(), ms(began.elapsed()));
-                Ok(TenantMoved { tenant, from, to, programs, pause_ms, memory_mib, total_ms })
+                tracing::info!(tenant = name, from, to, programs, memory_mib, pause_ms, %phases, reason, "the tenant has moved");
+                let paused = format!("paused for {pause_ms} ms: {phases}");
+                event(EventKind::Moved, format!("moved from card `{from}` to card `{to}`: {reason}; {paused}"));
+                let (tenant, total_ms, phases) = (name.to_owned(), ms(began.elapsed()), phases.into());
+                Ok(TenantMoved { tenant, from, to, programs, pause_ms, phases, memory_mib, total_ms })
             }
             Err(failure) => {
                 let (tenant, card, why) = (name.to_owned(), format!("card `{to}`"), failure.to_string());
@@ -79,7 +80,7 @@ impl Daemon {
         };
         let failed = |error: DaemonError| Failure::Stays(error.to_string());
         let ((from, here), (to, there)) = (owner(here).map_err(failed)?, owner(there).map_err(failed)?);
-        carry_over(Plan { from: &from, to: &to, here: &here, there: &there, moves_programs: false })
+        carry_over(Plan { from: &from, to: &to, here: &here, there: &there })
     }
 
     /// Returns the card that a tenant moves to: the named one, or the suitable card with the most free memory.

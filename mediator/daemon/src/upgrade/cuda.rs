@@ -114,7 +114,7 @@ pub(super) fn restored(
     let functions = config.vms.iter().filter(|vm| vm.card == name && vm.cuda.is_some()).map(|vm| vm.name.as_str());
     let names: Vec<&str> = tenants.chain(functions).collect();
     let dir = &config.daemon.socket_dir;
-    let card = CudaCard::adopted(spec, dir, events, given, &names).map_err(|why| of_card(&why))?;
+    let card = CudaCard::adopted(spec, config, events, given, &names).map_err(|why| of_card(&why))?;
     let card = Arc::new(card);
     let mut file = SavedState::parse(&file, &known()).map_err(|error| of_card(&error))?;
     let mut coming = Vec::new();

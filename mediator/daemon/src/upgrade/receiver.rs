@@ -190,7 +190,7 @@ impl Daemon {
                 || cuda_cards.iter().any(|card| card.spec().name == spec.name)
         };
         let others = config.cards.iter().filter(|spec| !is_given(spec));
-        let opened = match Self::opened(others, opener, &config.daemon, &events) {
+        let opened = match Self::opened(others, opener, &config, &events) {
             Ok(opened) => opened,
             Err(error) => return Err(refused(successor, error.to_string())),
         };

@@ -1,7 +1,7 @@
 //! Tests tenants that move to another card, and programs that arrive from one.
 
 use super::*;
-use cuda_protocol::{FixedKind, Obstacle};
+use cuda_protocol::{FixedKind, Obstacle, VERSION_VISIBLE_CARDS};
 
 fn tenant(world: &World) -> TenantId {
     world.core.tenant("one").expect("there")
@@ -109,7 +109,7 @@ fn program_that_cannot_leave_is_named() {
     }
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Managed, bytes: 1 });
     assert!(leave(&mut world).expect_err("it stays").contains("managed memory"));
-    world.version = 7;
+    world.version = VERSION_VISIBLE_CARDS - 1;
     let old = world.connect("two");
     let id = world.core.tenant("two").expect("there");
     let why = world.core.leave(id).expect_err("it stays");
@@ -118,29 +118,81 @@ fn program_that_cannot_leave_is_named() {
 }
 
 #[test]
-fn program_of_another_card_is_fetched_before_it_is_adopted() {
+fn program_of_another_card_is_served_after_it_was_fetched() {
     let mut world = two(8, 16);
     let id = tenant(&world);
     let one = world.connect_as("one", 1000, true);
-    world.say(one, FromTenant::Elsewhere { uuid: [7; 16] });
-    assert_eq!(world.core.arrivals(id), (vec![], None));
-    // The driver may take longer than a process's time limit for reporting its memory.
+    world.say(one, FromTenant::Elsewhere { uuid: OTHER });
+    assert!(world.core.arrivals(id).0.is_empty());
+    // The driver may take longer than a process may take to report its memory.
     for _ in 0..200 {
         world.now += 100 * MS;
         world.event(Event::Tick);
     }
     assert!(!world.programs[&one].killed);
+    // The process reports its memory meanwhile, and gets no orders.
+    world.say(one, FromTenant::Adopt { chunks: Vec::new(), more: false });
+    world.say(one, FromTenant::Waiting { card: 0 });
+    assert!(world.core.arrivals(id).0.is_empty(), "the driver has not moved it");
+    assert_eq!(world.programs[&one].run, None, "its gate stays closed");
     world.settle();
     assert!(world.programs[&one].fetched);
-    world.say(one, FromTenant::Adopt { chunks: Vec::new(), more: false });
-    assert_eq!(world.core.arrivals(id), (vec![101], None));
+    let (here, moved, why) = world.core.arrivals(id);
+    assert_eq!((here, why), (vec![101], None));
+    assert_eq!(moved.iter().map(|moved| (moved.pid, moved.arrive_us)).collect::<Vec<_>>(), [(101, 20_000_000)]);
     world.fetch_error = Some("error 2".to_owned());
     let two = world.connect_as("one", 1000, true);
-    world.say(two, FromTenant::Elsewhere { uuid: [7; 16] });
+    world.say(two, FromTenant::Elsewhere { uuid: OTHER });
     world.settle();
     assert_eq!(world.ends.get(&two), Some(&End::Moved));
-    let (_, why) = world.core.arrivals(id);
+    let (_, _, why) = world.core.arrivals(id);
     assert_eq!(why.as_deref(), Some("program `test` (process 102): the driver cannot move it: error 2"));
-    world.say(one, FromTenant::Elsewhere { uuid: [7; 16] });
+    world.say(one, FromTenant::Elsewhere { uuid: OTHER });
     assert_eq!(world.ends.get(&one), Some(&End::Violation), "it has reported its memory");
+}
+
+#[test]
+fn program_that_cannot_import_its_chunks_is_named_and_released() {
+    let mut world = two(8, 16);
+    let id = tenant(&world);
+    let one = world.connect_as("one", 1000, true);
+    world.say(one, FromTenant::Unusable { code: 3 });
+    assert_eq!(world.ends.get(&one), Some(&End::Violation), "it has not moved");
+    let one = world.connect_as("one", 1000, true);
+    world.say(one, FromTenant::Elsewhere { uuid: OTHER });
+    world.settle();
+    world.say(one, FromTenant::Unusable { code: 3 });
+    assert_eq!(world.ends.get(&one), Some(&End::Moved));
+    assert!(!world.programs[&one].killed);
+    let (_, _, why) = world.core.arrivals(id);
+    let expected = "program `test` (process 102): the driver cannot import its memory on that card: CUDA error 3";
+    assert_eq!(why.as_deref(), Some(expected));
+}
+
+#[test]
+fn only_cards_that_the_driver_sees_are_reached() {
+    let mut world = two(8, 16);
+    let id = tenant(&world);
+    assert_eq!(world.core.may_leave(id, [9; 16]), Ok(()), "it has no programs");
+    let one = world.connect("one");
+    assert_eq!(world.core.may_leave(id, OTHER), Ok(()));
+    let why = world.core.may_leave(id, [9; 16]).expect_err("not seen");
+    assert!(why.starts_with("program `test` (process 101): ") && why.contains("does not show it that card"), "{why}");
+    world.say(one, FromTenant::Sees { uuids: Vec::new() });
+    let why = world.core.may_leave(id, OTHER).expect_err("not seen");
+    assert!(why.contains("only its own card") && why.contains("start it again"), "{why}");
+    assert_eq!(leave(&mut world).expect_err("it stays"), why);
+}
+
+#[test]
+fn other_cards_are_named_to_programs_that_could_move() {
+    let mut world = two(8, 16);
+    let id = tenant(&world);
+    assert_eq!(world.core.others_for(id, VERSION_VISIBLE_CARDS), Vec::<[u8; 16]>::new(), "there are none");
+    world.core.config.others = vec![OTHER];
+    assert_eq!(world.core.others_for(id, VERSION_VISIBLE_CARDS), [OTHER]);
+    assert_eq!(world.core.others_for(id, VERSION_VISIBLE_CARDS - 1), Vec::<[u8; 16]>::new(), "an earlier library");
+    // Workers of VMs cannot move.
+    world.core.tenants.get_mut(&id).expect("there").spec.window_bytes = 1;
+    assert_eq!(world.core.others_for(id, VERSION_VISIBLE_CARDS), Vec::<[u8; 16]>::new());
 }

@@ -1,12 +1,14 @@
 //! Simulates a card, its worker threads and the programs' libraries for the state machine.
 
 use super::*;
-use cuda_protocol::{Adopted, Chunk, End, FromTenant, Hello, Run, Usage, VERSION};
-use owner_driver::Memory;
+use cuda_protocol::{Adopted, Chunk, End, FromTenant, Hello, Run, Usage, VERSION, VERSION_VISIBLE_CARDS};
+use owner_driver::{FetchTimes, Memory};
 use std::collections::VecDeque;
 
 pub(super) const CHUNK: u64 = 2 << 20;
 pub(super) const MS: u64 = 1_000_000;
+/// Another card that the drivers of programs see.
+pub(super) const OTHER: [u8; 16] = [7; 16];
 thread_local! {
     /// Seed of the next owner. Real owners use the time in ms.
     static SEED: std::cell::Cell<u32> = const { std::cell::Cell::new(7) };
@@ -164,6 +166,9 @@ impl World {
         let (tenant, program) = (tenant.to_owned(), "test".to_owned());
         let version = self.version;
         self.say(session, FromTenant::Hello(Hello { version, pid: 1, instance: 1, tenant, program, adopts }));
+        if version >= VERSION_VISIBLE_CARDS {
+            self.say(session, FromTenant::Sees { uuids: vec![[0; 16], OTHER] });
+        }
         session
     }
 
@@ -257,7 +262,9 @@ impl World {
         }
         let Some(program) = self.programs.get_mut(&session) else { return };
         match message {
-            FromOwner::Welcome(welcome) => program.tenant = Some(welcome.tenant),
+            FromOwner::Welcome(welcome) | FromOwner::WelcomeAmong { welcome, .. } => {
+                program.tenant = Some(welcome.tenant)
+            }
             FromOwner::Granted { chunks, .. } => {
                 for (Chunk { id, place }, &piece) in chunks.iter().zip(pieces) {
                     let (memory, value) = self.pieces[&piece];
@@ -387,8 +394,8 @@ impl World {
                 }
             }
             Action::Fetch { session, .. } => {
-                let error = self.fetch_error.clone();
-                self.event(Event::Fetched { session, error });
+                let done = self.fetch_error.clone().map_or(Ok(FetchTimes::default()), Err);
+                self.event(Event::Fetched { session, done });
             }
             Action::Kill { session, tenant, .. } => {
                 self.event(Event::Signalled { tenant, done: self.kills });

@@ -13,7 +13,7 @@ struct Replacements {
     /// Set once work on a card may use another card's memory.
     possible: bool,
     /// Number of replacements in progress on each card that quiesce only that card.
-    alone: [u32; crate::gate::MAX_CARDS],
+    alone: [u32; cuda_pacing::gate::MAX_CARDS],
 }
 
 /// Determines which cards must be quiesced for a program while memory is replaced.

@@ -1,0 +1,21 @@
+//! The cards of a CUDA program: those that it sees, those that its driver sees, and access between them.
+//!
+//! A program can move to another card only if its driver saw this card from the start (decision 165). The driver
+//! therefore sees the tenant's cards, followed by the other cards to which the program could move, and the library in
+//! front of the driver hides the latter.
+//!
+//! - [`list`]: the value of `CUDA_VISIBLE_DEVICES` for the driver's initialisation;
+//! - [`files`]: the cards whose device files the program can reach;
+//! - [`calls`]: the functions that name devices, and the refusal of hidden ones;
+//! - [`integrity`]: the answer to the query of NVIDIA's runtime about the devices;
+//! - [`peers`]: pairs of contexts with peer access;
+//! - [`cross`]: the cards on which a program must be quiesced while memory moves.
+//!
+//! This crate does not change the environment, and calls the driver only for the identities of devices.
+
+pub mod calls;
+pub mod cross;
+pub mod files;
+pub mod integrity;
+pub mod list;
+pub mod peers;
