@@ -129,7 +129,7 @@ fn program_of_another_card_is_served_after_it_was_fetched() {
         world.now += 100 * MS;
         world.event(Event::Tick);
     }
-    assert!(!world.programs[&one].killed);
+    assert!(world.programs.get(&one).is_none_or(|program| !program.killed));
     // The process reports its memory meanwhile, and gets no orders.
     world.say(one, FromTenant::Adopt { chunks: Vec::new(), more: false });
     world.say(one, FromTenant::Waiting { card: 0 });
@@ -163,7 +163,7 @@ fn program_that_cannot_import_its_chunks_is_named_and_released() {
     world.settle();
     world.say(one, FromTenant::Unusable { code: 3 });
     assert_eq!(world.ends.get(&one), Some(&End::Moved));
-    assert!(!world.programs[&one].killed);
+    assert!(world.programs.get(&one).is_none_or(|program| !program.killed));
     let (_, _, why) = world.core.arrivals(id);
     let expected = "program `test` (process 102): the driver cannot import its memory on that card: CUDA error 3";
     assert_eq!(why.as_deref(), Some(expected));
