@@ -40,7 +40,7 @@ const HOPELESS: f64 = 8.0;
 /// Both directions.
 const DIRECTIONS: [&str; 2] = ["write", "read"];
 /// Number of runs per round of a workload with each driver, for the median.
-const RUNS: u64 = 8;
+const RUNS: u64 = 4;
 /// Maximum time with the library, as a multiple of the time with raw ioctls.
 const RAW_TARGET: f64 = 1.02;
 const PEER_PIECES: &str = "Gdev: 4 MiB are best";
