@@ -33,7 +33,7 @@ pub(crate) struct ApertureFault {
     pub(crate) fault: MmuFault,
 }
 
-/// Mapping of each window.
+/// Mappings of the windows, and the state of the card's bus.
 #[derive(Debug)]
 pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,

@@ -242,7 +242,7 @@ impl Vm {
         &self.agent
     }
 
-    /// Waits until the guest has started after the last launch, reset or reboot. Returns its kernel release.
+    /// Waits until the guest has booted after the last launch, reset or reboot. Returns its kernel release.
     pub fn wait_ready(&self) -> Result<String> {
         let boots = *lock(&self.boots);
         self.agent.wait_boots(boots, BOOT_LIMIT).map_err(|e| self.explain(e))
@@ -263,7 +263,7 @@ impl Vm {
         self.run(command)?.success().with_context(|| format!("VM {}: {command}", self.name()))
     }
 
-    /// Returns the complete log of the guest kernel since its last start.
+    /// Returns the complete log of the guest kernel since its last boot.
     pub fn kernel_log(&self) -> Result<Vec<klog::Line>> {
         Ok(klog::parse(&self.run_ok("dmesg")?.lines))
     }

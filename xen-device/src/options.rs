@@ -6,7 +6,7 @@ use vmm_glue::memory::MemoryLimits;
 
 use crate::store::DomainName;
 
-/// Options of a server for its domain.
+/// Options for serving a domain.
 #[derive(Clone, Debug)]
 pub struct XenOptions {
     /// Domain to serve.

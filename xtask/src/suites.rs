@@ -189,7 +189,7 @@ struct Session<'a> {
     images: Option<Background>,
     /// NVIDIA's headers, if the crates in `cuda` are tested.
     headers: Option<Background>,
-    /// Set if the fuzz suite follows.
+    /// Set if the fuzz suite is selected.
     fuzzes: bool,
     /// The build of the fuzz targets, if it runs in parallel to another suite.
     targets: Option<Background>,

@@ -66,8 +66,8 @@ enum Order {
     Leave,
 }
 
-/// The supervisor of one group's daemon. When the supervisor is dropped, a daemon with clients keeps running for the
-/// next owner of the card, and a daemon without clients is shut down.
+/// The supervisor of one group's daemon. When the supervisor is dropped, the daemon keeps running for the next owner
+/// of the card if it has clients, and is shut down otherwise.
 #[derive(Debug)]
 pub struct GroupServer {
     orders: Sender<Order>,
@@ -327,7 +327,7 @@ impl Worker {
         }
     }
 
-    /// Shuts down a daemon without clients. A daemon with clients keeps running for the next owner.
+    /// Shuts down the daemon if it has no clients. Otherwise, it keeps running for the next owner.
     fn leave(mut self) {
         let Some(control) = self.control.take() else { return };
         match control.servers() {

@@ -29,7 +29,7 @@ const MAX_PACKET: usize = 64;
 pub const MAX_CLOCK: u64 = 1 << 56;
 /// Maximum number of messages of one owner that are handled before programs are served again.
 const MESSAGES_AT_ONCE: usize = 64;
-/// Maximum number of accepted connections without a greeting.
+/// Maximum number of accepted connections that have not sent a greeting yet.
 const MAX_UNKNOWN: usize = 16;
 /// Interval between connection attempts, in ns.
 // TIMEOUT: an owner that has exited is restarted after 100 ms at the earliest.
@@ -73,7 +73,7 @@ pub enum LinkEvent {
     Quantum(CardId, GangId, CardState),
 }
 
-/// A connection, before or after its greeting.
+/// A connection to another owner, which may not have sent its greeting yet.
 #[derive(Debug)]
 struct Connection {
     socket: OwnedFd,
@@ -99,7 +99,7 @@ pub struct OwnerLinks {
     /// Time in ns from which connections are accepted.
     accepts_from: u64,
     peers: BTreeMap<CardId, Peer>,
-    /// Accepted connections without a greeting, oldest first.
+    /// Accepted connections that have not sent a greeting yet, oldest first.
     unknown: Vec<Connection>,
     events: Vec<LinkEvent>,
     lines: Lines<Refusal>,
@@ -189,7 +189,7 @@ impl OwnerLinks {
     }
 
     /// Sends a message to the owner of a card, or closes the connection if the owner does not read its messages. Does
-    /// nothing without a connection.
+    /// nothing if that owner is not connected.
     pub fn send(&mut self, card: CardId, message: Message, now: u64) {
         self.send_packet(card, &Packet::Gang(message), now);
     }

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Error of a socket that cannot be created.
+/// Error returned if a socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen at {path}: {source}")]
 pub struct ListenError {

@@ -127,7 +127,7 @@ impl Driver {
         Ok(Self { described, needed, allocate_at: find("gpu_mediator_allocate_at") })
     }
 
-    /// Returns a driver whose functions succeed without effects.
+    /// Returns a driver whose functions do nothing and return success.
     #[cfg(any(test, feature = "fuzz"))]
     pub fn accepting() -> Self {
         unsafe extern "C" fn accept(

@@ -75,7 +75,7 @@ fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     found
 }
 
-/// Executes the handler's work item for the engines of these channels.
+/// Executes the work item that the handler queues for the hung `engines`.
 fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     let mask = engines.iter().fold(0, |mask, engine| mask | 1 << engine);
     rig.mask(0x002630, mask, mask);

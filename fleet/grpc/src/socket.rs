@@ -38,8 +38,8 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Creates a socket at `path` to which only this user can connect. Replaces an existing socket without a listener.
-    /// Returns the incoming connections for a server.
+    /// Creates a socket at `path` to which only this user can connect. Replaces an existing socket if no process
+    /// listens on it. Returns the incoming connections for a server.
     ///
     /// # Errors
     /// Returns an error if `path` is not a socket or is a socket in use, or if a system call fails.

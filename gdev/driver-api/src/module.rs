@@ -17,7 +17,7 @@ const EXTRA_END: usize = 0;
 const EXTRA_BUFFER: usize = 1;
 /// Key of the parameter buffer's size.
 const EXTRA_SIZE: usize = 2;
-/// Maximum length of the `extra` list.
+/// Maximum number of keys in the `extra` list, including the end.
 const MAX_EXTRA: usize = 16;
 
 unsafe fn text<'a>(name: *const c_char) -> Outcome<&'a str> {

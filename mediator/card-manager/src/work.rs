@@ -2,7 +2,7 @@
 //!
 //! Modules: [`schedule`] (the scheduler and its submissions), [`feeder`] (sends events to the scheduler and executes
 //! its decisions), [`card_view`] (the feeder's interface to the card), `descheduled` (work kept off the card),
-//! `departures` (channels that have not left the card yet), `interrupt_rate` (interrupts caused by VMs), [`needs`]
+//! `departures` (channels that are leaving the card), `interrupt_rate` (interrupts caused by VMs), [`needs`]
 //! (engines that a submission needs), [`push_buffer`] (derives these from the methods), `recording` (recordings of the
 //! scheduler), [`usage`] (data for operators), [`overdue`] (submissions that do not complete, with reasons), `saved`
 //! (saved state), and [`time`] (the card's clock).
@@ -33,7 +33,7 @@ use vram::TenantId;
 /// Channels, and their schedule.
 pub(crate) struct Work {
     channels: Channels,
-    /// Channels that have not left the card yet.
+    /// Channels that are leaving the card.
     departures: Departures,
     schedule: Schedule,
     /// Interrupts caused by VMs.
@@ -67,7 +67,7 @@ impl Work {
         &mut self.schedule
     }
 
-    /// Returns the channels that have not left the card yet.
+    /// Returns the channels that are leaving the card.
     pub(crate) fn departures(&self) -> &Departures {
         &self.departures
     }

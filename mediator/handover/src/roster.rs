@@ -3,7 +3,7 @@
 use saved_state::first_version;
 use serde::{Deserialize, Serialize};
 
-/// The daemon's own part of the state.
+/// The daemon's own part of the state that an upgrade hands over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Roster {
     /// Time at which the VMs were paused, in ns of the host's monotonic clock.

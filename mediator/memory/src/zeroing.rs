@@ -10,8 +10,9 @@ use crate::zeroed::Zeroing;
 use nvspec::addr::VramAddr;
 use vram::{HostAddr, Place, ScrubWork, Tier};
 
-/// Number of bytes zeroed per critical section of the card's lock, because a chunk may be much larger. This takes about
-/// 5 us through a hardware window. On first use of a software card's memory, the host must allocate four pages.
+/// Number of bytes zeroed per critical section of the card's lock. A chunk may be much larger. Zeroing this many bytes
+/// takes about 5 us through a hardware window. On first use of a software card's memory, the host must allocate four
+/// pages.
 pub const SCRUB_PIECE: u64 = 16 << 10;
 /// Number of card chunks that are kept zeroed if enough are free. Otherwise, an urgent request would have to zero a
 /// whole chunk under the card's lock.

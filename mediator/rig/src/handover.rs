@@ -1,5 +1,5 @@
-//! Handover of a card and its VMs to another owner, as between processes: with a file, descriptors of card and host
-//! memory, and the links to the VMs' clients.
+//! Hands a card and its VMs over to another owner, as one process does to another. The handover consists of a file,
+//! descriptors of card and host memory, and the links to the VMs' clients.
 
 use super::{Guest, Rig, WAIT_TIMEOUT};
 use card::Card;

@@ -130,7 +130,7 @@ pub const CONSTANT_ADDRESS_HIGH: u32 = 0x2384;
 /// Selected constant buffer's address, bits 31:0.
 #[doc(alias = "CB_ADDRESS_LOW")]
 pub const CONSTANT_ADDRESS_LOW: u32 = 0x2388;
-/// Byte offset in the selected constant buffer of the next dword to load.
+/// Offset of the next dword to store in the selected constant buffer, in bytes.
 #[doc(alias = "CB_POS")]
 pub const CONSTANT_OFFSET: u32 = 0x238c;
 /// First of sixteen methods that store a dword in the selected constant buffer and advance the offset.

@@ -227,8 +227,8 @@ fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Hos
 #[test]
 fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
     let (none, all, some): (Host, Host, Host) = (|_| false, |_| true, |page| page % 4 == 1);
-    // The last field of each case is the copy's time per byte in ns: 1 ns for the engine, plus the bus time of each
-    // byte that crosses the bus.
+    // The last field of each case is the copy's duration, as the number of pages that take as long at 1 ns per byte. It
+    // is the maximum of the engine's time (16 pages) and the bus time of the pages that cross the bus.
     let cases: [(u64, Host, Host, u64); 7] = [
         (4, none, none, 16),
         (4, all, none, 16 * 4),

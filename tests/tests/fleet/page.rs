@@ -91,7 +91,7 @@ fn expected(host: &Debian) -> Result<BTreeMap<(String, String), String>> {
     Ok(values)
 }
 
-/// Adds the values of one card's users.
+/// Inserts the expected values for the users of one card.
 fn add_expected(values: &mut BTreeMap<(String, String), String>, memory: &[Value], time: &[Value]) -> Result<()> {
     for user in memory {
         let name = user["vm"].as_str().context("a name")?.to_owned();

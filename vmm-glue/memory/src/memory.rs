@@ -37,10 +37,10 @@ pub const PAGE_SIZE: u64 = 4096;
 pub struct MemoryLimits {
     /// Maximum number of regions at a time.
     pub regions: usize,
-    /// Maximum number of different region files at a time. Each file keeps one of this process's descriptors open, and
-    /// all devices and the operator share the process's limit.
+    /// Maximum number of distinct files that back regions at a time. Each file keeps one of this process's descriptors
+    /// open, and all devices and the operator share the process's limit.
     pub files: usize,
-    /// Maximum number of mapped bytes at a time, because all devices share the process's address space.
+    /// Maximum number of mapped bytes at a time. All devices share the process's address space.
     pub mapped_bytes: u64,
     /// Accepts files on any file system. Otherwise, only memory files are accepted (memfd, `/dev/shm`, hugetlbfs),
     /// because accesses to a file on a network or FUSE file system can block threads indefinitely.

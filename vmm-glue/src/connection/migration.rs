@@ -121,7 +121,7 @@ impl Session {
                 if number == STATE_ERROR { "is not a state that a client can request" } else { "is not supported" };
             return refuse(Errno::INVAL, format!("state {number} of migration {what}"));
         };
-        // After this call, the configuration space may be that of another device.
+        // The new state may contain the configuration space of another device.
         self.configured = true;
         while self.migration.state != to {
             let state = self.migration.state;

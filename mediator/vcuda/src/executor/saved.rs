@@ -197,7 +197,7 @@ impl Executor {
         self.perform();
     }
 
-    /// Records a command before the response to it.
+    /// Records a command before its response is sent.
     pub(super) fn record_command(&self, ticket: Ticket, (header, request): (&Header, &Request), reply: Reply) {
         if !self.is_journal_void {
             self.journal.put_command(&self.command(ticket, header, request, reply));

@@ -28,7 +28,7 @@ fn for_tables<'a>(
 
 impl Memory {
     /// Returns the shadow of the guest directory at `directory`, creating it if necessary. A new shadow does not map
-    /// guest memory before [`Self::prepare`].
+    /// guest memory until [`Self::prepare`] is called.
     pub(crate) fn open(&mut self, directory: Place) -> Result<SpaceId, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -37,7 +37,7 @@ impl Memory {
     }
 
     /// Adopts this VM's address spaces, which were saved on another card. The VM must have no others. They do not map
-    /// guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
+    /// guest memory until [`Self::prepare`] is called. Returns the old and the new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();

@@ -170,8 +170,8 @@ impl Scene {
         self.check(what);
     }
 
-    /// Waits until the card has reported the end of all work. The card updates its records only after the fences that
-    /// drivers read.
+    /// Waits until the card has reported the completion of all work. The card updates its records only after the
+    /// fences that drivers read.
     fn settle(&self) {
         let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
         let busy = || {

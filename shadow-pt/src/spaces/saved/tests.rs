@@ -1,4 +1,4 @@
-//! Tests of saved address spaces that were modified, or that refer to memory of others.
+//! Tests of saved address spaces that were modified, or that refer to memory not owned by the VM.
 
 use super::*;
 use crate::model::world::Card;

@@ -32,7 +32,7 @@ fn flush_reads_one_page_after_one_change_and_none_without() {
         assert_eq!(report, wanted, "{mode}");
         assert_eq!(world.guest.reads, reads + 1);
 
-        // A change of a directory entry causes one directory page to be read.
+        // A change to a directory entry causes one directory page to be read.
         world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
         let report = world.flush(false);
         assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));
@@ -80,7 +80,7 @@ fn permission_gains_are_deferred_and_losses_are_not() {
     world.prepare();
     assert!(world.at(0).is_some());
 
-    // A page without shadow entries gains an entry, which is deferred. A page with shadow entries loses an entry, which
+    // Adding an entry to a page without shadow entries is deferred. Removing an entry from a page with shadow entries
     // is not deferred.
     world.write(vram(SPT + 512 * 8), pte(0, PAGE));
     world.write(vram(SPT), 0);

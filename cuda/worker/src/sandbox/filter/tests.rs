@@ -80,7 +80,7 @@ fn calls_of_the_driver_pass_and_others_trap() {
         libc::SYS_shmat,
         libc::SYS_mseal,
         libc::SYS_seccomp,
-        // A number of the x32 ABI, and an unassigned number.
+        // The next call belongs to the x32 ABI, and the last number is unassigned.
         libc::SYS_read | 0x4000_0000,
         5000,
     ];
@@ -162,7 +162,7 @@ fn signals_and_limits_concern_the_process_alone() {
     for call in [libc::SYS_kill, libc::SYS_tgkill] {
         assert_eq!(of(call, &[own, 9, 9]), Verdict::Allow);
         assert_eq!(of(call, &[1, 9, 9]), Verdict::Trap);
-        // The process group, and all processes.
+        // Reject signals to the process group, and to all processes.
         assert_eq!(of(call, &[0, 9, 9]), Verdict::Trap);
         assert_eq!(of(call, &[u64::MAX, 9, 9]), Verdict::Trap);
     }

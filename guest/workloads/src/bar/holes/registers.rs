@@ -176,7 +176,7 @@ pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for _ in 0..500 {
         lab.card.write(0x88704, u32::MAX);
         lab.card.write(0x8807c, u32::MAX);
-        // We trigger this fault ourselves.
+        // Raise a fault through the fault injection register.
         lab.card.write(0x2a30, 0x100);
         lab.card.write(0x259c, u32::MAX);
         verdict.note("an interrupt", false, false);

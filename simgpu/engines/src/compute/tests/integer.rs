@@ -209,7 +209,7 @@ fn logic_shifts_and_fields() {
     );
 }
 
-/// Extracts a bit field by definition, bit by bit.
+/// Extracts a bit field one bit at a time, following its definition.
 fn field(value: u32, position: u64, length: u64, is_signed: bool) -> u32 {
     let bit = |index: u64| value >> index & 1;
     let fill = if is_signed && length > 0 { bit((position + length - 1).min(31)) } else { 0 };
