@@ -153,7 +153,7 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
                 let first = message.len();
                 message.resize(first + bytes.div_ceil(8) as usize, 0);
                 let room = message.get_mut(first..).unwrap_or_default().as_mut_ptr().addr() as u64;
-                pack(&copy, bytes, room)
+                pack(&copy, room)
             })
         });
     }
@@ -161,7 +161,7 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
     while let Some(part) = parts.next() {
         thread::with(|thread| {
             let piece = copies::take_piece(connection, thread)?;
-            let packing = pack(&part, bytes, piece.address);
+            let packing = pack(&part, piece.address);
             let is_last = wait && parts.peek().is_none();
             copies::finish(connection, thread, own::COPY_BOX, is_last, |message| {
                 message.extend(words(piece.number, stream, &part, false));
@@ -173,15 +173,16 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
     Ok(())
 }
 
-/// Copies the rows of a part of a copy of `all` bytes contiguously to `address`.
-fn pack(part: &BoxCopy, all: u64, address: u64) -> Result<(), i32> {
+/// Copies the rows of a part contiguously to `address`.
+fn pack(part: &BoxCopy, address: u64) -> Result<(), i32> {
     let copy = BoxCopy { to: packed(address, part), ..*part };
     // SAFETY: the program's copy reads these rows, and the buffer has space for them.
-    for_each_row(&copy, |row| unsafe { copies::copy_part(all, row.from, row.to, row.bytes as u64) })
+    for_each_row(&copy, |row| unsafe {
+        std::ptr::copy_nonoverlapping(row.from as *const u8, row.to as *mut u8, row.bytes)
+    })
 }
 
 fn from_card(connection: &Connection, copy: BoxCopy, stream: u64) -> Result<(), i32> {
-    let bytes = copy.bytes().ok_or(INVALID_VALUE)?;
     let mut copied = Ok(());
     thread::with(|thread| {
         let parts = parts(copy, PIECE_BYTES);
@@ -192,8 +193,9 @@ fn from_card(connection: &Connection, copy: BoxCopy, stream: u64) -> Result<(), 
             let copy = BoxCopy { from: packed(memory, part), ..*part };
             // SAFETY: the worker has filled the staging buffer, which only this call uses. The destination belongs to
             // the program.
-            let result =
-                for_each_row(&copy, |row| unsafe { copies::copy_part(bytes, row.from, row.to, row.bytes as u64) });
+            let result = for_each_row(&copy, |row| unsafe {
+                std::ptr::copy_nonoverlapping(row.from as *const u8, row.to as *mut u8, row.bytes)
+            });
             if result.is_err() {
                 copied = result;
             }

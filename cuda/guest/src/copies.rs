@@ -95,7 +95,7 @@ unsafe fn append(message: &mut Vec<u64>, from: u64, bytes: usize) {
 ///
 /// # Safety
 /// Both addresses must be valid for `bytes` bytes, and the ranges must not overlap.
-pub unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
+unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
     let (from, to, bytes) = (from as *const u8, to as *mut u8, bytes as usize);
     // SAFETY: guaranteed by the caller.
     unsafe {

@@ -6,6 +6,7 @@
 //! - `gang_quanta`: quanta of memory for tenants with several cards.
 //! - `journal`: the processes that an owner serves, for the next owner.
 //! - `accounts`: the file with the tenants' accounts, for the next owner.
+//! - `occupations`: processes that occupy the card without a turn.
 //! - `lines`: limits the rate of log lines.
 //! - `shares`: bounded records of the tokens for memory shared between processes.
 //! - `stopped`: detects stopped processes.
@@ -19,6 +20,7 @@ mod gang_quanta;
 mod journal;
 mod lines;
 mod links;
+mod occupations;
 mod probes;
 mod rights;
 mod shares;
@@ -29,6 +31,7 @@ pub use gang_quanta::{CardState, GangQuanta, StateMessage};
 pub use journal::Journal;
 pub use lines::Lines;
 pub use links::{LinkEvent, Links, MAX_CLOCK, OwnerLinks};
+pub use occupations::Occupations;
 pub use probes::{Check, Outcome, Probes};
 pub use rights::{Bound, ListenError, Rights};
 pub use shares::{Named, Shares};

@@ -271,7 +271,7 @@ pub struct Core {
     needs_plan: bool,
     strangers: unmanaged::UnmanagedProcesses,
     accounts: accounts::Accounts,
-    occupations: occupation::Occupations,
+    occupations: owner_host::Occupations,
     /// Connections whose turn overruns, but whose process had no work on the card at the last poll.
     idle_overruns: BTreeSet<SessionId>,
     /// Number of chunks to keep free for a promised guarantee.
@@ -337,7 +337,7 @@ impl Core {
             needs_plan: false,
             strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
-            occupations: occupation::Occupations::default(),
+            occupations: owner_host::Occupations::default(),
             idle_overruns: BTreeSet::new(),
             promise: None,
             actions: Vec::new(),

@@ -230,7 +230,7 @@ mod tests {
             ("mediatorctl-tenant-set.1", &["on\\-stuck", "quota\\-mib"]),
             ("mediatorctl-tenant-list.1", &["Lists the tenants"]),
             ("mediatorctl-tenant-show.1", &["one tenant in detail"]),
-            ("gpu-mediator.toml.5", &["on_remove", "the card with the most free capacity"]),
+            ("gpu-mediator.toml.5", &["on_remove", "policy that chooses cards that the tenant does not name"]),
         ] {
             let text = fs::read_to_string(folder.path().join(page)).unwrap();
             for word in words {

@@ -114,7 +114,7 @@ fn out_of_range_share_is_rejected_with_bound() {
         (result("x", "1"), "allocated memory: `x` is not a quantity"),
         (
             DeviceRequestAllocationResult { admin_access: Some(true), ..good.clone() },
-            "adminAccess does not allocate a share",
+            "adminAccess gives no share of a card",
         ),
     ] {
         let error = made("simgpu", &bad, &Applied::default()).unwrap_err();

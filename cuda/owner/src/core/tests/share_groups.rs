@@ -272,7 +272,9 @@ fn lost_server_is_reported_with_its_programs() {
     assert_eq!((tenant.as_str(), why.as_str()), ("group", "it ended"));
     let named: Vec<_> = programs.iter().map(|one| (one.pid, one.program.as_str())).collect();
     assert_eq!(named, pids.map(|pid| (pid, "test")));
-    assert!(matches!(&world.core.view(0).tenants[0].server, ServerState::Unavailable(why) if why.contains("restarted")));
+    assert!(
+        matches!(&world.core.view(0).tenants[0].server, ServerState::Unavailable(why) if why.contains("restarted"))
+    );
     report(&mut world, Report::Serves { again: true });
     assert_eq!(world.core.view(0).tenants[0].server, ServerState::Serves);
     assert!(!world.core.sessions[&one].concurrent, "it is not a client of the new server");
