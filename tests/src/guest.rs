@@ -5,12 +5,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::{Daemon, Output, Paths, Vm};
+use crate::{Daemon, Output, Paths, Vm, wait};
 
 /// Time limit for loading nouveau, which causes about a million trapped accesses.
 pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
 /// Time limit of a workload.
 pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
+/// Time limit for a counter to reach a value that the device already has.
+const COUNTER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns the daemon's part of a configuration, and the table of a software card `card0` with `vram_mib` MiB.
 pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
@@ -115,6 +117,19 @@ pub fn messages_in(transport: &Value) -> u64 {
 }
 
 /// Returns a counter of the virtual device.
+///
+/// The daemon does not wait for a busy device, so the counter may have an older value. [`await_counter`] waits for a
+/// newer one.
 pub fn counter(daemon: &Daemon, name: &str, counter: &str) -> Result<u64> {
     show(daemon, name)?["counters"][counter].as_u64().with_context(|| format!("no counter {counter}"))
+}
+
+/// Waits until a counter of the virtual device fulfils a condition.
+pub fn await_counter(daemon: &Daemon, name: &str, counter: &str, condition: impl Fn(u64) -> bool) -> Result<()> {
+    let mut last = 0;
+    wait::until(&format!("the counter {counter} of {name}"), COUNTER_LIMIT, || {
+        last = self::counter(daemon, name, counter)?;
+        Ok(condition(last).then_some(()))
+    })
+    .with_context(|| format!("{counter} of {name} is {last}"))
 }

@@ -35,7 +35,7 @@ fn killed_vm_frees_its_resources_and_neighbour_keeps_copying() -> Result<()> {
         let shown = guest::show(&daemon, "dies")?;
         Ok((shown["state"] == "waiting" && shown["channels_used"] == 0).then_some(()))
     })?;
-    assert_eq!(guest::counter(&daemon, "dies", "address_spaces")?, 0);
+    guest::await_counter(&daemon, "dies", "address_spaces", |spaces| spaces == 0)?;
     let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
     assert!(good.ok, "{}", good.line);
     assert!(daemon.alive());

@@ -75,7 +75,7 @@ fn oversubscribed_guests_verify_and_one_dies_mid_relocation() -> Result<()> {
     })?;
     verified(&stays, &good.wait_within(guest::SMOKE_LIMIT)?)?;
     assert_eq!(guest::counter(&daemon, "stays", "faults")?, 0);
-    assert!(guest::counter(&daemon, "stays", "pv_batches")? > 0);
+    guest::await_counter(&daemon, "stays", "pv_batches", |batches| batches > 0)?;
     assert!(daemon.alive());
     Ok(())
 }

@@ -72,7 +72,7 @@ impl Scene {
     /// Checks that the faulty guest had one hang, and that the neighbour's work was correct until the end and caused no
     /// kernel messages.
     fn finish(&self, good: Pending<'_>) -> Result<()> {
-        assert_eq!(guest::counter(&self.daemon, "faulty", "hangs")?, 1);
+        guest::await_counter(&self.daemon, "faulty", "hangs", |hangs| hangs == 1)?;
         let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
         assert!(good.ok, "{}", good.line);
         assert_eq!(news(&self.neighbour, self.quiet)?, Vec::<String>::new(), "the neighbour's driver was notified");

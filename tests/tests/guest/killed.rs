@@ -117,7 +117,7 @@ fn paravirtual_guest_reloads_driver_after_daemon_is_killed() -> Result<()> {
         println!("REPORT VM {name}: {}", line.text);
     }
     assert_eq!(faults(&vm.kernel_log()?), Vec::<&str>::new(), "VM {name}");
-    assert!(guest::counter(&daemon, name, "pv_batches")? > 0, "the driver makes no calls");
+    guest::await_counter(&daemon, name, "pv_batches", |batches| batches > 0)?;
     works(&vm, qemu)
 }
 

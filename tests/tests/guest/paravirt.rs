@@ -27,7 +27,7 @@ pub(super) fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     let vm = Vm::launch(&config)?;
     vm.wait_ready()?;
     guest::load_driver(&vm)?;
-    assert!(guest::counter(daemon, name, "pv_batches")? > 0, "the driver of {name} makes no calls");
+    guest::await_counter(daemon, name, "pv_batches", |batches| batches > 0)?;
     Ok(vm)
 }
 
@@ -67,7 +67,7 @@ fn paravirtual_guests_of_both_kernels_run_with_a_stock_guest() -> Result<()> {
         assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
         // Unbind and rebind the driver. No tables may remain.
         vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
-        assert_eq!(count(vm.name(), "pv_tables")?, 0, "tables of {} stay", vm.name());
+        guest::await_counter(&daemon, vm.name(), "pv_tables", |tables| tables == 0)?;
         vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
         guest::smoke(vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
         assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new(), "VM {}", vm.name());
@@ -106,7 +106,7 @@ fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
     assert!(put.ok && put.bytes > 0, "{}", put.line);
     exchange_with_host(&daemon, &one)?;
     for vm in [&one, &two] {
-        assert_eq!(guest::counter(&daemon, vm.name(), "pv_attachments")?, 0);
+        guest::await_counter(&daemon, vm.name(), "pv_attachments", |attachments| attachments == 0)?;
         vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
     }
     Ok(())
@@ -150,6 +150,5 @@ fn exchange_with_host(daemon: &Daemon, vm: &Vm) -> Result<()> {
     assert!(holds(&mut context, attached, &segment_data(21))?, "the guest's reply differs");
     context.remove(segment)?;
     context.detach(attached)?;
-    assert_eq!(guest::counter(daemon, HOST, "pv_attachments")?, 0);
-    Ok(())
+    guest::await_counter(daemon, HOST, "pv_attachments", |attachments| attachments == 0)
 }
