@@ -80,9 +80,15 @@ impl Core {
     pub fn may_leave(&self, id: TenantId, to: [u8; 16]) -> Result<(), String> {
         for session in self.sessions_of(id) {
             self.check_leaves(session)?;
+            let reconnects = self.adopts(session);
             if let Some(session) = self.sessions.get(&session).filter(|session| !session.sees.contains(&to)) {
-                let why = "NVIDIA's driver does not show it that card: start it again, in a container with the card's \
-                           device file";
+                let why = match reconnects {
+                    true => "it has not reported its memory to the card's new owner yet: try again",
+                    false => {
+                        "NVIDIA's driver does not show it that card: start it again, in a container with the card's \
+                         device file"
+                    }
+                };
                 return Err(named(session.pid, &session.program, why));
             }
         }
@@ -172,7 +178,10 @@ impl Core {
         let why = match () {
             () if session.stuck => "it does not answer",
             () if session.version < VERSION_VISIBLE_CARDS => "it has a library of an earlier version: start it again",
-            () if session.sees.is_empty() => "NVIDIA's driver shows it only its own card: start it again",
+            // A process that reconnects has not reported the cards yet, and does not leave before it has.
+            () if session.sees.is_empty() && !self.adopts(id) => {
+                "NVIDIA's driver shows it only its own card: start it again"
+            }
             () if session.reported_client || session.concurrent => "it is a client of an MPS server",
             () if fixed(FixedKind::Shared) => "it shares memory with other processes",
             () if fixed(FixedKind::Managed) => "it has managed memory",

@@ -185,6 +185,21 @@ fn only_cards_that_the_driver_sees_are_reached() {
 }
 
 #[test]
+fn program_that_reconnects_is_not_refused_before_it_reports_cards() {
+    let mut world = two(8, 16);
+    let id = tenant(&world);
+    world.version = VERSION_VISIBLE_CARDS - 1;
+    // The program sends nothing after its first message.
+    let one = world.connect_as("one", 1000, true);
+    world.core.sessions.get_mut(&one).expect("there").version = VERSION_VISIBLE_CARDS;
+    assert!(matches!(world.core.leave(id), Ok(Leaving::Waits(_))));
+    let why = world.core.may_leave(id, OTHER).expect_err("not known yet");
+    assert!(why.contains("try again"), "{why}");
+    world.say(one, FromTenant::Sees { uuids: vec![[0; 16], OTHER] });
+    assert_eq!(world.core.may_leave(id, OTHER), Ok(()));
+}
+
+#[test]
 fn other_cards_are_named_to_programs_that_could_move() {
     let mut world = two(8, 16);
     let id = tenant(&world);
