@@ -217,7 +217,8 @@ pub enum Request {
         /// If set, the tenant's programs are killed. Otherwise, only their connections are closed.
         kills: bool,
     },
-    /// Checks that the programs of a tenant could move to another card. Changes nothing.
+    /// Checks that the programs of a tenant could move to another card. Changes nothing. The reply is
+    /// [`Answer::Moving`] while programs of the card's previous owner have not reported their memory.
     MayLeave {
         /// Name of the tenant.
         name: String,

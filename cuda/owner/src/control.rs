@@ -159,7 +159,8 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
         Request::MayLeave { .. } | Request::Leave(_) if !server.fetches() => Err(NO_MOVES.to_owned()),
         Request::MayLeave { name, to } => {
             let (id, to) = (known(server, name)?, parse_uuid(&to).ok_or_else(|| format!("`{to}` is not a UUID"))?);
-            server.call(move |core| core.may_leave(id, to)).ok_or(ENDED)?.map(|()| Answer::Done)
+            let waits = server.call(move |core| core.may_leave(id, to)).ok_or(ENDED)??;
+            Ok(waits.map_or(Answer::Done, Answer::Moving))
         }
         Request::Leave(name) => {
             let id = known(server, name)?;

@@ -20,6 +20,9 @@ use cuda_control::{Answer, ArrivalTimes, Card, Request, Tenant};
 
 /// Interval between progress queries to an owner. Programs are paused during this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Time limit for programs of a card's previous owner to reconnect.
+// TIMEOUT: an owner waits for them for 2 s.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(6);
 /// Time limit for evicting the tenant's memory and draining the work of its programs.
 // TIMEOUT: 60 GiB are evicted in 6 s, and a program whose kernel runs longer cannot move now.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -184,11 +187,13 @@ impl Plan<'_> {
     /// Checks that the tenant's programs can move, and that both cards have room for its memory. Returns the size of
     /// this memory.
     fn room(&self) -> Result<u64, Trouble> {
-        let (here, there) = (view(self.from)?, view(self.to)?);
+        let there = view(self.to)?;
+        let may_move = self.check_programs(&there.uuid)?;
+        let here = view(self.from)?;
         let found = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name);
-        let running = found.map_or(0, |(_, tenant)| tenant.programs.len());
-        if running > 0 {
-            self.check_programs(&there.uuid)?;
+        if !may_move && found.is_some_and(|(_, tenant)| !tenant.programs.is_empty()) {
+            let why = "an owner of the cards has an earlier version and cannot move programs: end them first";
+            return Err(Trouble::Refused(why.to_owned()));
         }
         let id = found.map(|(id, _)| *id);
         let account = id.and_then(|id| here.memory.summary.vms.get(&id)).copied().unwrap_or_default();
@@ -208,17 +213,20 @@ impl Plan<'_> {
         Ok(u64::from(all) * chunk_bytes)
     }
 
-    /// Checks that the tenant's programs can move to the other card, which has the UUID `to`.
-    fn check_programs(&self, to: &str) -> Result<(), Trouble> {
-        let earlier = "an owner of the cards has an earlier version and cannot move programs: end them first";
+    /// Checks that the tenant's programs can move to the other card, which has the UUID `to`. Waits for programs that
+    /// have not reconnected to a restarted owner. Returns false if one of the owners cannot move programs.
+    fn check_programs(&self, to: &str) -> Result<bool, Trouble> {
         if to.is_empty() {
-            return Err(Trouble::Refused(earlier.to_owned()));
+            return Ok(false);
         }
-        match self.from.ask(Request::MayLeave { name: self.name(), to: to.to_owned() }) {
-            Err(Trouble::Refused(why)) if why.starts_with("invalid request") => {
-                Err(Trouble::Refused(earlier.to_owned()))
+        let begin = Instant::now();
+        loop {
+            match self.from.ask(Request::MayLeave { name: self.name(), to: to.to_owned() }) {
+                Ok(Answer::Moving(_)) if begin.elapsed() < RECONNECT_TIMEOUT => std::thread::sleep(POLL_INTERVAL),
+                Ok(Answer::Moving(why)) => return Err(Trouble::Refused(format!("{why}: try again"))),
+                Err(Trouble::Refused(why)) if why.starts_with("invalid request") => return Ok(false),
+                checked => return checked.map(|_| true),
             }
-            checked => checked.map(drop),
         }
     }
 

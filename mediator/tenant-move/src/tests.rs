@@ -15,6 +15,7 @@ struct Fake<'a> {
     fails_in: &'a Cell<Option<(u32, bool)>>,
     tenant: Cell<Option<bool>>,
     has_left: Cell<bool>,
+    has_reconnected: Cell<bool>,
     /// The owner that listens on the tenant's socket. Shared by both owners.
     socket: &'a Cell<&'static str>,
 }
@@ -46,7 +47,10 @@ impl Owner for Fake<'_> {
             Request::MayLeave { to, .. } => {
                 knows?;
                 assert_eq!(to, "GPU-to");
-                Answer::Done
+                match self.has_reconnected.replace(true) {
+                    false => Answer::Moving("a process has not reconnected".to_owned()),
+                    true => Answer::Done,
+                }
             }
             Request::Add(tenant) => {
                 if knows.is_ok() {
@@ -128,6 +132,7 @@ fn moved(fails_in: Option<(u32, bool)>) -> (Result<Carried, Failure>, [bool; 2],
         fails_in: &fails_in,
         tenant: Cell::new(tenant),
         has_left: Cell::new(false),
+        has_reconnected: Cell::new(false),
         socket: &socket,
     };
     let (from, to, tenant) = (owner("from", Some(false)), owner("to", None), tenant());
@@ -142,9 +147,10 @@ fn tenant_leaves_one_owner_before_the_other_one_listens() {
     assert_eq!(done.map(|carried| carried.programs), Ok(1));
     assert_eq!((has, socket), ([false, true], "to"));
     let expected = [
-        "from.View",
         "to.View",
         "from.MayLeave",
+        "from.MayLeave",
+        "from.View",
         "to.Add",
         "from.Leave",
         "from.Leave",

@@ -73,26 +73,35 @@ impl Core {
         self.config.others.iter().filter(|_| may).take(MAX_SEEN).copied().collect()
     }
 
-    /// Checks that all programs of a tenant can move to the card with the UUID `to`.
+    /// Checks that all programs of a tenant can move to the card with the UUID `to`. Returns a reason to repeat the
+    /// request later if this is not known yet.
     ///
     /// # Errors
     /// Returns the program that cannot move, and the reason.
-    pub fn may_leave(&self, id: TenantId, to: [u8; 16]) -> Result<(), String> {
+    pub fn may_leave(&self, id: TenantId, to: [u8; 16]) -> Result<Option<String>, String> {
+        if let Some(why) = self.reconnecting(id) {
+            return Ok(Some(why));
+        }
         for session in self.sessions_of(id) {
             self.check_leaves(session)?;
-            let reconnects = self.adopts(session);
             if let Some(session) = self.sessions.get(&session).filter(|session| !session.sees.contains(&to)) {
-                let why = match reconnects {
-                    true => "it has not reported its memory to the card's new owner yet: try again",
-                    false => {
-                        "NVIDIA's driver does not show it that card: start it again, in a container with the card's \
-                         device file"
-                    }
-                };
+                let why = "NVIDIA's driver does not show it that card: start it again, in a container with the card's \
+                           device file";
                 return Err(named(session.pid, &session.program, why));
             }
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// Returns a description of the programs that have not reported their memory to this owner yet, if the tenant may
+    /// have such programs.
+    fn reconnecting(&self, id: TenantId) -> Option<String> {
+        let session = self.sessions_of(id).find(|session| self.adopts(*session));
+        let why = "it has not reported its memory to the card's new owner yet";
+        let reports = session.and_then(|session| self.sessions.get(&session));
+        let reports = reports.map(|session| named(session.pid, &session.program, why));
+        let absent = || format!("{} processes have not reconnected to the card's new owner yet", self.expected.len());
+        reports.or_else(|| (!self.expected.is_empty()).then(absent))
     }
 
     /// Prepares a tenant's move to another card: evicts its memory, and makes its programs unmap it. New programs of
@@ -102,6 +111,10 @@ impl Core {
     /// # Errors
     /// Returns the reason why a program cannot leave. The caller then calls [`Self::stay`].
     pub fn leave(&mut self, id: TenantId) -> Result<Leaving, String> {
+        // A program that reconnects afterwards would use this card without an owner that serves it here.
+        if let Some(why) = self.reconnecting(id).filter(|_| !self.expected.is_empty()) {
+            return Ok(Leaving::Waits(why));
+        }
         let sessions: Vec<SessionId> = self.sessions_of(id).collect();
         for session in &sessions {
             self.check_leaves(*session)?;

@@ -173,9 +173,9 @@ fn program_that_cannot_import_its_chunks_is_named_and_released() {
 fn only_cards_that_the_driver_sees_are_reached() {
     let mut world = two(8, 16);
     let id = tenant(&world);
-    assert_eq!(world.core.may_leave(id, [9; 16]), Ok(()), "it has no programs");
+    assert_eq!(world.core.may_leave(id, [9; 16]), Ok(None), "it has no programs");
     let one = world.connect("one");
-    assert_eq!(world.core.may_leave(id, OTHER), Ok(()));
+    assert_eq!(world.core.may_leave(id, OTHER), Ok(None));
     let why = world.core.may_leave(id, [9; 16]).expect_err("not seen");
     assert!(why.starts_with("program `test` (process 101): ") && why.contains("does not show it that card"), "{why}");
     world.say(one, FromTenant::Sees { uuids: Vec::new() });
@@ -193,10 +193,27 @@ fn program_that_reconnects_is_not_refused_before_it_reports_cards() {
     let one = world.connect_as("one", 1000, true);
     world.core.sessions.get_mut(&one).expect("there").version = VERSION_VISIBLE_CARDS;
     assert!(matches!(world.core.leave(id), Ok(Leaving::Waits(_))));
-    let why = world.core.may_leave(id, OTHER).expect_err("not known yet");
-    assert!(why.contains("try again"), "{why}");
+    let why = world.core.may_leave(id, OTHER).expect("it may leave later").expect("not known yet");
+    assert!(why.contains("process 101") && why.contains("has not reported its memory"), "{why}");
+    // Moves continue once the program has reported its memory.
     world.say(one, FromTenant::Sees { uuids: vec![[0; 16], OTHER] });
-    assert_eq!(world.core.may_leave(id, OTHER), Ok(()));
+    world.say(one, FromTenant::Adopt { chunks: Vec::new(), more: false });
+    world.settle();
+    assert_eq!(world.core.may_leave(id, OTHER), Ok(None));
+}
+
+#[test]
+fn tenant_does_not_leave_before_its_programs_have_reconnected() {
+    let mut world = two(8, 16);
+    let id = tenant(&world);
+    world.core.expect([4711], 2000 * MS);
+    let why = world.core.may_leave(id, OTHER).expect("it may leave later").expect("not known yet");
+    assert!(why.starts_with("1 processes have not reconnected"), "{why}");
+    assert_eq!(world.core.leave(id), Ok(Leaving::Waits(why)));
+    world.pass(2100 * MS);
+    world.event(Event::Tick);
+    assert_eq!(world.core.may_leave(id, OTHER), Ok(None));
+    assert_eq!(leave(&mut world), Ok(Vec::new()));
 }
 
 #[test]
