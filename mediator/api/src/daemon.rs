@@ -17,7 +17,7 @@ pub struct DaemonInfo {
     /// Duration for which virtual machines were paused when this daemon took over, in ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade_pause_ms: Option<u64>,
-    /// Number of failed upgrades, after which this daemon continued.
+    /// Number of failed upgrades. This daemon continued after each of them.
     #[serde(default)]
     pub upgrade_failures: u64,
 }

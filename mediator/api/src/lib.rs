@@ -188,7 +188,7 @@ pub struct GuestProgram {
     pub worker: Option<u32>,
     /// Size of the used part of the window, in bytes.
     pub window_bytes: u64,
-    /// Number of threads of the program waiting for the card.
+    /// Number of the program's threads that are waiting for the card.
     pub waits: u64,
     /// True if the program's worker has exited, so that all calls of the program fail.
     pub lost: bool,

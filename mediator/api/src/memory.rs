@@ -95,7 +95,7 @@ impl CardMemory {
     }
 }
 
-/// Quantum during which one virtual machine has a card's memory.
+/// Quantum during which the card's memory belongs to one virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Turn {
     /// Virtual machine whose quantum it is.

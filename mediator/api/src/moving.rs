@@ -34,11 +34,11 @@ pub struct Moved {
 /// Response to `POST /v1/tenants/NAME/move`, sent after the tenant and its programs have moved to the other card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TenantMoved {
-    /// The tenant.
+    /// Name of the tenant.
     pub tenant: String,
-    /// Previous card.
+    /// Name of the previous card.
     pub from: String,
-    /// New card.
+    /// Name of the new card.
     pub to: String,
     /// Number of programs that have moved.
     pub programs: usize,

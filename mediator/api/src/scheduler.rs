@@ -39,7 +39,7 @@ pub struct CardScheduler {
 /// Use of an engine by all virtual machines together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct EngineUse {
-    /// Time for which the engine was busy since the mediator took over the card, in ns.
+    /// Busy time of the engine since the mediator took over the card, in ns.
     pub busy_ns: u64,
     /// Part of the busy time used by virtual machines that have since been removed, in ns.
     pub departed_ns: u64,

@@ -266,9 +266,9 @@ pub struct GivenUp {
 pub struct GroupState {
     /// The strictest mode of the group's members.
     pub sharing: Sharing,
-    /// True if the members' programs use the card at the same time, if they can.
+    /// True if the members' programs use the card simultaneously, where possible.
     pub together: bool,
-    /// True if this tenant uses the card at the same time as other members.
+    /// True if this tenant's programs use the card simultaneously with those of other members.
     pub takes_part: bool,
     /// Programs of this tenant that are not clients of the card's MPS server. While they use the card, turns are
     /// exclusive. A program becomes a client only when it starts.

@@ -87,8 +87,9 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
 /// Tests that a VMM cannot overload the service manager, and that the rate limit loses no data.
 #[test]
 fn vmm_with_repeated_maps_does_not_flood_service_manager() {
-    /// Number of messages in a burst, and interval between messages after it (`fdstore::pace`).
+    /// Maximum number of messages in a burst (`fdstore::pace`).
     const BURST_MESSAGES: u64 = 128;
+    /// Interval between messages after a burst.
     const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
     const MAPPED_GPA: u64 = 0x10_0000;
     let place = Place::new(&format!("{CARD}{WEB}"));

@@ -70,7 +70,7 @@ pub struct Wanted {
     pub exclusive: bool,
     /// Set to look the key up in the group's scope.
     pub abroad: bool,
-    /// Access rights that other VMs have if the segment is created.
+    /// Access rights of other VMs to the segment if it is created.
     pub mode: u32,
 }
 

@@ -439,7 +439,7 @@ impl CardVram {
         self.wants.chunks().saturating_add(self.chunks.borrowed())
     }
 
-    /// Records if a VM's work waits for memory. If it does, the mover notifies the VM when memory is available.
+    /// Records whether a VM's work waits for memory. If it does, the mover notifies the VM when memory is available.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         self.wants.set_waits(vm, waits);
     }

@@ -84,7 +84,7 @@ impl Wants {
         }
     }
 
-    /// Records if the VM's work waits.
+    /// Records whether the VM's work waits.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         if waits {
             self.waiting.insert(vm);

@@ -292,7 +292,7 @@ impl Supervisor {
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
-        // The programs of these tenants on other cards wait, but the event of this card does not name them.
+        // The programs of these tenants on other cards wait, but this card's event does not name them.
         for tenant in self.tenants.values().filter(|tenant| tenant.gang.is_some()) {
             let what = format!(
                 "the owner of its card `{}` has exited, and it gets no turns on any card until the owner is restarted: {why}",

@@ -43,7 +43,7 @@ pub use remote::RemoteGuest;
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Chunk size in bytes.
 pub const CHUNK: u64 = 2 << 20;
-/// Maximum chunk size of a saved VM, in bytes.
+/// Size of the segments in which a saved VM is loaded, in bytes.
 const PART: usize = 100_000;
 /// Memory reserved for the mediator on a card, in bytes.
 const RESERVED_BYTES: u64 = 16 << 20;

@@ -87,7 +87,7 @@ impl ServiceManager {
     /// # Errors
     /// Returns an error if a descriptor cannot be duplicated.
     pub fn command(&self, program: &Path) -> io::Result<Command> {
-        // A service checks the process ID to verify that the descriptors are for itself.
+        // A service checks the process ID to verify that the descriptors are meant for it.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program);
         command.env("NOTIFY_SOCKET", &self.path).env("FDSTORE", MAX_DESCRIPTORS.to_string());

@@ -515,7 +515,7 @@ impl Device for MediatedDevice {
         let quiet = {
             let core = &mut *self.vm.core();
             core.backend.end_quiesce();
-            // The client keeps the way in which it maps the apertures.
+            // The settings determine how the next client's apertures are served.
             let bars = (self.pci.bar1_bytes, self.pci.bar3_bytes);
             let bars = (self.settings.apertures == Apertures::Remapped).then_some(bars);
             core.change(MappedWindow::Pramin, |remap| remap.renew(&self.vm.host, bars));

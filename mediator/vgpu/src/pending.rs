@@ -84,7 +84,7 @@ impl Pending {
         bind.map(|bind| bind.gp_put = Some(gp_put)).is_some()
     }
 
-    /// Records if the guest has enabled a channel whose bind is pending.
+    /// Records whether the guest has enabled a channel whose bind is pending.
     pub(crate) fn enable(&mut self, channel: VirtualChannelId, enabled: bool) {
         if let Some(bind) = self.binds.get_mut(&channel) {
             bind.enabled = enabled;

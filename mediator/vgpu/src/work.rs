@@ -136,8 +136,8 @@ impl Work {
         self.channels.get_mut(&channel).map(|channel| (&mut channel.objects, &mut channel.bindings))
     }
 
-    /// Stores a CPU write by the guest to byte `offset` of a USERD page. Returns GP_PUT when its last byte is written,
-    /// which rings the doorbell. Therefore, several narrow stores ring the doorbell only once.
+    /// Stores a write by the guest's CPU to byte `offset` of a USERD page. Returns GP_PUT when its last byte is
+    /// written, which rings the doorbell. Therefore, several narrow stores ring the doorbell only once.
     pub(crate) fn store(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) -> Option<u32> {
         let word = &mut self.channels.get_mut(&channel)?.gp_put;
         let mut rung = false;

@@ -323,8 +323,8 @@ impl CardState {
         self.resume(events);
     }
 
-    /// Guesses which of the candidates `vms` has raised an engine's interrupt without a completion. A single guess may
-    /// be wrong, but a long series is not.
+    /// Guesses which of the candidates `vms` raised an engine's interrupt without a completion: the VM that currently
+    /// occupies the engine. A single guess may be wrong, but a VM that raises many such interrupts is identified.
     fn raised_by(&mut self, engine: u32, vms: &BTreeSet<TenantId>) -> Option<TenantId> {
         if vms.len() == 1 {
             return vms.first().copied();

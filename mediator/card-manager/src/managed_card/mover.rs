@@ -105,8 +105,8 @@ impl ManagedCard {
         }
     }
 
-    /// Runs `attempt`, which guarantees card memory. If VMs above their guarantees occupy this memory, moves their
-    /// chunks and runs `attempt` again.
+    /// Runs `attempt`, which tries to guarantee card memory. If VMs above their guarantees occupy this memory, moves
+    /// their chunks and retries.
     ///
     /// # Errors
     /// Returns the last error from `attempt`.

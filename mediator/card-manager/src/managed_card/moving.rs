@@ -400,7 +400,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Writes memory of a VM that arrives from another card or in a stream. The memory must be zeroed before.
+    /// Writes memory of a VM that arrives from another card or in a stream. The memory must be zeroed beforehand.
     ///
     /// # Errors
     /// Returns an error if the memory does not belong to the VM, if no memory is free, or if the card does not respond.

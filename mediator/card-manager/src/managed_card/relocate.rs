@@ -236,9 +236,9 @@ impl ManagedCard {
         }
     }
 
-    /// Makes the host allocate the pages of destinations. This takes long, but does not delay any VM, because the VM
-    /// still works and the card's lock is free. Failed allocations are retried under the lock, and errors are reported
-    /// then.
+    /// Makes the host allocate the pages of destinations. This takes a long time, but does not delay any VM, because
+    /// the VM still works and the card's lock is free. Failed allocations are retried under the lock, and errors are
+    /// reported then.
     fn find_pages(&self, chunks: &[Move]) {
         let lacking: Vec<(HostAddr, Wanted)> = {
             let state = self.lock();

@@ -243,7 +243,7 @@ impl CardState {
                     for channel in self.work.channels().on_graphics(vm) {
                         self.work.channels_mut().ask_to_leave(self.memory.card_mut(), channel);
                     }
-                    // Work that waits for a semaphore returns through the scheduler
+                    // Work that waits for a semaphore is not included: it returns through the scheduler.
                     let started = self.started_on_graphics(vm);
                     let (copies, others): (Vec<_>, Vec<_>) =
                         started.into_iter().partition(|channel| self.is_copied_for(*channel));

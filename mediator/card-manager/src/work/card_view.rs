@@ -85,8 +85,8 @@ pub trait CardView {
     /// Keeps a channel off the card, or lets it return together with its work.
     fn withhold(&mut self, channel: ChannelId, descheduled: bool);
 
-    /// Advances a due change of the tenant of an engine that only one VM at a time may use. Returns the VM that has
-    /// blocked PGRAPH with work on other engines since the last call, if any, and the start of this time.
+    /// Advances a due tenant change of an engine that only one VM may use at a time. Returns the VM that has blocked
+    /// PGRAPH with work on other engines since the last call, if any, and the start of this time.
     fn hand_over(&mut self) -> Option<(TenantId, Nanos)>;
 
     /// Removes a channel that has occupied an engine for too long from the card, and reports its end through

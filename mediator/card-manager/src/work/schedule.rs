@@ -108,7 +108,7 @@ impl<A: Alarm> Schedule<A> {
         &self.scheduler
     }
 
-    /// Returns the number of queued submissions and of submissions on the card, by VM.
+    /// Returns each VM's numbers of queued submissions and of submissions on the card.
     pub(crate) fn counts(&self) -> BTreeMap<TenantId, (usize, usize)> {
         let mut counts: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for held in self.held.values() {

@@ -8,8 +8,8 @@ use config::cuda::gang_number;
 use cuda_control::GangView;
 use cuda_status::Seen;
 
-/// Adds the state of each card to a tenant. Memory sizes and counters are summed over the cards. Of time shares, the
-/// smallest is used, and of waits, the longest, because the slowest card determines progress.
+/// Adds the state of each card to a tenant. Memory sizes and counters are summed over the cards. Uses the smallest of
+/// the time shares and the longest of the waits, because the slowest card determines progress.
 pub(super) fn add_cards<'a>(
     tenant: &mut Tenant,
     spec: &TenantSpec,

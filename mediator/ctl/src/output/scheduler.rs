@@ -105,7 +105,7 @@ pub fn gangs(tenants: &[Tenant]) -> String {
             &tenant.time.weight,
             &percent(tenant.entitled_permille),
             &percent(tenant.received_permille),
-            // A turn is on all cards. The owners count since their own start.
+            // A turn spans all cards, but each owner counts turns since its own start.
             &states().map(|state| state.turns).min().unwrap_or(0),
             &states().map(|state| state.cancelled).max().unwrap_or(0),
             &duration(tenant.wait_p99_ns),

@@ -159,7 +159,7 @@ impl Memory {
         })
     }
 
-    /// Unmaps these pages. The channel that used them must have left the card.
+    /// Unmaps pages from the reserved part of an address space. The channel that used them must have left the card.
     ///
     /// # Errors
     /// Returns an error if the card does not respond. In this case, its TLBs may still contain the pages.
@@ -204,7 +204,7 @@ impl Memory {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// Records if the guest's CPU can write a page of its VRAM without a message.
+    /// Records whether the guest's CPU can write a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }

@@ -1,4 +1,4 @@
-//! Tests if a VM's kernels can find another VM's residue in registers and shared memory.
+//! Tests whether a VM's kernels can find another VM's residue in registers and shared memory.
 
 use super::schedule::acquire;
 use super::{A, B};
