@@ -202,7 +202,7 @@ pub struct Ram {
     pub lent_bytes: u64,
     /// Maximum lent RAM, in bytes.
     pub quota_bytes: u64,
-    /// Lent RAM for which bus addresses are reserved, regardless of how much RAM other virtual machines lend, in bytes.
+    /// Lent RAM with reserved bus addresses, regardless of how much RAM other virtual machines lend, in bytes.
     pub guarantee_bytes: u64,
     /// Lent RAM that the daemon or the card touched first, and that is therefore charged to the daemon's cgroup, in
     /// bytes.
@@ -371,7 +371,7 @@ pub enum ErrorCode {
     Conflict,
     /// The card does not have enough resources left.
     Quota,
-    /// The socket on which the request arrived is read-only.
+    /// The request arrived on a read-only socket.
     Forbidden,
     /// The daemon could not complete the request.
     Failed,

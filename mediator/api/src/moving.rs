@@ -21,7 +21,7 @@ pub struct Moved {
     pub from: String,
     /// Name of the new card.
     pub to: String,
-    /// Duration for which the guest and the VMM were paused, in ms.
+    /// Time that the guest and the VMM were paused, in ms.
     pub pause_ms: u64,
     /// Durations of the phases of the pause.
     pub pause: PauseParts,
@@ -74,7 +74,7 @@ pub struct Restored {
     pub card: String,
     /// Size of the restored memory, in MiB.
     pub memory_mib: u64,
-    /// Duration for which the guest and the VMM were paused, in ms.
+    /// Time that the guest and the VMM were paused, in ms.
     pub pause_ms: u64,
 }
 

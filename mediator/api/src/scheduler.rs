@@ -43,7 +43,7 @@ pub struct EngineUse {
     pub busy_ns: u64,
     /// Part of the busy time used by virtual machines that have since been removed, in ns.
     pub departed_ns: u64,
-    /// Fraction of the window in which the engine was busy with current virtual machines' work, in permille.
+    /// Fraction of the window that the engine spent on work of current virtual machines, in permille.
     pub busy_permille: u32,
 }
 

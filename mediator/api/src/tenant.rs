@@ -141,7 +141,7 @@ pub struct Tenant {
     /// Number of turns that exceeded their time limit.
     #[serde(default)]
     pub strikes: u32,
-    /// True if the tenant gets no turns until it is released.
+    /// True if the tenant receives no turns until it is released.
     #[serde(default)]
     pub quarantined: bool,
     /// Labels for orchestrators.
@@ -209,7 +209,7 @@ pub struct TenantCard {
     /// True if the card's owner responds.
     pub served: bool,
     /// Names of the tenant's cards whose owners are unreachable from this card's owner. In the meantime, the tenant
-    /// gets no turns.
+    /// receives no turns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreachable: Vec<String>,
     /// True if the tenant has work on this card.

@@ -139,7 +139,7 @@ pub struct Share {
     pub memory: Limits,
     /// Maximum number of physical channels that the VM may use.
     pub channels: u32,
-    /// Maximum time for which a channel may occupy an engine without progress, or `None` for no limit.
+    /// Maximum time that a channel may occupy an engine without progress, or `None` for no limit.
     pub hang_limit: Option<Duration>,
     /// Share of the card's time.
     pub time: VgpuParams,
@@ -173,7 +173,7 @@ pub struct ManagedCard {
     owned: AtomicBool,
 }
 
-/// Parts from which a card is assembled.
+/// Components for assembling a card.
 struct Parts {
     card: Arc<dyn Card>,
     info: CardInfo,

@@ -35,7 +35,7 @@ pub(super) use handing_over::GivenOwner;
 
 /// Bytes per MiB.
 const MIB: u64 = 1 << 20;
-/// Maximum number of pending changes to one card, so that changes to other cards get a permit.
+/// Maximum number of pending changes to one card, so that changes to other cards still obtain a permit.
 const CHANGES: usize = 16;
 
 /// A CUDA card with its owner.

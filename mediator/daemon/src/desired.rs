@@ -457,7 +457,8 @@ impl Plan {
         Some(name.to_owned())
     }
 
-    /// Returns the differences between a table and `now`, and the resulting table. Omitted keys get their defaults.
+    /// Returns the differences between a table and `now`, and the resulting table. Omitted keys are set to their
+    /// defaults.
     fn compared<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: Kind,

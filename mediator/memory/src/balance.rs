@@ -102,7 +102,7 @@ impl Memory {
             served.extend(self.vram.wants.of_tables());
         }
         let Self { vram, divider, promising, .. } = self;
-        // A chunk that got no card memory counts as a request, because another VM may have more than its share.
+        // A chunk that was denied card memory counts as a request, because another VM may have more than its share.
         let mut unmet: BTreeMap<TenantId, u32> = BTreeMap::new();
         let bytes = vram.chunks.chunk_bytes();
         for (vm, index) in std::mem::take(&mut vram.unmet) {

@@ -425,7 +425,7 @@ impl Lane {
     }
 }
 
-/// Returns the maximum number of pieces per submission with which all lanes have equal parts of a group.
+/// Returns the maximum number of pieces per submission that distributes a group evenly among all lanes.
 fn per_submission(pieces: usize, lanes: usize) -> usize {
     pieces.div_ceil(lanes.max(1)).clamp(1, MAX_PIECES_PER_SUBMISSION)
 }

@@ -1,4 +1,4 @@
-//! Zeroes free chunks before they get an owner, with the CPU or the copy engines.
+//! Zeroes free chunks before they are assigned to an owner, with the CPU or the copy engines.
 //!
 //! The CPU writes eight bytes at a time through an uncached aperture. This takes milliseconds per chunk on hardware, or
 //! one message per word if the card is in another process. The engines take microseconds and do not need the card's

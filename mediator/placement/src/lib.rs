@@ -1,10 +1,10 @@
-//! Chooses cards for a tenant whose configuration gives only their number.
+//! Chooses cards for a tenant whose configuration specifies only their number.
 //!
 //! [`choose`] selects among the cards that accept the tenant, according to a [`Placement`] policy and to the
 //! connections between the cards ([`Links`]).
 //!
-//! The crate does not check whether a card accepts a tenant, and does not record the choice. `config` has the rules,
-//! and the daemon stores the cards with its other changes of the configuration.
+//! The crate does not check whether a card accepts a tenant, and does not record the choice. `config` defines the
+//! rules, and the daemon stores the cards with its other changes of the configuration.
 
 #![forbid(unsafe_code)]
 

@@ -19,7 +19,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 const MAX_DESCRIPTORS: u32 = 1026;
 /// Number of the first descriptor passed to a daemon.
 const FIRST_PASSED_FD: i32 = 3;
-/// Message with which the service manager stops its own listening thread.
+/// Message that stops the service manager's own listening thread.
 const STOP_MESSAGE: &[u8] = b"X_LAST=1";
 
 /// Messages received so far.

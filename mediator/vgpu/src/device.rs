@@ -30,7 +30,7 @@ pub(super) struct Core {
     pub(super) backend: Backend,
     /// Set if a thread polls doorbells under mapped apertures.
     pub(super) polls: bool,
-    /// Card time for which the guest's alarm is armed, in ns.
+    /// Card time at which the guest's armed alarm expires, in ns.
     pub(super) alarm: Option<u64>,
     /// Doorbell of a write that was replied to but whose work was not submitted yet.
     pub(super) deferred: Option<RungDoorbell>,
@@ -73,7 +73,7 @@ pub struct Settings {
     pub share: Share,
     /// TLB flush mode of the shadow page tables.
     pub shadow: shadow_pt::Mode,
-    /// Way in which BAR1 and BAR3 are served.
+    /// Method of serving BAR1 and BAR3.
     pub apertures: Apertures,
     /// Maximum time that work may wait for memory.
     pub queue_limit: Duration,

@@ -199,7 +199,7 @@ impl Work {
         self.runlist = runlist;
     }
 
-    /// Records that the runlist is in effect, in state `seen`. Returns true if the VM was waiting for this.
+    /// Records that the runlist is in effect, in state `seen`. Returns true if the VM was waiting for the runlist.
     pub(crate) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         let awaited = self.runlist == seen;
         if awaited {

@@ -52,7 +52,7 @@ impl PollToken for Token {
 /// while they keep the host busy. The host's own interrupt threads have priority over both.
 const NICE: i32 = -10;
 
-/// Raises the calling thread's priority if `RLIMIT_NICE` or `CAP_SYS_NICE` permits this.
+/// Raises the calling thread's priority if `RLIMIT_NICE` or `CAP_SYS_NICE` permits the change.
 pub(crate) fn run_first() {
     // `None` stands for the calling thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {

@@ -188,7 +188,7 @@ impl ManagedCard {
         (moves, rebooked)
     }
 
-    /// Makes the host allocate pages for destinations in host memory. Omits chunks for which this fails.
+    /// Makes the host allocate pages for destinations in host memory. Omits chunks whose allocation fails.
     fn fill(&self, vm: TenantId, mut moves: Vec<Move>) -> Vec<Move> {
         moves.retain(|chunk| {
             let mut state = self.lock();
@@ -309,7 +309,7 @@ impl ManagedCard {
         })
     }
 
-    /// Removes the mediator's own channels, if any, from the card, so that they cannot write any more. If they do not
+    /// Removes the mediator's own channels, if any, from the card, so that they can no longer write. If they do not
     /// leave, their targets `places` must not be reused.
     pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), ManagerError> {
         {

@@ -43,7 +43,7 @@ pub(super) struct Scrubber {
     elsewhere: Vec<ChannelId>,
 }
 
-/// Time for which a departing tenant blocks PGRAPH without using it.
+/// Time that a departing tenant blocks PGRAPH without using it.
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     /// Tenant, and time of the last poll in this state.

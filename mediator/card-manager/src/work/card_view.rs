@@ -43,12 +43,12 @@ pub trait CardView {
     /// Returns a value that changes while the channel makes progress.
     fn progress(&mut self, channel: ChannelId) -> u64;
 
-    /// Returns true if a channel cannot poll its semaphore because it is kept off an engine that another VM has. In
+    /// Returns true if a channel cannot poll its semaphore because it is kept off an engine that another VM holds. In
     /// this case, the card's report about the channel is from its last run.
     fn is_shut_out(&self, channel: ChannelId) -> bool;
 
-    /// Returns true if a channel is [shut out](Self::is_shut_out) and its VM will not get the engine for other work
-    /// soon.
+    /// Returns true if a channel is [shut out](Self::is_shut_out) and its VM will not soon be granted the engine for
+    /// other work.
     fn is_left_out(&self, channel: ChannelId) -> bool;
 
     /// Returns true if a channel's VM has exclusive use of PGRAPH while the channel has any work on the card.

@@ -41,8 +41,7 @@ pub(crate) struct TrackedSubmission {
     pub(crate) seen: Option<(Nanos, u64)>,
     /// Set if the channel has worked between waits more often than permitted.
     pub(crate) hopped: bool,
-    /// Time at which the submission was first observed on an engine, moved forward by any time since in which it was on
-    /// none.
+    /// Time at which the submission was first observed on an engine, plus any later time that it spent off the engines.
     pub(crate) on_engine: Option<Nanos>,
     /// Set if the submission's completion raises no interrupt.
     pub(crate) irq_suppressed: bool,

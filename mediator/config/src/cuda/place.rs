@@ -46,8 +46,8 @@ fn against(spec: &TenantSpec, card: &CardSpec, vms: &[&str], others: &[&TenantSp
     refusals.next().or_else(|| drained(card))
 }
 
-/// Returns the refusals of a tenant for which the daemon must choose `count` cards: errors in the number, or the reason
-/// of each card if too few are suitable.
+/// Returns the reasons to reject a tenant whose `count` cards the daemon must choose: an invalid number, or each card's
+/// reason if too few cards are suitable.
 pub(super) fn unplaced(
     spec: &TenantSpec,
     count: u64,

@@ -208,8 +208,8 @@ impl VmBackend {
         self.work.instance(channel)
     }
 
-    /// Removes a channel from the card, and its work area from its address space, so that its number can be reused. Its
-    /// work area remains until it has left its engines ([`Self::channels_left`]).
+    /// Removes a channel from the card, and its work area from the channel's address space, so that the channel number
+    /// can be reused. While the channel has not left its engines, its work area remains ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);
         let bound = self.work.take_bound(channel);

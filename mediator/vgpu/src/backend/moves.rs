@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time for which work may continue while its pages wait to be moved, in ns of the card's clock.
+/// Time that work may continue while its pages wait to be moved, in ns of the card's clock.
 // TIMEOUT: twice the limit of the watchdog, which kills hung work unless the operator has disabled it.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
 /// Additional time for the work to leave after an engine reset was requested, in ns.
