@@ -486,8 +486,8 @@ impl ManagedCard {
     ///
     /// # Errors
     /// Returns an error if the card does not respond. If a channel does not leave the card, the VM's memory is not
-    /// reused until it has, because the channel may still access it. Waits for such a channel for a limited time,
-    /// without holding a lock.
+    /// reused until it has left, because the channel may still access the memory. Waits for such a channel for a
+    /// limited time, without holding a lock.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();

@@ -231,7 +231,7 @@ pub struct CdiFile {
 }
 
 impl CdiFile {
-    /// Returns the file of `owner` in `folder`.
+    /// Returns the CDI file of `owner` in `folder`. The file need not exist yet.
     ///
     /// # Errors
     /// Returns an error if `owner` is not a valid file name.

@@ -55,7 +55,7 @@ fn client_with_repeated_garbage_does_not_flood_log() {
 const FILES: u64 = 600;
 /// Number of hostile VMMs.
 const LENDERS: usize = 4;
-/// Error number ENOSPC.
+/// The error number `ENOSPC`.
 const NO_ROOM: u32 = 28;
 
 #[test]

@@ -170,7 +170,7 @@ impl Memory {
         &self.divider
     }
 
-    /// Records that memory is being freed for another guarantee or, if `begins` is false, for one fewer.
+    /// Counts the guarantees for which memory is being freed: adds one, or removes one if `begins` is false.
     pub fn promise(&mut self, begins: bool) {
         self.promising = if begins { self.promising.saturating_add(1) } else { self.promising.saturating_sub(1) };
     }

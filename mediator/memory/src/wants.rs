@@ -1,7 +1,7 @@
 //! VMs that wait for card memory, the mediator's own needs, and the number of the mover's scans.
 //!
-//! A wait is not limited by a time, but by the number of scans in which the mover finds no memory to move for the VM.
-//! If a busy host delays the scans, it also delays the end of the wait.
+//! A wait is limited not by time, but by the number of scans in which the mover finds no memory to move for the VM. If
+//! a busy host delays the scans, it also delays the end of the wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

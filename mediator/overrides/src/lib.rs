@@ -268,7 +268,7 @@ fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &
     Ok(())
 }
 
-/// Returns a table of the file, with those changes whose old value is still in the file.
+/// Returns a table of the file, with the changes whose old values match the file.
 fn changed<T: Serialize + serde::de::DeserializeOwned>(
     what: &str,
     said: &T,

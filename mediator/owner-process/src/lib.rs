@@ -95,7 +95,7 @@ pub struct Supervisor {
     /// Configured tenants, sent to each new process.
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
-    /// Set if the process is an earlier version that does not support tenants with several cards.
+    /// Set if the process runs an earlier version that does not support tenants with several cards.
     lacks_gangs: bool,
     /// NVLink connections that the first process reported.
     links: BTreeMap<String, u32>,
@@ -346,8 +346,8 @@ impl Drop for Supervisor {
     }
 }
 
-/// Returns the path of the file `name` next to the daemon's executable if it exists, or otherwise of `installed` in the
-/// package's folder.
+/// Returns the path of the file `name` next to the daemon's executable if it exists, and otherwise the path of
+/// `installed` in the package's folder.
 #[must_use]
 pub fn beside(name: &str, installed: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default().with_file_name(name);

@@ -33,7 +33,7 @@ const MAX_BLOBS: usize = 1024;
 /// Maximum number of waits per context: one for each ring, plus a reserve for threads that share a ring.
 const MAX_WAITS: usize = 256;
 /// Time limit for a worker to exit, in ns.
-/// TIMEOUT: a worker that exits frees its card memory, which takes milliseconds.
+// TIMEOUT: a worker that exits frees its card memory, which takes milliseconds.
 const LEAVE_NS: u64 = 2_000_000_000;
 
 /// ID of one of the device's workers. Never reused.

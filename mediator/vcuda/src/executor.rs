@@ -34,7 +34,7 @@ const REAP_INTERVAL: Duration = Duration::from_millis(2);
 /// Maximum number of messages handled per worker before the next worker is served.
 const MAX_MESSAGES: usize = 64;
 /// Time limit for receiving the journal of a killed daemon, in ns.
-/// TIMEOUT: the daemon provides the journal within milliseconds of its start, unless the host is busy.
+// TIMEOUT: the daemon provides the journal within milliseconds of its start, unless the host is busy.
 const ADOPTION_NS: u64 = 5_000_000_000;
 /// Interval for polling words that the card writes, in ns. No worker reports these writes.
 const POLL_WAITS_NS: u64 = 5_000_000;

@@ -23,7 +23,7 @@ fn guest(folder: &tempfile::TempDir) -> Guest {
     guest_with(folder, Duration::from_secs(60))
 }
 
-/// Returns a guest whose workers try for this long to connect to the next device.
+/// Returns a guest whose workers try to connect to the next device for up to `limit`.
 fn guest_with(folder: &tempfile::TempDir, limit: Duration) -> Guest {
     let socket = folder.path().join("workers.sock");
     Guest::with(|threads| threads.rejoin = Some(Rejoin { socket, limit }))

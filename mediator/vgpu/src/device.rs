@@ -262,7 +262,7 @@ impl Core {
         self.arm();
     }
 
-    /// Arms the card's interrupt thread for the guest's alarm if the alarm time has changed.
+    /// Arms the guest's alarm on the card's interrupt thread if the alarm time has changed.
     pub(super) fn arm(&mut self) {
         let at = self.gpu.alarm_at();
         if at != self.alarm {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It is limited by a number of the mover's scans rather than by a time.
+/// A wait for memory. It is limited by the number of the mover's scans rather than by time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// Start time of the wait, for statistics.

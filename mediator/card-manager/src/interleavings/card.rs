@@ -393,7 +393,7 @@ impl CardView for State {
         }
     }
 
-    /// Returns true for some channels, which block the method unit while they wait for a semaphore.
+    /// Returns true for channels that block the method unit while they wait for a semaphore.
     fn holds(&mut self, channel: ChannelId) -> bool {
         self.card.look().rings.get(&channel).is_some_and(|ring| ring.enabled && ring.acquires && ring.holds)
     }

@@ -333,7 +333,7 @@ impl CardState {
         self.work.channels().by_physical(occupant).map(|(vm, _)| vm).filter(|vm| vms.contains(vm))
     }
 
-    /// Counts an interrupt without a completion against a VM. A VM that causes too many is paused until the next check.
+    /// Charges a VM for an interrupt without a completion. A VM that causes too many is paused until the next check.
     fn count_noise(&mut self, vm: TenantId) {
         if vm == COPIER || vm == SCRUBBER || !self.work.noise_mut().count(vm) {
             return;

@@ -61,7 +61,7 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
-    /// Raises the strikes to those of the VM that was replaced, if it had more.
+    /// Raises the number of strikes to that of the replaced VM, if the latter is higher.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
@@ -476,8 +476,8 @@ fn copy(
 }
 
 impl CardState {
-    /// Stops a VM's channels, removes them from the engines, and pins the VM's memory in place if `held` is true, or
-    /// undoes this otherwise.
+    /// Stops a VM's channels, removes them from the engines, and pins the VM's memory in place. Undoes these steps if
+    /// `held` is false.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);

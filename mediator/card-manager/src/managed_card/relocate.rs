@@ -133,7 +133,7 @@ impl ManagedCard {
         }
     }
 
-    /// Checks once if a VM's channels have left the engines, and sleeps if they have not.
+    /// Checks once whether a VM's channels have left the engines, and sleeps if they have not.
     fn await_quiet(&self, vm: TenantId, order: u32) {
         {
             let state = &mut *self.lock();
@@ -212,8 +212,8 @@ impl ManagedCard {
         chunks.iter().filter(is_written).copied().collect()
     }
 
-    /// Copies pages again that were written after their copy, so that only a few are left for the commit. Releases the
-    /// lock between parts. The number of rounds is limited, because the VM may keep writing.
+    /// Copies pages again if they were written after their copy, so that only a few are left for the commit. Releases
+    /// the lock between parts. The number of rounds is limited, because the VM may keep writing.
     fn copy_again(&self, vm: TenantId, chunk: &Chunk) {
         let bytes = self.lock().chunk_bytes();
         for _ in 0..bytes / SMALL_PAGE / AGAIN_PAGES as u64 {

@@ -183,7 +183,7 @@ impl CardState {
         }
     }
 
-    /// Removes a VM from the candidates for PGRAPH, because it is removed from the card.
+    /// Removes a VM that is being removed from the card from the candidates for PGRAPH.
     pub(super) fn forget_graphics(&mut self, vm: TenantId) {
         if let Some(scrubber) = &mut self.scrubber {
             scrubber.tenancy.forget(vm);

@@ -185,8 +185,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the engine on which a channel's work is booked: the engine on which the channel was last observed if
-    /// there are several possible ones, or else its first engine.
+    /// Returns the engine on which a channel's work is booked: for a channel with several possible engines, the one on
+    /// which it was last observed, and otherwise its first engine.
     pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
         let seen = self.several.get(&channel).copied().flatten();
         let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);

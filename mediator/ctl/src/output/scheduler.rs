@@ -28,7 +28,7 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// Renders a virtual machine's scheduling state: its quarantine and the end of it, or the reason for its wait.
+/// Renders a virtual machine's scheduling state: its quarantine and the remaining time, or the reason for its wait.
 #[must_use]
 pub fn state(vm: &VmShare) -> String {
     match vm.quarantine {

@@ -58,7 +58,8 @@ impl VmBackend {
         self.end_of_pull(channel, fault);
     }
 
-    /// Updates the channel's address space, and then submits its new work, which starts in the VM's time slice.
+    /// Updates the channel's address space, and then submits the channel's new work, which starts in the VM's time
+    /// slice.
     pub(crate) fn submit(&mut self, doorbell: Doorbell) {
         let host = Arc::clone(&self.host);
         let fault = self.pull(&mut host.lock(), doorbell);

@@ -161,7 +161,7 @@ impl VmBackend {
             self.show_changes(showing, &changes);
         }
         self.stop = None;
-        // Channels that were paused in the meantime only had to wait for the moves.
+        // Channels paused in the meantime were only waiting for the moves.
         self.pause(self.work.blocks());
         false
     }

@@ -1,5 +1,5 @@
-//! Tries each of the nineteen holes found in the reference code of an earlier GPU mediator, and similar attacks on
-//! registers that this code does not handle. `docs/design/threat-model.md` lists the holes.
+//! Tries to exploit each of the nineteen holes found in the reference code of an earlier GPU mediator, and similar
+//! attacks on registers that this code does not handle. `docs/design/threat-model.md` lists the holes.
 //!
 //! Each attempt runs next to two VMs. One of them works, and its copies must stay correct. The other one is idle, and
 //! must not even receive an interrupt. After each attempt, [`Scene::check`] checks both VMs and the page tables that

@@ -61,7 +61,7 @@ fn used(rig: &Rig, vm: u32) -> u64 {
     Engine::ALL.iter().filter_map(|engine| scheduler.account(TenantId(vm), *engine)).map(|account| account.used).sum()
 }
 
-/// Waits until the scheduler has noticed the end of all work whose completion guests have observed.
+/// Waits until the scheduler has noticed all completions that guests have observed.
 fn nothing_in_flight(rig: &Rig) {
     in_flight_at_most(rig, 0);
 }
