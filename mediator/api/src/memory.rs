@@ -1,4 +1,4 @@
-//! Memory of cards, and its use, in the admin API. Sizes are in bytes.
+//! Card memory and its use in the admin API. Sizes are in bytes.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Sharing of a card's time in the admin API.
+//! Card time sharing in the admin API.
 
 use std::collections::BTreeMap;
 

@@ -231,7 +231,7 @@ pub struct TenantCard {
     /// Time that this card, while available to the tenant, waited for the tenant's other cards, in ns. It is charged to
     /// the tenant.
     pub gather_ns: u64,
-    /// Longest such wait for the tenant's other cards, in ns.
+    /// Longest wait of this card for the tenant's other cards, in ns.
     pub longest_gather_ns: u64,
     /// Time within the tenant's turns during which it had no work on this card, in ns.
     pub rest_ns: u64,

@@ -1,9 +1,9 @@
-//! State of the work of a tenant or virtual machine.
+//! State of a tenant's or virtual machine's work.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// State of the work of a tenant or virtual machine.
+/// State of a tenant's or virtual machine's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkState {

@@ -11,8 +11,8 @@ fn at(falcon: Falcon, register: u32) -> u32 {
     falcon.base() + (register - fecs::BASE)
 }
 
-/// Loads an image into a falcon's memories. The code is written page by page, each with its tag. The falcon must be
-/// stopped.
+/// Loads an image into a falcon's memories. The code is written page by page, each page with its tag. The falcon must
+/// be stopped.
 ///
 /// # Errors
 /// Returns an error if the image is too large for the falcon's memory.

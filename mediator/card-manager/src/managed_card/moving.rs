@@ -147,8 +147,8 @@ impl ManagedCard {
     }
 
     /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory while the VM works. The copy
-    /// may miss concurrent writes ([`Suspended::copy_memory`]). Returns the number of bytes copied now or when the
-    /// memory is returned.
+    /// may miss concurrent writes ([`Suspended::copy_memory`]). Returns the number of bytes that are copied, either now
+    /// or when the memory is returned.
     ///
     /// # Errors
     /// Returns an error if the other card has too little memory, or if one of the cards does not respond.

@@ -23,7 +23,7 @@ pub(super) const SCRUBBER: TenantId = TenantId::CLEARER;
 
 /// The mediator's only channel on PGRAPH.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
-/// Size of the kernel's code and of its push buffer, in bytes each.
+/// Size of the kernel's code, and of its push buffer, in bytes.
 const PART_BYTES: u64 = SMALL_PAGE;
 
 /// The clearing channel and its kernel.

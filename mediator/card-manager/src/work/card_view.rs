@@ -79,7 +79,7 @@ pub trait CardView {
     /// has not left an engine yet.
     fn make_ready(&mut self, channel: ChannelId, needs: Needs) -> bool;
 
-    /// Asks the card to remove a channel from its engines.
+    /// Requests that the card remove a channel from its engines.
     fn ask_to_leave(&mut self, channel: ChannelId);
 
     /// Keeps a channel off the card, or lets it return together with its work.

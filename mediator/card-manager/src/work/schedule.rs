@@ -70,7 +70,7 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) barred: BTreeSet<Ticket>,
     /// Channels that could run on several engines, each with the engine on which it was last observed.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
-    /// Time of the last poll for the engines' channels.
+    /// Time of the last poll of the channels on the engines.
     pub(super) looked: Nanos,
     /// VMs whose overdue work was logged, with the time of the log message.
     pub(crate) told: BTreeMap<TenantId, Nanos>,

@@ -107,7 +107,7 @@ fn wait(
         return own;
     }
     let works = views.iter().any(|(_, view, _)| view.has_work);
-    // The cards that are not offered delay the others.
+    // Cards that are not available to the tenant yet delay the others.
     match views.iter().find(|(_, view, _)| !view.is_offered).filter(|_| works) {
         Some((name, ..)) if views.iter().any(|(_, view, _)| view.is_offered) => {
             card(WaitKind::Card, format!("its card `{name}`"), name)

@@ -78,7 +78,7 @@ pub(super) fn unplaced(
     if suitable as u64 >= count {
         return Vec::new();
     }
-    // A value that no card can accept is an error of that key.
+    // A value that no card can accept is an error in that key.
     let mut of_cuda = all.iter().filter_map(|(refusal, _)| refusal.as_ref()).filter(|refusal| refusal.field != "kind");
     if let Some(first) = of_cuda.next()
         && suitable == 0
