@@ -32,7 +32,7 @@ pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
 pub struct RamShare {
     /// Maximum number of bytes of RAM that the VM may lend.
     pub quota: u64,
-    /// Number of bytes for which addresses are always available.
+    /// Size of the VM's own address window in bytes.
     pub guarantee: u64,
 }
 

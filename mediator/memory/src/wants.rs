@@ -17,7 +17,7 @@ pub const FIRST_BYTES: u64 = 1 << 20;
 /// Maximum number of chunks that one VM's page tables may wait for, which is the limit of a pool.
 const MAX_TABLE_CHUNKS_PER_VM: u32 = 1 << 10;
 
-/// Numbers of the mover's scans for a waiting VM. They never decrease.
+/// Counters of the mover's scans for a waiting VM. They never decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looks {
     /// Number of scans that moved memory for the VM.

@@ -101,7 +101,7 @@ pub struct Supervisor {
     links: BTreeMap<String, u32>,
     /// A killed process. The next one is started after it has exited.
     dying: Option<Handle>,
-    /// Number of consecutive times that the process exited shortly after its start.
+    /// Number of consecutive exits of the process shortly after its start.
     failures: u32,
     retry: Instant,
     looked: Instant,

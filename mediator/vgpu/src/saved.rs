@@ -39,7 +39,7 @@ impl SavedOwn {
 #[derive(Debug)]
 pub struct SavedSide {
     own: SavedOwn,
-    /// Segments that the VM has mapped, if any. Programs without support for segments can take over VMs without them.
+    /// Segments that the VM has mapped, if any. Programs that do not support segments can take over VMs that have none.
     segments: Option<SavedAttachments>,
     /// Apertures that the VMM maps, if any.
     apertures: Option<SavedRemap>,

@@ -140,8 +140,7 @@ impl Scrubber {
         self.elsewhere.dedup();
     }
 
-    /// Returns true if a copy engine may still be executing a channel whose departure PGRAPH's next tenant did not wait
-    /// for.
+    /// Returns true if a copy engine may still be executing a channel for which PGRAPH's next tenant did not wait.
     pub(super) fn is_awaited_elsewhere(&self) -> bool {
         !self.elsewhere.is_empty()
     }

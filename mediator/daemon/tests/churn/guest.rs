@@ -241,7 +241,7 @@ impl<'a> Guest<'a> {
         self.tally.faults += 1;
     }
 
-    /// Binds as many channels as the limit permits, and one more.
+    /// Binds channels up to the limit, and then one more.
     fn exceed(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         while lanes.len() < MAX_CHANNELS_PER_VM as usize && driver.room() > 4 * CHANNEL_ROOM {
             let new = self.lane(driver, lanes.len() as u8);

@@ -163,7 +163,7 @@ counts! {
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
-    /// Slot of each guest VRAM page in host memory that is its home, by page number.
+    /// Home slots of the guest VRAM pages that are in host memory, by page number.
     homes: HashMap<u32, Slot>,
     /// Other slots that map each guest VRAM page in host memory, in the order in which they were mapped.
     waiting: BTreeMap<u32, Vec<Slot>>,

@@ -1,4 +1,4 @@
-//! Tests files of saved cards with modified sections and correct checksums. Each file must be rejected, or be opened
+//! Tests saved-card files with modified sections and correct checksums. Each file must be rejected, or be opened
 //! without any effect on the VMs.
 
 use super::super::oversubscribe::eventually;
