@@ -14,10 +14,10 @@ pub struct DaemonInfo {
     /// Time at which this daemon took over from its predecessor, in UTC, in RFC 3339 format with milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upgraded_at: Option<String>,
-    /// Duration for which virtual machines were paused when this daemon took over, in ms.
+    /// Time that virtual machines were paused when this daemon took over, in ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade_pause_ms: Option<u64>,
-    /// Number of failed upgrades, after which this daemon continued.
+    /// Number of failed upgrades. This daemon continued after each of them.
     #[serde(default)]
     pub upgrade_failures: u64,
 }

@@ -38,7 +38,7 @@ pub struct CardSettings {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Desired {
-    /// Expected revision. The request is rejected if the state has another revision.
+    /// Expected revision. The request is rejected if the state has a different revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     /// Keys of the `[daemon]` table, which can only be compared, not changed.
@@ -66,7 +66,7 @@ pub enum Kind {
     Tenant,
 }
 
-/// Action that changes an object to the desired state.
+/// Action that brings an object to its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
@@ -91,7 +91,7 @@ pub struct KeyChange {
     pub to: Value,
 }
 
-/// Step for one object of a desired state.
+/// Step that brings one object to its desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Step {
     /// Kind of the object.

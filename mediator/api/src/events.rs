@@ -21,13 +21,13 @@ pub struct EventPage {
     pub note: Option<String>,
 }
 
-/// Event of the log.
+/// An event in the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Event {
     /// Cursor after this event.
     pub cursor: String,
-    /// Number of the event. Numbers increase by one, also across upgrades; after a restart, the daemon continues with a
-    /// higher number.
+    /// Sequence number of the event. Numbers increase by one, even across upgrades; after a restart, the daemon
+    /// continues with a higher number.
     pub number: u64,
     /// Time of the event in UTC, in RFC 3339 format with milliseconds.
     pub at: String,

@@ -137,8 +137,8 @@ impl Named<'_> {
     }
 }
 
-/// Returns the `xl` configuration for the domain `domain` of a virtual machine, with `memory` of guest RAM, and with
-/// BARs of `bars_mib` MiB in total.
+/// Returns the `xl` configuration for a virtual machine's domain `domain`, with `memory` of guest RAM and BARs that
+/// total `bars_mib` MiB.
 #[must_use]
 pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> LaunchArgs {
     let mib = match memory.strip_suffix('G') {
@@ -165,7 +165,7 @@ pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> Launc
     LaunchArgs { vmm: Vmm::Xen.to_string(), command: args.join("\n"), args, notes: notes.map(str::to_owned).to_vec() }
 }
 
-/// Returns the arguments of `vmm` for a guest with `memory` of RAM and the device of a virtual machine.
+/// Returns the `vmm` arguments for a guest with `memory` of RAM and the virtual machine's device.
 #[must_use]
 pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
     let path = vm.socket.display().to_string();

@@ -188,7 +188,7 @@ pub struct GuestProgram {
     pub worker: Option<u32>,
     /// Size of the used part of the window, in bytes.
     pub window_bytes: u64,
-    /// Number of threads of the program waiting for the card.
+    /// Number of the program's threads that are waiting for the card.
     pub waits: u64,
     /// True if the program's worker has exited, so that all calls of the program fail.
     pub lost: bool,
@@ -202,7 +202,7 @@ pub struct Ram {
     pub lent_bytes: u64,
     /// Maximum lent RAM, in bytes.
     pub quota_bytes: u64,
-    /// Lent RAM for which bus addresses are reserved, regardless of how much RAM other virtual machines lend, in bytes.
+    /// Lent RAM with reserved bus addresses, regardless of how much RAM other virtual machines lend, in bytes.
     pub guarantee_bytes: u64,
     /// Lent RAM that the daemon or the card touched first, and that is therefore charged to the daemon's cgroup, in
     /// bytes.
@@ -371,7 +371,7 @@ pub enum ErrorCode {
     Conflict,
     /// The card does not have enough resources left.
     Quota,
-    /// The socket on which the request arrived is read-only.
+    /// The request arrived on a read-only socket.
     Forbidden,
     /// The daemon could not complete the request.
     Failed,

@@ -1,4 +1,4 @@
-//! Memory of cards, and its use, in the admin API. Sizes are in bytes.
+//! Card memory and its use in the admin API. Sizes are in bytes.
 
 use std::collections::BTreeMap;
 
@@ -95,7 +95,7 @@ impl CardMemory {
     }
 }
 
-/// Quantum during which one virtual machine has a card's memory.
+/// Quantum during which the card's memory belongs to one virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Turn {
     /// Virtual machine whose quantum it is.
@@ -133,7 +133,7 @@ pub struct VmMemory {
     pub guarantee_bytes: u64,
     /// Limit on card memory, in bytes.
     pub quota_bytes: u64,
-    /// Card memory to which the virtual machine is currently entitled, given the demand of the others, in bytes.
+    /// Current entitlement to card memory, given the demand of the other virtual machines, in bytes.
     pub entitled_bytes: u64,
     /// Memory pinned to the card, in bytes.
     pub pinned_bytes: u64,
@@ -198,7 +198,7 @@ pub struct MoveReport {
     pub moved_bytes: u64,
     /// Memory that was not moved, because there was no space or because it was already being moved, in bytes.
     pub stayed_bytes: u64,
-    /// Duration for which the virtual machine's work was suspended, in ns.
+    /// Time that the virtual machine's work was suspended, in ns.
     pub suspended_ns: u64,
     /// Human-readable reason why memory was not moved, with the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -21,7 +21,7 @@ pub struct Moved {
     pub from: String,
     /// Name of the new card.
     pub to: String,
-    /// Duration for which the guest and the VMM were paused, in ms.
+    /// Time that the guest and the VMM were paused, in ms.
     pub pause_ms: u64,
     /// Durations of the phases of the pause.
     pub pause: PauseParts,
@@ -34,11 +34,11 @@ pub struct Moved {
 /// Response to `POST /v1/tenants/NAME/move`, sent after the tenant and its programs have moved to the other card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TenantMoved {
-    /// The tenant.
+    /// Name of the tenant.
     pub tenant: String,
-    /// Previous card.
+    /// Name of the previous card.
     pub from: String,
-    /// New card.
+    /// Name of the new card.
     pub to: String,
     /// Number of programs that have moved.
     pub programs: usize,
@@ -91,7 +91,7 @@ pub struct Restored {
     pub card: String,
     /// Size of the restored memory, in MiB.
     pub memory_mib: u64,
-    /// Duration for which the guest and the VMM were paused, in ms.
+    /// Time that the guest and the VMM were paused, in ms.
     pub pause_ms: u64,
 }
 

@@ -17,11 +17,11 @@ pub struct RestartWorkers {
 pub struct WorkerRestarts {
     /// Name of the virtual machine.
     pub vm: String,
-    /// Programs whose workers were to be restarted.
+    /// Programs that were selected for a worker restart.
     pub programs: Vec<WorkerRestart>,
 }
 
-/// Program whose worker was to be restarted.
+/// Program that was selected for a worker restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WorkerRestart {
     /// Name of the program, chosen by the guest.

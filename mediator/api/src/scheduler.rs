@@ -1,4 +1,4 @@
-//! Sharing of a card's time in the admin API.
+//! Card time sharing in the admin API.
 
 use std::collections::BTreeMap;
 
@@ -39,11 +39,11 @@ pub struct CardScheduler {
 /// Use of an engine by all virtual machines together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct EngineUse {
-    /// Time for which the engine was busy since the mediator took over the card, in ns.
+    /// Busy time of the engine since the mediator took over the card, in ns.
     pub busy_ns: u64,
     /// Part of the busy time used by virtual machines that have since been removed, in ns.
     pub departed_ns: u64,
-    /// Fraction of the window in which the engine was busy with current virtual machines' work, in permille.
+    /// Fraction of the window that the engine spent on work of current virtual machines, in permille.
     pub busy_permille: u32,
 }
 

@@ -141,7 +141,7 @@ pub struct Tenant {
     /// Number of turns that exceeded their time limit.
     #[serde(default)]
     pub strikes: u32,
-    /// True if the tenant gets no turns until it is released.
+    /// True if the tenant receives no turns until it is released.
     #[serde(default)]
     pub quarantined: bool,
     /// Labels for orchestrators.
@@ -209,7 +209,7 @@ pub struct TenantCard {
     /// True if the card's owner responds.
     pub served: bool,
     /// Names of the tenant's cards whose owners are unreachable from this card's owner. In the meantime, the tenant
-    /// gets no turns.
+    /// receives no turns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreachable: Vec<String>,
     /// True if the tenant has work on this card.
@@ -231,7 +231,7 @@ pub struct TenantCard {
     /// Time that this card, while available to the tenant, waited for the tenant's other cards, in ns. It is charged to
     /// the tenant.
     pub gather_ns: u64,
-    /// Longest such wait for the tenant's other cards, in ns.
+    /// Longest wait of this card for the tenant's other cards, in ns.
     pub longest_gather_ns: u64,
     /// Time within the tenant's turns during which it had no work on this card, in ns.
     pub rest_ns: u64,
@@ -266,9 +266,9 @@ pub struct GivenUp {
 pub struct GroupState {
     /// The strictest mode of the group's members.
     pub sharing: Sharing,
-    /// True if the members' programs use the card at the same time, if they can.
+    /// True if the members' programs use the card simultaneously, where possible.
     pub together: bool,
-    /// True if this tenant uses the card at the same time as other members.
+    /// True if this tenant's programs use the card simultaneously with those of other members.
     pub takes_part: bool,
     /// Programs of this tenant that are not clients of the card's MPS server. While they use the card, turns are
     /// exclusive. A program becomes a client only when it starts.

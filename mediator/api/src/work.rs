@@ -1,9 +1,9 @@
-//! State of the work of a tenant or virtual machine.
+//! State of a tenant's or virtual machine's work.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// State of the work of a tenant or virtual machine.
+/// State of a tenant's or virtual machine's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkState {
@@ -27,7 +27,7 @@ pub enum WorkState {
 pub struct WaitReason {
     /// Kind of the reason.
     pub kind: WaitKind,
-    /// Tenant or virtual machine that has the memory quantum, or the card that is not free yet.
+    /// Tenant or virtual machine that holds the memory quantum, or the card that is not free yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
 }
@@ -36,9 +36,9 @@ pub struct WaitReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitKind {
-    /// Another tenant or virtual machine has the time slice.
+    /// Another tenant or virtual machine holds the time slice.
     Slice,
-    /// Another tenant or virtual machine has the memory quantum.
+    /// Another tenant or virtual machine holds the memory quantum.
     MemoryQuantum,
     /// The memory of the tenant or virtual machine is being moved.
     MemoryMove,

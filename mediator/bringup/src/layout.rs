@@ -111,7 +111,7 @@ impl Layout {
         self.end.0 - self.base.0
     }
 
-    /// Returns the number of bytes that must be zeroed before BAR3 is used, which are all bytes before USERD.
+    /// Returns the number of bytes that must be zeroed before BAR3 is used: all structures that precede USERD.
     #[must_use]
     pub fn bootstrap_bytes(&self) -> u64 {
         self.userd.0 - self.base.0

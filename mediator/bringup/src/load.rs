@@ -6,13 +6,13 @@ use firmware::{Image, Set};
 use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, Falcon};
 use nvspec::regs::fecs::{self, DMEM_CONTROL, HWCFG, IMEM_CONTROL};
 
-/// Returns a falcon's register that corresponds to `register` of FECS.
+/// Returns the offset of the falcon's register that corresponds to FECS's `register`.
 fn at(falcon: Falcon, register: u32) -> u32 {
     falcon.base() + (register - fecs::BASE)
 }
 
-/// Loads an image into a falcon's memories. The code is written page by page, each with its tag. The falcon must be
-/// stopped.
+/// Loads an image into a falcon's memories. The code is written page by page, each page with its tag. The falcon must
+/// be stopped.
 ///
 /// # Errors
 /// Returns an error if the image is too large for the falcon's memory.

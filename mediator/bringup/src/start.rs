@@ -1,5 +1,5 @@
-//! Initializes a card like its driver: checks its identity, reads its memory size, and starts units, the scheduler and
-//! context switching.
+//! Initializes a card as its driver does: checks its identity, reads its memory size, and starts units, the scheduler
+//! and context switching.
 //!
 //! Follows the order of nouveau's probe, reduced to the steps that the mediator needs. If a falcon does not report
 //! ready with the approved firmware, the card is rejected.
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// a microsecond.
 const READY_POLLS: u32 = 2_000_000;
 
-/// Bit in each nibble of the non-stall interrupt mask that channel work sets.
+/// Effective bits of each engine's nibble of non-stall interrupts: bit 0, which channel work sets.
 const NON_STALL_NORMAL: u32 = 1;
 
 /// Card properties read during bring-up.
@@ -113,8 +113,7 @@ fn start_fifo(card: &dyn Card) -> u32 {
     card.write32(pmc::PBDMA_ENABLE::OFFSET, u32::MAX);
     card.write32(pfifo::PBDMA_PRESENT::OFFSET, u32::MAX);
     let pbdmas = card.read32(pmc::PBDMA_ENABLE::OFFSET).count_ones().min(pbdma::INTR_0::COUNT);
-    // Assign each engine to a single PBDMA, so that a channel of one engine that waits does not block the other
-    // engines.
+    // Assign each engine to its own PBDMA, so that a waiting channel of one engine does not block the other engines.
     let spread = [(engine::GR, 0), (engine::CE0, 2), (engine::CE1, 1)];
     for (engine, unit) in spread {
         let unit = if unit < pbdmas { unit } else { 0 };

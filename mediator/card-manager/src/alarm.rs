@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// A timer that wakes a thread, and can also wake it immediately.
+/// A timer that wakes a thread. The thread can also be woken immediately.
 pub trait Alarm {
     /// Arms the timer to expire in `in_ns` ns, replacing an earlier expiry time.
     ///
@@ -18,8 +18,7 @@ pub trait Alarm {
     /// Returns an error if the timer cannot be set.
     fn set(&mut self, in_ns: u64) -> io::Result<()>;
 
-    /// Clears the expiry of the timer until it is armed again. Has no effect if the timer was armed again after the
-    /// thread woke.
+    /// Clears the timer's expiry. Has no effect if the timer was armed again after the thread woke.
     ///
     /// # Errors
     /// Returns an error if the timer cannot be read.
@@ -51,7 +50,7 @@ impl TimerAlarm {
         Ok(Self { timer, event })
     }
 
-    /// Returns another file descriptor for the timer. It becomes readable when the timer expires.
+    /// Duplicates the timer's file descriptor, which becomes readable when the timer expires.
     ///
     /// # Errors
     /// Returns an error if no more file descriptors are available.

@@ -93,7 +93,7 @@ impl Served for Rig {
     }
 }
 
-/// Returns a VM's channels, of which the first computes and the second copies.
+/// Returns a VM's channels: the first one for compute, and the second one for copies.
 fn channels(vm: TenantId) -> [(ChannelId, Engine); 2] {
     let first = vm.0 as u8 * 2;
     [(ChannelId(first), Engine::Compute), (ChannelId(first + 1), Engine::Copy0)]
@@ -184,7 +184,8 @@ impl Rig {
             let scheduler = state.schedule.scheduler();
             assert_eq!((scheduler.queued(), scheduler.in_flight()), (0, 0));
             for vm in (0..VMS).map(TenantId) {
-                // An arrival counts on the expected engine, and a completion on the engine where the work was observed.
+                // Arrivals are counted for the expected engine, and completions for the engine on which the work was
+                // observed.
                 let accounts = || Engine::ALL.iter().filter_map(|engine| scheduler.account(vm, *engine));
                 let arrived: u64 = accounts().map(|account| account.arrived).sum();
                 assert_eq!(arrived, accounts().map(|account| account.completed + account.dropped).sum::<u64>());
@@ -322,7 +323,7 @@ fn work_waiting_for_semaphore_blocks_no_other_vm() {
                 });
             };
             acquire(true);
-            // While the VM waits, later work on the channel gets slices.
+            // While the VM waits, later work on the channel receives slices.
             (0..3).for_each(|_| rig.submit(vm, channel, Some(SUBMISSION_LENGTHS_NS[0])));
             // The semaphore is released after all work of the other VMs has ended.
             others.into_iter().for_each(|other| other.join().expect("the thread ends normally"));

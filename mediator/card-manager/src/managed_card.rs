@@ -139,7 +139,7 @@ pub struct Share {
     pub memory: Limits,
     /// Maximum number of physical channels that the VM may use.
     pub channels: u32,
-    /// Maximum time for which a channel may occupy an engine without progress, or `None` for no limit.
+    /// Maximum time that a channel may occupy an engine without progress, or `None` for no limit.
     pub hang_limit: Option<Duration>,
     /// Share of the card's time.
     pub time: VgpuParams,
@@ -161,7 +161,7 @@ pub struct ManagedCard {
     stop: AtomicBool,
     /// Reason why the card has failed.
     failure: OnceLock<String>,
-    /// Set once a thread removes the work from the failed card.
+    /// Set once a thread has begun to remove all work from the failed card.
     shut_out: AtomicBool,
     wakeup: Arc<Wakeup>,
     /// Held by the thread that moves memory, so that only one VM at a time is suspended for moves.
@@ -173,7 +173,7 @@ pub struct ManagedCard {
     owned: AtomicBool,
 }
 
-/// Parts from which a card is assembled.
+/// Components for assembling a card.
 struct Parts {
     card: Arc<dyn Card>,
     info: CardInfo,
@@ -187,14 +187,14 @@ struct Parts {
     timers: Timers,
 }
 
-/// Event and timers for which a card's interrupt thread waits.
+/// Event and timers that wake a card's interrupt thread.
 struct Timers {
     event: EventFd,
     guest_alarm: TimerAlarm,
     waits: Waits,
 }
 
-/// File descriptors for which a card's interrupt thread waits.
+/// File descriptors that a card's interrupt thread polls.
 struct Waits {
     event: EventFd,
     timer: OwnedFd,
@@ -343,7 +343,7 @@ impl ManagedCard {
         &self.card
     }
 
-    /// Sends firmware that guests load into their falcons to `inbox` from now on.
+    /// Forwards the firmware that guests load into their falcons to `inbox` from now on.
     pub fn collect_firmware(&self, inbox: Inbox) {
         let _later = self.inbox.set(inbox);
     }
@@ -392,7 +392,7 @@ impl ManagedCard {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
 
-    /// Wakes the card's threads, so that they check if they must exit.
+    /// Wakes the card's threads, so that they check whether they must exit.
     pub(crate) fn wake_threads(&self) {
         if let Err(error) = self.event.write(1) {
             tracing::error!(%error, "cannot wake the card's interrupt thread");
@@ -420,7 +420,7 @@ impl ManagedCard {
         self.moving.lock()
     }
 
-    /// Returns the number of parts of chunks that the copy engines have moved.
+    /// Returns the number of chunk pieces that the copy engines have moved.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn pieces_moved(&self) -> u64 {
         self.lock().memory.copier().map_or(0, card_memory::Copier::pieces)
@@ -477,7 +477,7 @@ impl ManagedCard {
         state.feeder().schedule_vm(vm, share.time);
         drop(state);
         self.admit(vm);
-        // Forced quanta start with the second VM.
+        // Forced quanta start once a second VM exists.
         self.wakeup.ring();
         Ok(())
     }
@@ -486,8 +486,8 @@ impl ManagedCard {
     ///
     /// # Errors
     /// Returns an error if the card does not respond. If a channel does not leave the card, the VM's memory is not
-    /// reused until it has, because the channel may still access it. Waits for such a channel for a limited time,
-    /// without holding a lock.
+    /// reused until it has left, because the channel may still access the memory. Waits for such a channel for a
+    /// limited time, without holding a lock.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -520,7 +520,7 @@ impl ManagedCard {
     pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);
-            // Wipe the memory in parts of a chunk, because other threads wait for the card's lock.
+            // Wipe the memory in small pieces, because other threads wait for the card's lock.
             let piece = self.lock().vram().chunks.chunk_bytes().min(SCRUB_PIECE);
             for at in (0..bytes).step_by(piece as usize) {
                 self.lock().vram_mut().guest_zero(vm, GuestVramAddr(at), piece.min(bytes - at))?;
@@ -560,8 +560,8 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Binds the mediator's own channels: the ones that move memory, if there is host memory to move it to or the copy
-    /// engines zero memory, and the one that clears PGRAPH, if configured.
+    /// Binds the mediator's own channels: those that move memory (if host memory exists, or if the copy engines zero
+    /// memory), and the one that clears PGRAPH (if configured).
     fn bind_own(&mut self, clear: bool, zeroes: bool, chip: &Chip) -> Result<(), ManagerError> {
         let Self { memory, work, scrubber, .. } = self;
         memory.start_copier(work.channels_mut(), zeroes)?;

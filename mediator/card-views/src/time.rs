@@ -117,7 +117,7 @@ pub(crate) fn waits_for(time: &TenantTime, names: &Names) -> Option<String> {
     time.wait.map(|wait| wait.in_words(name))
 }
 
-/// Converts the reason why a tenant's work waits to its machine-readable form.
+/// Converts a wait reason to its machine-readable form.
 pub(crate) fn wait_reason(wait: Wait, names: &Names) -> WaitReason {
     let with = |kind, holder: TenantId| WaitReason { kind, holder: names.get(&holder).cloned() };
     match wait {

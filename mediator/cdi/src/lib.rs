@@ -2,7 +2,7 @@
 //! container.
 //!
 //! Runtimes (containerd, CRI-O, podman) read the files in `/etc/cdi` and `/var/run/cdi`. Each file contains devices of
-//! one kind, and each device has the environment variables and mounts that a container gets with it. The fields follow
+//! one kind, and each device lists the environment variables and mounts that it adds to a container. The fields follow
 //! the specification (cncf-tags/container-device-interface, SPEC.md, version 0.5.0).
 //!
 //! The crate does not create tenants or vGPUs, and does not depend on orchestrators.
@@ -59,7 +59,7 @@ pub struct Spec {
 pub struct Device {
     /// Name of the device.
     pub name: String,
-    /// Edits to a container that gets the device.
+    /// Edits to a container that uses the device.
     pub container_edits: Edits,
 }
 
@@ -114,7 +114,7 @@ pub struct Cuda<'a> {
     pub sockets: &'a [PathBuf],
     /// Folder of gpu-mediator's library on the host.
     pub library: &'a Path,
-    /// NVIDIA's library on the host. If absent, the container gets this library in another way, such as through
+    /// NVIDIA's library on the host. If absent, the container obtains this library in another way, such as through
     /// NVIDIA's own CDI files.
     pub driver: Option<&'a Path>,
     /// Path component that distinguishes several sockets in the container.
@@ -231,7 +231,7 @@ pub struct CdiFile {
 }
 
 impl CdiFile {
-    /// Returns the file of `owner` in `folder`.
+    /// Returns the CDI file of `owner` in `folder`. The file need not exist yet.
     ///
     /// # Errors
     /// Returns an error if `owner` is not a valid file name.
@@ -451,7 +451,7 @@ mod tests {
         let variable = "CUDA_MPS_PIPE_DIRECTORY=/run/gpu-mediator/mps/gpu/pipes".to_owned();
         assert!(edits.env.contains(&variable), "{:?}", edits.env);
         let mount = edits.mounts.last().unwrap();
-        // Each server creates the pipe folder again.
+        // Each new server recreates the pipe folder.
         assert_eq!(mount.host_path, Path::new("/run/gpu-mediator/gpu.mps/decoders"));
         assert_eq!(mount.container_path, Path::new("/run/gpu-mediator/mps/gpu"));
     }

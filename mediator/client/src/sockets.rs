@@ -214,7 +214,7 @@ mod tests {
         let after = fs::metadata(&elsewhere).unwrap();
         assert_eq!((before.uid(), before.mode()), (after.uid(), after.mode()));
         if is_root() {
-            // A third user has put a socket into the folder.
+            // A third user has created a socket in the folder.
             let theirs = at("theirs.sock");
             let _listener = UnixListener::bind(&theirs).unwrap();
             std::os::unix::fs::chown(&theirs, Some(1234), None).unwrap();

@@ -59,8 +59,8 @@ pub struct CudaSpec {
     pub moves: bool,
     /// NVIDIA's control program for MPS servers, used for share groups.
     pub mps_control: PathBuf,
-    /// Time for which workers of guest programs continue after the daemon was killed, in seconds. A worker that no new
-    /// daemon has taken over by then exits and ends its program.
+    /// Time that workers of guest programs continue to run after the daemon was killed, in seconds. A worker that no
+    /// new daemon has taken over by then exits and ends its program.
     pub orphan_timeout_s: u64,
 }
 
@@ -257,8 +257,8 @@ pub fn gang_number(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Returns the name of the socket on which a card's owner listens for the owners of other cards, in the daemon's socket
-/// folder.
+/// Returns the file name of the socket on which a card's owner listens for the owners of other cards. The socket is in
+/// the daemon's socket folder.
 #[must_use]
 pub fn owner_socket(card: &str) -> String {
     format!("{card}.owner.gangs")
@@ -543,8 +543,8 @@ mod tests {
             let tenant = tenant.placed((crate::Placement::Room, &crate::Links::default()), &config.cards, &[], &others);
             placed.push(tenant);
         }
-        // The first tenant would take 40 % of `h100` or 80 % of `small`. The second tenant would fill either card to 80
-        // %, so the first card is chosen. The third tenant gets the other card.
+        // The first tenant would occupy 40 % of `h100` or 80 % of `small`. The second tenant would fill either card to
+        // 80 %, so the first card is chosen. The third tenant is placed on the other card.
         assert_eq!(placed.iter().map(|tenant| tenant.card.as_str()).collect::<Vec<_>>(), ["h100", "h100", "small"]);
         let guarantee = |mib: u64| tenant("d", &format!("memory.guarantee_mib = {mib}\n"));
         assert_eq!(mistakes(&format!("{second}{}", guarantee(32768))), "");

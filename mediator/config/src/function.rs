@@ -33,7 +33,7 @@ impl Default for FunctionSpec {
 }
 
 impl VmSpec {
-    /// Returns the virtual machine's settings as a tenant of the owner of its CUDA card.
+    /// Returns the settings of the virtual machine as a tenant of its CUDA card.
     #[must_use]
     pub fn as_tenant(&self) -> TenantSpec {
         TenantSpec {

@@ -315,7 +315,7 @@ pub struct VmSpec {
     /// Method of serving BAR1 and BAR3.
     #[serde(default)]
     pub apertures: Apertures,
-    /// Amount of work done at a TLB flush by the guest.
+    /// Amount of shadow page table work per TLB flush by the guest.
     #[serde(default, with = "shadow")]
     #[schemars(with = "String")]
     pub shadow: Mode,

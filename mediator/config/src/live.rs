@@ -1,6 +1,6 @@
 //! Keys that can be changed at run time, while their object exists.
 
-/// `[[vm]]` tables whose keys can be changed while the virtual machine runs.
+/// Nested tables of a `[[vm]]` whose keys can be changed while the virtual machine runs.
 const OF_VM: [&str; 2] = ["time", "memory"];
 /// Keys and tables of a `[[vm]]` with a `cuda` table that can be changed while the guest's programs run.
 const OF_FUNCTION: [&str; 3] = ["time", "memory", "vram_mib"];

@@ -96,7 +96,7 @@ fn blank(text: &mut String, span: &Range<usize>) -> bool {
     true
 }
 
-/// State of repeatedly parsing a text while blanking its errors one by one.
+/// Parser state. The text is parsed repeatedly, and each error is blanked before the next pass.
 struct Typed<'a> {
     text: &'a str,
     positions: &'a Positions<'a>,

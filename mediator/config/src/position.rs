@@ -20,7 +20,7 @@ impl<'a> Positions<'a> {
         Self::of_part(text, text)
     }
 
-    /// Like [`Self::new`], for a text of which only `part` is TOML. The rest of the text is blank in `part`.
+    /// Like [`Self::new`], for a text that is only partly TOML. In `part`, the rest of the text is blank.
     pub(super) fn of_part(text: &'a str, part: &'a str) -> Self {
         Self { text, tree: DeTable::parse(part).ok() }
     }

@@ -12,7 +12,7 @@ pub struct RebalanceSpec {
     pub above_percent: u64,
     /// Number of consecutive checks that must find such a difference before a move.
     pub for_rounds: u32,
-    /// Time for which a virtual machine stays on a card after a move, in seconds.
+    /// Time that a virtual machine stays on a card after a move, in seconds.
     pub rest_s: u64,
 }
 

@@ -9,7 +9,7 @@ pub enum RefusalKind {
     Invalid,
     /// No card has this name.
     UnknownCard,
-    /// Another object already has the name, the socket or the card.
+    /// Another object already uses the name, the socket or the card.
     Conflict,
     /// The card has too few resources left.
     Quota,

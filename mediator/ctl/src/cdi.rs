@@ -1,8 +1,8 @@
 //! `mediatorctl tenant cdi`: writes a CDI (Container Device Interface) file, through which podman and other runtimes
 //! make a tenant available to a container.
 //!
-//! A container gets the folder of the tenant's socket. With a bind mount of the socket alone, programs in the container
-//! could not connect to the card's next owner after a daemon restart.
+//! A container mounts the folder of the tenant's socket. With a bind mount of the socket alone, programs in the
+//! container could not connect to the card's next owner after a daemon restart.
 
 use std::path::{Path, PathBuf};
 

@@ -132,7 +132,7 @@ impl Client {
     /// Sends a request whose response is a byte stream, and passes the bytes to `sink` in order.
     ///
     /// # Errors
-    /// Returns a [`ClientError`], or an error of `sink`.
+    /// Returns a [`ClientError`], or an error from `sink`.
     pub fn stream_out(
         &self,
         path: &str,
@@ -144,7 +144,7 @@ impl Client {
     /// Sends a GET request with an endless response, and passes the bytes to `sink` in order.
     ///
     /// # Errors
-    /// Returns an [`AskError`], or an error of `sink`.
+    /// Returns an [`AskError`], or an error from `sink`.
     pub fn follow<E: From<AskError>>(&self, path: &str, sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         self.runtime.block_on(self.admin.follow(path, sink))
     }

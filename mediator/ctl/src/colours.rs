@@ -10,9 +10,11 @@ use anstyle::{AnsiColor, Style};
 
 /// Style of table headers.
 const HEAD: Style = Style::new().bold();
-/// Styles of states: those that require the operator's action, unusual ones, and good ones.
+/// Style of states that require the operator's action.
 const BAD: Style = AnsiColor::Red.on_default();
+/// Style of unusual states.
 const ODD: Style = AnsiColor::Yellow.on_default();
+/// Style of good states.
 const GOOD: Style = AnsiColor::Green.on_default();
 /// Style of the program name in front of errors.
 const ERROR: Style = AnsiColor::Red.on_default().bold();

@@ -49,7 +49,7 @@ pub(super) struct Events {
     kind: Vec<EventKind>,
 }
 
-/// Returns a parser for kinds that supports shell completion.
+/// Returns a parser for event kinds, with shell completion.
 fn kinds() -> impl TypedValueParser<Value = EventKind> {
     PossibleValuesParser::new(EventKind::ALL.iter().map(|kind| kind.name())).try_map(|name| named::<EventKind>(&name))
 }

@@ -38,7 +38,7 @@ const USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
 /// Label with the ID of the preparation that created the VM.
 const PREPARED: &str = "libvirt_prepared";
-/// Label with the domain for which the VM was created.
+/// Label with the name of the VM's domain.
 const DOMAIN: &str = "libvirt_domain";
 /// Maximum length of this label's value.
 const MAX_LABEL: usize = 100;

@@ -76,7 +76,8 @@ pub(super) enum MemoryCommand {
     /// Records or loads access counts of ranges of a guest's VRAM, for victims = profiled
     #[command(subcommand)]
     Profile(ProfileCommand),
-    /// Moves a virtual machine's memory to host memory; it returns once the card has space, unless the quota is lower
+    /// Moves a virtual machine's memory to host memory; the memory returns once the card has space, unless the quota is
+    /// lower
     Evict(Move),
     /// Moves a virtual machine's memory back to the card
     Return(Move),

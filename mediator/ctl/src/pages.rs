@@ -74,7 +74,7 @@ fn page(command: Command, name: &str, section: &str) -> io::Result<String> {
     Ok(without_double_breaks(&String::from_utf8_lossy(&page)) + &sections::of_page(name))
 }
 
-/// Removes line breaks next to empty lines, where they have no effect, from a page.
+/// Removes a page's line breaks next to empty lines, where they have no effect.
 fn without_double_breaks(page: &str) -> String {
     let lines: Vec<&str> = page.lines().collect();
     let is_empty_line = |at: Option<usize>| at.and_then(|at| lines.get(at)).is_some_and(|line| line.is_empty());

@@ -35,7 +35,7 @@ pub(super) use handing_over::GivenOwner;
 
 /// Bytes per MiB.
 const MIB: u64 = 1 << 20;
-/// Maximum number of pending changes to one card, so that changes to other cards get a permit.
+/// Maximum number of pending changes to one card, so that changes to other cards still obtain a permit.
 const CHANGES: usize = 16;
 
 /// A CUDA card with its owner.
@@ -156,9 +156,9 @@ impl CudaCard {
         Ok(Change { card: self, _turn: turn, _place: place })
     }
 
-    /// Asks the owner to guarantee card memory, and repeats the request until the owner grants or rejects it. `turn` is
-    /// the right to change the card; it is released while the owner evicts other tenants' memory, so other changes may
-    /// run. Returns the right to change the card.
+    /// Requests a memory guarantee from the owner, and repeats the request until the owner grants or rejects it. `turn`
+    /// is the right to change the card; it is released while the owner evicts other tenants' memory, so other changes
+    /// may run. Returns the right to change the card.
     ///
     /// # Errors
     /// See [`Change::ask`] and [`Self::change`].
@@ -195,7 +195,7 @@ impl Change<'_> {
 }
 
 impl Change<'_> {
-    /// Asks the owner to guarantee card memory. `since` is the time of the first attempt. Returns false if the owner
+    /// Requests a memory guarantee from the owner. `since` is the time of the first attempt. Returns false if the owner
     /// must first evict other tenants' memory; the caller must then repeat the request.
     ///
     /// # Errors

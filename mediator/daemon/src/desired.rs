@@ -244,7 +244,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the obstacles of a plan's tenants. `vms` contains the virtual machines after the plan.
+    /// Returns the obstacles to a plan's tenants. `vms` contains the virtual machines after the plan.
     fn judge_tenants(&self, state: &State, plan: &Plan, vms: &[&VmSpec]) -> Vec<Obstacle> {
         let vms: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
         let changed =
@@ -457,7 +457,8 @@ impl Plan {
         Some(name.to_owned())
     }
 
-    /// Returns the differences between a table and `now`, and the resulting table. Omitted keys get their defaults.
+    /// Returns the differences between a table and `now`, and the resulting table. Omitted keys are set to their
+    /// defaults.
     fn compared<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: Kind,

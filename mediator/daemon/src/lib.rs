@@ -275,7 +275,7 @@ impl Daemon {
         }
     }
 
-    /// Sets the parameters with which this daemon starts its successor.
+    /// Sets the parameters for starting this daemon's successor.
     pub(crate) fn continues_by(&self, succession: UpgradeChain) {
         self.line.continues_by(succession);
     }

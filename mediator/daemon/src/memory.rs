@@ -1,4 +1,4 @@
-//! Memory of cards: reports its use, and changes its settings at run time.
+//! Card memory: reports its use, and changes its settings at run time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -483,7 +483,8 @@ fn mediated(card: &Card) -> Result<Arc<ManagedCard>, DaemonError> {
     card.backend.mediated().ok_or_else(none)
 }
 
-/// Adds the counters of memory moves, which exist only on cards of this kind, to a virtual machine's memory status.
+/// Adds the counters of memory moves, which exist only on cards owned by the mediator, to a virtual machine's memory
+/// status.
 fn add_moves(shown: &mut api::VmMemory, vm: TenantId, counters: &BTreeMap<String, u64>, holdings: &Holdings) {
     let Moved { sum, suspensions } = holdings.moved.get(&vm).cloned().unwrap_or_default();
     let refused = holdings.refusals.counts_for(vm).into_iter();

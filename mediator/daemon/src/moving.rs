@@ -2,7 +2,7 @@
 //!
 //! While the guest works, the virtual machine is created on the other card, and its memory is evicted from the current
 //! card. Then the VMM waits: `vgpu` copies the guest's state, and the connection continues with the device on the other
-//! card. If an error occurs before that, the virtual machine resumes on its current card.
+//! card. If an earlier step fails, the virtual machine resumes on its current card.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -33,7 +33,7 @@ impl Daemon {
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
             tracing::warn!(vm, to, why, %error, "an automatic move of the VM failed");
         }
-        // Do not retry a virtual machine that cannot be moved in every round.
+        // If the virtual machine cannot be moved, do not retry in every round.
         rebalancer.rests(vm, began.elapsed());
     }
 

@@ -1,4 +1,4 @@
-//! Time of cards: reports how it is shared, and changes the shares at run time.
+//! Card time: reports how it is shared, and changes the shares at run time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -232,7 +232,7 @@ impl Daemon {
         }
     }
 
-    /// Adds a tenant to its cards other than the first one. Returns true if one of them did not have the tenant.
+    /// Adds a tenant to its cards other than the first one. Returns true if the tenant is new on at least one of them.
     fn add_to_others(&self, spec: &TenantSpec) -> Result<bool, DaemonError> {
         let mut any_new = false;
         for name in spec.card_names().into_iter().skip(1) {

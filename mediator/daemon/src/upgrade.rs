@@ -59,7 +59,7 @@ const CLIENTS: &str = "clients:";
 const OWNER: &str = "owner:";
 /// Name prefix of a VM's CUDA function: of its window, and of its workers' links.
 const FUNCTION: &str = "function:";
-/// Name of the lock of the state directory.
+/// Name of the state directory's lock.
 const STATE_LOCK: &str = "state-lock";
 
 /// Parameters for starting the next daemon.

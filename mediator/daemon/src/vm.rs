@@ -109,7 +109,7 @@ impl Running {
         self.stop.park();
     }
 
-    /// Waits until the thread is suspended, at most until the time `until`.
+    /// Waits until the thread is suspended, but no longer than until `until`.
     ///
     /// # Errors
     /// Returns an error if the thread is not suspended in time, or if it has failed.
@@ -174,7 +174,7 @@ impl Running {
         })
     }
 
-    /// Requests the thread to exit, without waiting for it.
+    /// Requests that the thread exit, without waiting for it.
     pub fn stop(&self) {
         self.stop.stop();
     }

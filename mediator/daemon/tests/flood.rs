@@ -51,11 +51,11 @@ fn client_with_repeated_garbage_does_not_flood_log() {
     assert!(held_back(&log) > TIMES / 2, "the log contains the number of suppressed events:\n{log}");
 }
 
-/// Number of hostile VMMs, and number of files that each of them tries to lend. The total exceeds the number of files
-/// that the daemon may open.
+/// Number of files that each hostile VMM tries to lend. All VMMs together exceed the daemon's limit on open files.
 const FILES: u64 = 600;
+/// Number of hostile VMMs.
 const LENDERS: usize = 4;
-/// Error number ENOSPC.
+/// The error number `ENOSPC`.
 const NO_ROOM: u32 = 28;
 
 #[test]

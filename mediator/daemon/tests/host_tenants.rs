@@ -212,8 +212,9 @@ fn sharing() -> String {
         .concat()
 }
 
-/// Key and size of the segment that these tests share.
+/// Key of the segment that these tests share.
 const KEY: u64 = 0x7365_676d;
+/// Size of this segment in bytes.
 const SEGMENT_BYTES: u64 = 64 << 10;
 
 /// Returns a request for a segment shared within the group.

@@ -87,8 +87,9 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
 /// Tests that a VMM cannot overload the service manager, and that the rate limit loses no data.
 #[test]
 fn vmm_with_repeated_maps_does_not_flood_service_manager() {
-    /// Number of messages in a burst, and interval between messages after it (`fdstore::pace`).
+    /// Maximum number of messages in a burst (`fdstore::pace`).
     const BURST_MESSAGES: u64 = 128;
+    /// Interval between messages after a burst.
     const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
     const MAPPED_GPA: u64 = 0x10_0000;
     let place = Place::new(&format!("{CARD}{WEB}"));
@@ -138,8 +139,7 @@ fn vmm_survives_daemon_kills_with_reset_device() {
         // PMC_BOOT_0: the device responds.
         assert_eq!(vmm.client.read32(0, 0).unwrap() >> 20, 0x0c0);
     }
-    // The interrupt works. It has not fired spuriously, because the card has no configured and therefore no pending
-    // interrupt.
+    // The interrupt has not fired spuriously. The card has no configured interrupt, so none can be pending.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
     // The VMM takes back lent memory, and the store is updated.
     assert_eq!(vmm.client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);

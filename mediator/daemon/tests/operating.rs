@@ -24,8 +24,9 @@ fn blocks(marked: &str) -> Vec<&'static str> {
     TEXT.split(marked).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// VRAM size of the VM `web` in MiB, and the virtual addresses of its buffers.
+/// VRAM size of the VM `web`, in MiB.
 const WEB_MIB: u64 = 64;
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 

@@ -248,7 +248,7 @@ impl WindowMemory {
     }
 }
 
-/// Waits until all writes of the card have arrived.
+/// Waits until all of the card's writes have arrived.
 fn barrier(host: &ManagedCard) {
     if let Err(error) = host.lock().vram().memory.barrier() {
         tracing::error!(%error, "the card's last writes to an aperture's memory may be lost");

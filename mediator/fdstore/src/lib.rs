@@ -177,7 +177,7 @@ impl Drop for InStore {
     }
 }
 
-/// Returns the bit for a descriptor in the set of a journal's descriptors.
+/// Returns a journal descriptor's bit in the mask.
 fn bit(what: Kept) -> u32 {
     match what {
         Kept::Slot(slot) => 1u32.checked_shl(slot.min(SLOTS).into()).unwrap_or(0),

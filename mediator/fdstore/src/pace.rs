@@ -1,4 +1,4 @@
-//! Limits the rate of messages to the service manager that one VMM causes. Otherwise, a VMM that constantly maps and
+//! Limits the rate at which one VMM causes messages to the service manager. Otherwise, a VMM that constantly maps and
 //! unmaps memory would keep the host's service manager busy.
 //!
 //! Messages are never dropped, because the next daemon could not resume the VMM then. Instead, a VMM that exceeds the

@@ -28,8 +28,8 @@ impl Inbox {
         Ok(Self(Arc::new(sender)))
     }
 
-    /// Queues the image with which guest number `guest` has started a falcon. Drops invalid images, and images beyond
-    /// the limits.
+    /// Queues the image of a falcon that guest number `guest` has started. Drops invalid images, and images beyond the
+    /// limits.
     pub fn offer(&self, guest: u32, falcon: Falcon, code: &[u32], data: &[u32]) {
         if let Ok(image) = Image::new(falcon, code, data) {
             let _dropped = self.0.try_send((guest, image));

@@ -115,7 +115,7 @@ impl Activated {
     /// Checks that each socket belongs to a virtual machine.
     ///
     /// # Errors
-    /// Returns an error if a socket does not have a virtual machine; the error contains the socket's name.
+    /// Returns an error with the socket's name if a socket does not belong to a virtual machine.
     pub fn check(&self) -> Result<(), ActivationError> {
         let mut all = self.listeners.iter().chain(&self.stored);
         let other =

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 /// connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
 
-/// Reason why a tenant or VM cannot get a folder for its socket.
+/// Reason why the folder for a tenant's or VM's socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}`: socket: {what}")]
 pub struct FolderError {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 /// synchronized across all CPUs.
 #[cfg(target_arch = "x86_64")]
 const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-/// Time for which the counter is calibrated against the kernel's clock, once per process. Yields an accuracy of one
-/// part in ten thousand.
+/// Duration of the counter's calibration against the kernel's clock, once per process. Yields an accuracy of one part
+/// in ten thousand.
 #[cfg(target_arch = "x86_64")]
 const COMPARED: Duration = Duration::from_millis(2);
 /// Number of readings at each end of the calibration. The fastest one is used, because the thread may be preempted

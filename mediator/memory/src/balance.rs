@@ -102,7 +102,7 @@ impl Memory {
             served.extend(self.vram.wants.of_tables());
         }
         let Self { vram, divider, promising, .. } = self;
-        // A chunk that got no card memory counts as a request, because another VM may have more than its share.
+        // A chunk that was denied card memory counts as a request, because another VM may have more than its share.
         let mut unmet: BTreeMap<TenantId, u32> = BTreeMap::new();
         let bytes = vram.chunks.chunk_bytes();
         for (vm, index) in std::mem::take(&mut vram.unmet) {
@@ -297,8 +297,8 @@ impl Memory {
         }
     }
 
-    /// Returns the card's counts if they are needed: the balancer needs the counts per chunk, and the thrash detector
-    /// needs the bus traffic, which is also returned.
+    /// Returns the card's access counts if the balancer, the thrash detector or a record needs them, and the measured
+    /// bus traffic.
     pub(super) fn take_counts(&mut self, now: u64) -> (Option<AccessCounts>, Traffic) {
         let Self { vram, divider, .. } = self;
         let profiles = divider.machine.residency.balancer().config().policy == VictimPolicy::Profiled;

@@ -31,7 +31,7 @@ const PIECE_WORDS: u64 = 11;
 const FIRST_WORDS: u64 = 2;
 /// Size of a lane's push buffer in bytes.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
-/// Maximum number of submissions in flight per lane. While the completion of one is handled, the engine copies for the
+/// Maximum number of submissions in flight per lane. While the completion of one is handled, the engine executes the
 /// next one. Each has its own part of the push buffer.
 const MAX_SUBMISSIONS_IN_FLIGHT: usize = 2;
 /// Size of a submission's part of the push buffer, in bytes.
@@ -240,8 +240,8 @@ impl Copier {
 
     /// Queues groups of jobs and distributes each group evenly among the engines. Returns one number per group.
     ///
-    /// The submissions of a group are chosen now and not when an engine is free. Otherwise, the rest of the queue would
-    /// be divided each time, and the last submissions would be small. Each submission costs an interrupt.
+    /// The submissions of a group are chosen now rather than when an engine becomes free. Otherwise, the rest of the
+    /// queue would be divided each time, and the last submissions would be small. Each submission costs an interrupt.
     ///
     /// # Errors
     /// Returns an error if the engines have failed.
@@ -425,7 +425,7 @@ impl Lane {
     }
 }
 
-/// Returns the maximum number of pieces per submission with which all lanes have equal parts of a group.
+/// Returns the maximum number of pieces per submission that distributes a group evenly among all lanes.
 fn per_submission(pieces: usize, lanes: usize) -> usize {
     pieces.div_ceil(lanes.max(1)).clamp(1, MAX_PIECES_PER_SUBMISSION)
 }

@@ -1,7 +1,7 @@
 //! Allocates ranges of the card's I/O virtual addresses, which all VMs share.
 //!
 //! A Fermi page table entry contains a 40-bit bus address, so the guest-physical addresses of several VMs cannot be
-//! used directly. Each region of lent memory gets its own range.
+//! used directly. Each region of lent memory is assigned its own range.
 //!
 //! A VMM may lend any number of regions. Therefore, each VM has its own window, as large as its guarantee, which other
 //! VMs can neither fill nor fragment. Regions beyond the guarantee use addresses outside all windows, up to a quota.
@@ -32,7 +32,7 @@ pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
 pub struct RamShare {
     /// Maximum number of bytes of RAM that the VM may lend.
     pub quota: u64,
-    /// Number of bytes for which addresses are always available.
+    /// Size of the VM's own address window in bytes.
     pub guarantee: u64,
 }
 
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(space.allocate_for(TenantId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
         space.free_for(TenantId(1), lent);
         space.allocate_for(TenantId(1), 2 << 30, 0).unwrap();
-        // A VM whose guarantee cannot be raised keeps its window, so no other VM gets its addresses.
+        // A VM whose guarantee cannot be raised keeps its window, so no other VM is assigned its addresses.
         space.set_share(TenantId(4), share(8, 8)).unwrap();
         let left = space.set_share(TenantId(5), share(1000, 1000));
         space.set_share(TenantId(4), share(900, 900)).unwrap_err();

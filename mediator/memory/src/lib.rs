@@ -170,7 +170,7 @@ impl Memory {
         &self.divider
     }
 
-    /// Starts freeing memory for a guarantee, or stops this if `begins` is false.
+    /// Counts the guarantees for which memory is being freed: adds one, or removes one if `begins` is false.
     pub fn promise(&mut self, begins: bool) {
         self.promising = if begins { self.promising.saturating_add(1) } else { self.promising.saturating_sub(1) };
     }
@@ -181,7 +181,8 @@ impl Memory {
         self.promising != 0
     }
 
-    /// Records if a VM is moving to or from another card. While it is, its memory does not move for any other reason.
+    /// Records whether a VM is moving to or from another card. While it is, its memory does not move for any other
+    /// reason.
     pub fn set_migrating(&mut self, vm: TenantId, travels: bool) {
         if travels {
             self.travelling.insert(vm);

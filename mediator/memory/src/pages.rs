@@ -59,8 +59,8 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
     })
 }
 
-/// Returns `bytes` zeroed bytes whose pages the host has allocated. This takes long, so the caller should not hold a
-/// lock.
+/// Returns `bytes` zeroed bytes whose pages the host has allocated. This takes a long time, so the caller should not
+/// hold a lock.
 ///
 /// # Errors
 /// Returns an error if the host has too little memory.

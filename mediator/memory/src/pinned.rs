@@ -1,9 +1,9 @@
 //! Host memory for guest VRAM chunks that do not fit on the card. It is mapped for the card while it is in use.
 //!
-//! A slot has the size of a chunk and its own mapping. Its memory is allocated when the slot gets an owner and freed
-//! when the slot loses its owner, so that the next owner finds zeros and the host gets the memory back. The I/O
-//! addresses of all slots are contiguous and fixed. Some slots without an owner keep their memory and zero it, because
-//! allocating memory takes longer than copying a chunk.
+//! A slot has the size of a chunk and its own mapping. Its memory is allocated when the slot is assigned to an owner,
+//! and freed when the owner releases the slot, so that the next owner reads zeros and the memory returns to the host.
+//! The I/O addresses of all slots are contiguous and fixed. Some slots without an owner keep their memory and zero it,
+//! because allocating memory takes longer than copying a chunk.
 
 mod borrowed;
 mod saved;

@@ -13,7 +13,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Records that a chunk, given as its VM and its index in the VM's memory, got no memory.
+    /// Records that a chunk, given as its VM and its index in the VM's memory, was denied memory.
     pub fn refused(&mut self, chunk: (TenantId, u64), limit: Limit) {
         if self.open.insert(chunk) {
             *self.counts.entry(chunk.0).or_default().entry(limit.name()).or_default() += 1;

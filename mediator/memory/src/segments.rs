@@ -70,7 +70,7 @@ pub struct Wanted {
     pub exclusive: bool,
     /// Set to look the key up in the group's scope.
     pub abroad: bool,
-    /// Access rights that other VMs have if the segment is created.
+    /// Access rights of other VMs to the segment if it is created.
     pub mode: u32,
 }
 
@@ -202,8 +202,8 @@ impl Memory {
         Ok(segment.zeroed < segment.bytes)
     }
 
-    /// Adds an address space of `party` to those that map the segment, which must be zeroed. Returns the segment's VRAM
-    /// address and its size in bytes.
+    /// Adds an address space of `party` to those that map the segment. The segment must already be zeroed. Returns the
+    /// segment's VRAM address and its size in bytes.
     ///
     /// # Errors
     /// Returns a [`Status`] if the request is denied or fails.

@@ -115,7 +115,7 @@ impl Shortage {
         }
     }
 
-    /// Describes a guarantee of bus addresses that cannot be given. `most` is the size of the largest free range in
+    /// Describes a guarantee of bus addresses that cannot be granted. `most` is the size of the largest free range in
     /// bytes.
     #[must_use]
     pub fn of_ram(guarantee: u64, most: u64) -> Self {

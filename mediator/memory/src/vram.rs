@@ -77,10 +77,10 @@ pub struct CardVram {
     pub chunks: ChunkTable,
     /// Chunks being copied, and their pages that were written in the meantime.
     pub copied: BTreeMap<(TenantId, u64), Dirty>,
-    /// New chunks that got no card memory since the balancer was last notified. They are in host memory or wait for
-    /// memory.
+    /// New chunks that were denied card memory since the balancer was last notified. They are in host memory or wait
+    /// for memory.
     pub(crate) unmet: BTreeSet<(TenantId, u64)>,
-    /// Chunks that got their first memory on the card since the balancer was last notified, numbered in order of
+    /// Chunks whose first memory was allocated on the card since the balancer was last notified, numbered in order of
     /// arrival.
     pub(crate) born: BTreeMap<(TenantId, u64), u64>,
     /// Set if the victim policy depends on the memory in use.
@@ -439,7 +439,7 @@ impl CardVram {
         self.wants.chunks().saturating_add(self.chunks.borrowed())
     }
 
-    /// Records if a VM's work waits for memory. If it does, the mover notifies the VM when memory is available.
+    /// Records whether a VM's work waits for memory. If it does, the mover notifies the VM when memory is available.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         self.wants.set_waits(vm, waits);
     }

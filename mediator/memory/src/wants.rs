@@ -1,7 +1,7 @@
 //! VMs that wait for card memory, the mediator's own needs, and the number of the mover's scans.
 //!
-//! A wait is not limited by a time, but by the number of scans in which the mover finds no memory to move for the VM.
-//! If a busy host delays the scans, it also delays the end of the wait.
+//! A wait is limited not by time, but by the number of scans in which the mover finds no memory to move for the VM. If
+//! a busy host delays the scans, it also delays the end of the wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,10 +14,10 @@ pub(crate) const RESERVED_CHUNKS: u32 = 2;
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// Size of a VM's first page tables in bytes, for two address spaces.
 pub const FIRST_BYTES: u64 = 1 << 20;
-/// Maximum number of chunks for which one VM's page tables may wait, which is the limit of a pool.
+/// Maximum number of chunks that one VM's page tables may wait for, which is the limit of a pool.
 const MAX_TABLE_CHUNKS_PER_VM: u32 = 1 << 10;
 
-/// Numbers of the mover's scans for a waiting VM. They never decrease.
+/// Counters of the mover's scans for a waiting VM. They never decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looks {
     /// Number of scans that moved memory for the VM.
@@ -47,7 +47,7 @@ struct Seen {
 pub struct Wants {
     /// Number of unused chunks reserved for each VM's first page tables.
     first: BTreeMap<TenantId, u32>,
-    /// Number of chunks for which each VM's page tables wait.
+    /// Number of chunks that each VM's page tables wait for.
     tables: BTreeMap<TenantId, u32>,
     /// VMs whose work waits.
     waiting: BTreeSet<TenantId>,
@@ -72,7 +72,7 @@ impl Wants {
         self.tables.insert(vm, chunks.min(MAX_TABLE_CHUNKS_PER_VM));
     }
 
-    /// Records that a VM's page tables have received the memory for which they waited.
+    /// Records that a VM's page tables have received the memory that they waited for.
     pub fn found(&mut self, vm: TenantId) {
         self.tables.remove(&vm);
     }
@@ -84,7 +84,7 @@ impl Wants {
         }
     }
 
-    /// Records if the VM's work waits.
+    /// Records whether the VM's work waits.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         if waits {
             self.waiting.insert(vm);

@@ -1,4 +1,4 @@
-//! Zeroes free chunks before they get an owner, with the CPU or the copy engines.
+//! Zeroes free chunks before they are assigned to an owner, with the CPU or the copy engines.
 //!
 //! The CPU writes eight bytes at a time through an uncached aperture. This takes milliseconds per chunk on hardware, or
 //! one message per word if the card is in another process. The engines take microseconds and do not need the card's
@@ -14,10 +14,10 @@ use vram::{HostAddr, Place, ScrubWork, Tier};
 /// takes about 5 us through a hardware window. On first use of a software card's memory, the host must allocate four
 /// pages.
 pub const SCRUB_PIECE: u64 = 16 << 10;
-/// Number of card chunks that are kept zeroed if enough are free. Otherwise, an urgent request would have to zero a
-/// whole chunk under the card's lock.
+/// Number of card chunks to keep zeroed if enough are free. Otherwise, an urgent request would have to zero a whole
+/// chunk under the card's lock.
 const ZEROED_AHEAD_CHUNKS: u32 = 8;
-/// Number of bytes that are kept zeroed if the engines zero memory.
+/// Amount of free memory to keep zeroed if the engines zero memory, in bytes.
 const AHEAD_BY_ENGINES: u64 = 16 << 20;
 /// Number of bytes that the engines zero per request.
 const AT_ONCE: u64 = 4 << 20;

@@ -1,5 +1,5 @@
-//! Counts of a virtual machine's device and of its VMM connection. Each unit has its own metric family, because samples
-//! with different units can be neither summed nor plotted together.
+//! Counters of a virtual machine's device and of its VMM connection. Each unit has its own metric family, because
+//! samples with different units can be neither summed nor plotted together.
 
 use std::collections::BTreeMap;
 

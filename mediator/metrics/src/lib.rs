@@ -194,7 +194,7 @@ fn samples<T, V: Display>(text: &mut String, metrics: &[Metric<T, V>], things: &
     }
 }
 
-/// Escapes a label's value for the format.
+/// Escapes a label's value for Prometheus's text format.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -136,7 +136,7 @@ fn one(value: impl ToString) -> Vec<(String, String)> {
 pub fn text(tenants: &[Tenant]) -> String {
     let mut text = String::new();
     samples(&mut text, &TENANT, tenants, |tenant| {
-        // The values of a tenant with several cards are those of all cards.
+        // The values of a tenant with several cards cover all of its cards.
         format!("tenant=\"{}\",card=\"{}\"", escaped(&tenant.name), escaped(&tenant.all_cards()))
     });
     text

@@ -222,7 +222,7 @@ impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
 }
 
 impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
-    /// Applies to the file's objects the differences that still apply. Appends messages about the others to
+    /// Applies the differences that are still valid to the file's objects. Appends messages about the others to
     /// `forgotten`.
     fn put_on(&self, file: &[T], forgotten: &mut Vec<String>) -> Result<Vec<T>, String> {
         let kind = T::KIND;
@@ -268,7 +268,7 @@ fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &
     Ok(())
 }
 
-/// Returns a table of the file, with those changes whose old value is still in the file.
+/// Returns a table of the file, with the changes whose old values match the file.
 fn changed<T: Serialize + serde::de::DeserializeOwned>(
     what: &str,
     said: &T,

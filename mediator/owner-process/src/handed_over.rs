@@ -49,7 +49,7 @@ impl SavedOwner {
     /// Checks that an owner started with these settings can continue under the given ones.
     ///
     /// # Errors
-    /// Returns an error if a setting differs that cannot be changed while an owner runs.
+    /// Returns an error if the settings differ in a value that cannot be changed while an owner runs.
     pub fn check(&self, settings: &Settings) -> Result<(), String> {
         // An owner of an earlier version serves without MPS and links until it is restarted.
         let mps = self.settings.mps.as_ref().and(settings.mps.clone());

@@ -95,13 +95,13 @@ pub struct Supervisor {
     /// Configured tenants, sent to each new process.
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
-    /// Set if the process is an earlier version that does not support tenants with several cards.
+    /// Set if the process runs an earlier version that does not support tenants with several cards.
     lacks_gangs: bool,
     /// NVLink connections that the first process reported.
     links: BTreeMap<String, u32>,
     /// A killed process. The next one is started after it has exited.
     dying: Option<Handle>,
-    /// Number of consecutive times that the process exited shortly after its start.
+    /// Number of consecutive exits of the process shortly after its start.
     failures: u32,
     retry: Instant,
     looked: Instant,
@@ -292,7 +292,7 @@ impl Supervisor {
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
-        // The programs of these tenants on other cards wait, but the event of this card does not name them.
+        // The programs of these tenants on other cards wait, but this card's event does not name them.
         for tenant in self.tenants.values().filter(|tenant| tenant.gang.is_some()) {
             let what = format!(
                 "the owner of its card `{}` has exited, and it gets no turns on any card until the owner is restarted: {why}",
@@ -346,8 +346,8 @@ impl Drop for Supervisor {
     }
 }
 
-/// Returns the path of the file `name` next to the daemon's executable if it exists, or otherwise of `installed` in the
-/// package's folder.
+/// Returns the path of the file `name` next to the daemon's executable if it exists, and otherwise the path of
+/// `installed` in the package's folder.
 #[must_use]
 pub fn beside(name: &str, installed: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default().with_file_name(name);

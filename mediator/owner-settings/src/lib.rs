@@ -25,7 +25,7 @@ fn card_number(card: &str) -> CardId {
     CardId(gang_number(card))
 }
 
-/// Returns the socket where the owner of a card listens for the owners of other cards.
+/// Returns the path of the socket on which a card's owner listens for the owners of other cards.
 fn owner_socket(card: &str, folder: &Path) -> PathBuf {
     folder.join(config::cuda::owner_socket(card))
 }

@@ -1,10 +1,10 @@
-//! Chooses cards for a tenant whose configuration gives only their number.
+//! Chooses cards for a tenant whose configuration specifies only their number.
 //!
 //! [`choose`] selects among the cards that accept the tenant, according to a [`Placement`] policy and to the
 //! connections between the cards ([`Links`]).
 //!
-//! The crate does not check whether a card accepts a tenant, and does not record the choice. `config` has the rules,
-//! and the daemon stores the cards with its other changes of the configuration.
+//! The crate does not check whether a card accepts a tenant, and does not record the choice. `config` defines the
+//! rules, and the daemon stores the cards with its other changes of the configuration.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ const MAX_CANDIDATES: usize = 16;
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
     /// The card with the most VRAM that is not guaranteed to any virtual machine; for a tenant, the card with the
-    /// smallest part of its memory given to tenants.
+    /// smallest fraction of its memory assigned to tenants.
     #[default]
     Room,
     /// The fullest card with enough memory, so that other cards stay empty as long as possible.
@@ -96,7 +96,7 @@ pub struct Candidate<'a> {
     pub tenants: usize,
 }
 
-/// Order of the cards. The card with the lowest value is the best.
+/// Sort key of a card. The lowest key is the best.
 type Key = (u64, u64, u64);
 
 impl Candidate<'_> {
@@ -113,7 +113,7 @@ impl Candidate<'_> {
             Placement::Pack if self.demand_mib <= self.total_mib => {
                 (0, u64::from(self.tenants == 0), u64::MAX - self.load())
             }
-            // Cards without room for all of their tenants are the last ones, the least loaded one first.
+            // Cards without enough memory for all of their tenants come last, in ascending order of load.
             Placement::Pack => (1, 0, self.load()),
         }
     }
@@ -145,7 +145,7 @@ pub fn choose(policy: Placement, candidates: &[Candidate<'_>], count: usize, lin
             }
         }
         let linked = Reverse((linked, total));
-        // Of equal sets, the lowest number has the first cards.
+        // Among equal sets, the one with the lowest number contains the first cards.
         match policy {
             Placement::Nvlink => (0, linked, rank, set),
             Placement::Room | Placement::Pack | Placement::Spread => (rank, linked, 0, set),

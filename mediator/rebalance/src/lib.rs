@@ -147,8 +147,8 @@ impl Rebalancer {
     }
 }
 
-/// Moves VMs off a card with `move_off`, one after the other. While other VMs move, retries VMs for whose error
-/// `is_retried` returns true, because an affinity rule may permit another card after a move. Returns the results of the
+/// Moves VMs off a card with `move_off`, one after the other. While other VMs move, retries the VMs whose errors
+/// `is_retried` accepts, because an affinity rule may permit another card after a move. Returns the results of the
 /// moves, and the remaining VMs with their errors, sorted by name.
 pub fn emptied<T, E>(
     mut vms: Vec<String>,

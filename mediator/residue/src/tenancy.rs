@@ -11,7 +11,7 @@ const TERM_NS: u64 = 4_000_000;
 // TIMEOUT: the mediator's own channel has hung or faulted, and its recovery takes seconds.
 const AGAIN_NS: u64 = 100_000_000;
 
-/// Maximum time in ns until a tenant returns to PGRAPH that has switched to a copy engine with unfinished work.
+/// Maximum time in ns until a tenant that switched to a copy engine with unfinished work returns to PGRAPH.
 // TIMEOUT: twenty-five terms. Each return requires clearing PGRAPH twice, although the work may complete immediately.
 const RETURN_NS: u64 = 100_000_000;
 

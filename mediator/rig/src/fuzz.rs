@@ -27,7 +27,7 @@ const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
-/// Seed of the pattern in the other VM's memory, which changes every 64 bytes.
+/// Seed of the other VM's memory pattern, which changes every 64 bytes.
 const CANARY: u8 = 0xc9;
 /// Size of the other VM's RAM in bytes.
 const CANARY_RAM: u64 = 0x1_0000;

@@ -43,7 +43,7 @@ pub use remote::RemoteGuest;
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Chunk size in bytes.
 pub const CHUNK: u64 = 2 << 20;
-/// Maximum chunk size of a saved VM, in bytes.
+/// Size of the segments in which a saved VM is loaded, in bytes.
 const PART: usize = 100_000;
 /// Memory reserved for the mediator on a card, in bytes.
 const RESERVED_BYTES: u64 = 16 << 20;
@@ -189,7 +189,7 @@ impl Guest {
         }
     }
 
-    /// Executes the deferred part of a write. The guest must not use its device before this.
+    /// Executes the deferred part of a write. The guest must not use its device until then.
     pub fn complete(&mut self, deferred: Deferred) {
         self.device.complete(deferred);
     }
@@ -334,7 +334,7 @@ impl Guest {
         *self.status().counters.get(name).expect("the counter exists")
     }
 
-    /// Returns true if the server was asked to disconnect the client.
+    /// Returns true if the server was requested to disconnect the client.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.link.is_disconnecting()

@@ -19,7 +19,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 const MAX_DESCRIPTORS: u32 = 1026;
 /// Number of the first descriptor passed to a daemon.
 const FIRST_PASSED_FD: i32 = 3;
-/// Message with which the service manager stops its own listening thread.
+/// Message that stops the service manager's own listening thread.
 const STOP_MESSAGE: &[u8] = b"X_LAST=1";
 
 /// Messages received so far.
@@ -87,7 +87,7 @@ impl ServiceManager {
     /// # Errors
     /// Returns an error if a descriptor cannot be duplicated.
     pub fn command(&self, program: &Path) -> io::Result<Command> {
-        // A service checks the process ID to verify that the descriptors are for itself.
+        // A service checks the process ID to verify that the descriptors are meant for it.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program);
         command.env("NOTIFY_SOCKET", &self.path).env("FDSTORE", MAX_DESCRIPTORS.to_string());

@@ -33,7 +33,7 @@ impl SavedCard {
     /// Appends all parts to a file.
     ///
     /// # Errors
-    /// Returns the errors of [`WriteError`].
+    /// Returns a [`WriteError`] if the parts cannot be written.
     pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
         let Self { chunks, balancer, tenancy, channels, pool, segments: _, vms } = self;
         file.put(CARD, chunks)?;
@@ -55,7 +55,7 @@ impl SavedCard {
     /// Reads all parts from a file.
     ///
     /// # Errors
-    /// Returns the errors of [`ReadError`].
+    /// Returns a [`ReadError`] if the parts cannot be read.
     pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
         let (chunks, balancer, tenancy) = (file.take(CARD)?, file.take(CARD)?, SavedTenancy::read(file, CARD)?);
         let (channels, pool) = (file.take(CARD)?, file.take(MEDIATOR_OWNER)?);

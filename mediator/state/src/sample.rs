@@ -14,7 +14,7 @@ use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, PagePool, Quanta, QuantaConfig, TenantId};
 
-/// A card that only stores register values, and a no-op vGPU backend.
+/// A card that only stores register values. Also serves as a vGPU backend that does nothing.
 #[derive(Default)]
 pub(crate) struct Nothing(BTreeMap<u32, u32>);
 

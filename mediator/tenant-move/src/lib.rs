@@ -63,9 +63,9 @@ pub struct Plan<'a> {
     pub from: &'a dyn Owner,
     /// The owner of the other card.
     pub to: &'a dyn Owner,
-    /// The tenant in the form of its card's owner.
+    /// The tenant, as described to the owner of its card.
     pub here: &'a Tenant,
-    /// The tenant in the form of the other card's owner.
+    /// The tenant, as described to the owner of the other card.
     pub there: &'a Tenant,
 }
 

@@ -10,7 +10,7 @@ pub(crate) const MAX_COMMAND_BYTES: usize = 256;
 /// Maximum size of a response in bytes. The response to [`Command::DisplayInfo`] has this size.
 #[cfg(any(test, feature = "fuzz"))]
 pub const MAX_ANSWER_BYTES: usize = 24 + DISPLAYS_BYTES;
-/// Maximum size in bytes of a submission that the device reads.
+/// Maximum number of submission bytes that the device reads.
 const MAX_SUBMIT_BYTES: usize = 64;
 /// Size of the descriptions of 16 displays, in bytes.
 const DISPLAYS_BYTES: usize = 16 * 24;
@@ -171,19 +171,19 @@ pub enum Command {
     },
     /// Maps a blob at an offset in the window.
     MapBlob {
-        /// The resource.
+        /// Resource ID.
         resource: u32,
         /// Offset in bytes.
         offset: u64,
     },
     /// Unmaps a blob.
     UnmapBlob {
-        /// The resource.
+        /// Resource ID.
         resource: u32,
     },
     /// Drops a resource.
     Unref {
-        /// The resource.
+        /// Resource ID.
         resource: u32,
     },
     /// Attaches a resource to a context, or detaches one.
@@ -194,7 +194,7 @@ pub enum Command {
     Unknown(u32),
 }
 
-/// The decoded bytes of a submission.
+/// A decoded submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submission {
     /// The submission has no bytes. Only its fence matters.
@@ -207,7 +207,7 @@ pub enum Submission {
         blob: u32,
         /// Offset of a 64-bit word in the blob, in bytes.
         offset: u64,
-        /// The value.
+        /// Value that the word must reach.
         value: u64,
     },
     /// Identifies the program for operators.

@@ -1,5 +1,5 @@
 //! The state machine: contexts, blobs, workers and waits of one device. Its inputs are commands and events, and its
-//! outputs are responses and actions. It does no I/O, and gets the time as an argument.
+//! outputs are responses and actions. It does no I/O, and receives the time as an argument.
 //!
 //! One worker serves one context. The worker is started when the context's first blob is mapped, so a program that only
 //! probes the device costs nothing. A blob owns its range of the window from its mapping until the worker has
@@ -32,7 +32,8 @@ const MAX_RESOURCES: usize = 16 << 10;
 const MAX_BLOBS: usize = 1024;
 /// Maximum number of waits per context: one for each ring, plus a reserve for threads that share a ring.
 const MAX_WAITS: usize = 256;
-/// TIMEOUT: to exit, a worker frees its card memory, which takes milliseconds.
+/// Time limit for a worker to exit, in ns.
+// TIMEOUT: a worker that exits frees its card memory, which takes milliseconds.
 const LEAVE_NS: u64 = 2_000_000_000;
 
 /// ID of one of the device's workers. Never reused.
@@ -63,12 +64,12 @@ pub trait Words {
 pub enum Action {
     /// Starts a worker for a context.
     Start {
-        /// The worker.
+        /// ID of the worker.
         worker: WorkerId,
     },
     /// Announces a new blob to a worker.
     Blob {
-        /// The worker.
+        /// ID of the worker.
         worker: WorkerId,
         /// Blob number, chosen by the program.
         blob: u32,
@@ -81,7 +82,7 @@ pub enum Action {
     },
     /// Requests that a worker unregister a blob.
     Remove {
-        /// The worker.
+        /// ID of the worker.
         worker: WorkerId,
         /// Blob number, chosen by the program.
         blob: u32,
@@ -90,17 +91,17 @@ pub enum Action {
     },
     /// Wakes a worker.
     Doorbell {
-        /// The worker.
+        /// ID of the worker.
         worker: WorkerId,
     },
     /// Requests that a worker exit.
     Leave {
-        /// The worker.
+        /// ID of the worker.
         worker: WorkerId,
     },
     /// Kills a worker.
     Kill {
-        /// The worker.
+        /// ID of the worker.
         worker: WorkerId,
     },
     /// Zeroes a range of the window.
@@ -110,12 +111,12 @@ pub enum Action {
     },
     /// Marks the context of a control blob as lost.
     Lost {
-        /// The control blob.
+        /// Range of the control blob.
         control: Range,
     },
     /// Responds to a command.
     Answer {
-        /// The command.
+        /// ID of the command.
         ticket: Ticket,
         /// The response.
         answer: Answer,
@@ -163,7 +164,7 @@ struct Resource {
     serial: u32,
     /// The blob's range of the window, once the blob is mapped.
     range: Option<Range>,
-    /// The worker that has registered the blob.
+    /// ID of the worker that has registered the blob.
     worker: Option<WorkerId>,
 }
 

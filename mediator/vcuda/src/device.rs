@@ -297,8 +297,8 @@ impl Device for CudaDevice {
     }
 
     fn disconnected(&mut self) {
-        // The client may keep its mappings, so the next client gets new memory. The window must be replaced first,
-        // because the reset uses it.
+        // The client may keep its mappings, so new memory is allocated for the next client. The window must be replaced
+        // first, because the reset uses it.
         let window = Window::new(self.limits.window_bytes);
         let window = window.inspect_err(|error| tracing::error!(%error, "the next VMM of this VM has no window"));
         self.shared.state.lock().window = window.ok().map(Arc::new);

@@ -33,9 +33,10 @@ const KILLED: Duration = Duration::from_secs(2);
 const REAP_INTERVAL: Duration = Duration::from_millis(2);
 /// Maximum number of messages handled per worker before the next worker is served.
 const MAX_MESSAGES: usize = 64;
-/// TIMEOUT: the daemon provides a killed daemon's journal within milliseconds of its start, unless the host is busy.
+/// Time limit for receiving the journal of a killed daemon, in ns.
+// TIMEOUT: the daemon provides the journal within milliseconds of its start, unless the host is busy.
 const ADOPTION_NS: u64 = 5_000_000_000;
-/// TIMEOUT: interval for polling words written by the card, which no worker reports.
+/// Interval for polling words that the card writes, in ns. No worker reports these writes.
 const POLL_WAITS_NS: u64 = 5_000_000;
 
 mod restart;

@@ -12,7 +12,7 @@ use crate::core::{Core, Limits, Ticket, Words, WorkerId};
 pub(crate) enum Step {
     /// The guest sends a command.
     Command {
-        /// Context of the command.
+        /// ID of the context.
         context: u32,
         /// The command.
         command: Command,
@@ -26,14 +26,14 @@ pub(crate) enum Step {
     },
     /// A worker has unregistered a blob.
     Removed {
-        /// The worker.
+        /// ID of the worker.
         worker: WorkerId,
-        /// Number of the blob.
+        /// Blob number.
         blob: u32,
     },
     /// A worker has exited.
     Exited {
-        /// The worker.
+        /// ID of the worker.
         worker: WorkerId,
     },
     /// Time passes.

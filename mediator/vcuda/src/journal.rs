@@ -15,7 +15,7 @@
 //! A command that changes contexts, blobs or workers is stored in its slot, with its response, before the structure
 //! that includes the command's effect becomes valid. The response is sent afterwards. Other commands are counted
 //! together with their response, after it was sent. The next process finds in the guest's ring whether the last command
-//! has a response.
+//! was answered.
 
 use std::fs::File;
 use std::io;
@@ -228,13 +228,14 @@ impl Journal {
         put(slot::STATE, 1);
     }
 
-    /// Records that a command's response is about to be sent, after `answered` other responses. `None` reverts this.
+    /// Records that a command's response is about to be sent, after `answered` other responses. `None` removes this
+    /// record.
     pub(crate) fn put_answering(&self, head: u16, answered: Option<u32>) {
         let number = answered.map_or(0, |answered| u64::from(answered).saturating_add(1));
         self.store(slot_at(head).saturating_add(slot::ANSWERING), number);
     }
 
-    /// Removes a command that has its response.
+    /// Removes a command that was answered.
     pub(crate) fn remove_command(&self, head: u16) {
         self.store(slot_at(head).saturating_add(slot::STATE), 0);
     }

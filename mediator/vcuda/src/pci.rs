@@ -17,11 +17,11 @@ const COMMAND: usize = 0x04;
 const COMMAND_BITS: u16 = 0x0406;
 const BUS_MASTER: u8 = 1 << 2;
 
-/// Offset of the base address register of the registers.
+/// Offset of BAR0, which contains the registers.
 const BAR0: usize = 0x10;
-/// Offset of the 64-bit base address register of the window.
+/// Offset of BAR4, the 64-bit BAR for the window.
 const BAR4: usize = 0x20;
-/// Flags in the window's base address register: 64-bit, prefetchable.
+/// Flags in BAR4: 64-bit, prefetchable.
 const BAR_WIDE_PREFETCHABLE: u8 = 0x0c;
 
 /// Offsets of the capabilities, in list order.

@@ -41,7 +41,7 @@ pub struct Users {
     taken: Option<Arc<[AtomicBool]>>,
 }
 
-/// The user of a VM's workers. Dropping it allows another VM to get this user.
+/// The user of a VM's workers. Dropping it makes the user available to other VMs.
 #[derive(Debug)]
 pub struct User {
     number: u32,

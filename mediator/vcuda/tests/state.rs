@@ -23,7 +23,7 @@ fn guest(folder: &tempfile::TempDir) -> Guest {
     guest_with(folder, Duration::from_secs(60))
 }
 
-/// Returns a guest whose workers try for this long to connect to the next device.
+/// Returns a guest whose workers try to connect to the next device for up to `limit`.
 fn guest_with(folder: &tempfile::TempDir, limit: Duration) -> Guest {
     let socket = folder.path().join("workers.sock");
     Guest::with(|threads| threads.rejoin = Some(Rejoin { socket, limit }))
@@ -212,8 +212,9 @@ fn journal_of_other_version_or_empty_file_is_refused() {
     assert!(device.take_file(RegionIndex::Bar4, window).unwrap_err().0.contains("journal is missing"));
 }
 
-/// Offsets in the journal: the counts of commands, and the state of the slot of descriptor 0.
+/// Offset of the command counts in the journal.
 const PROGRESS: u64 = 24;
+/// Offset of descriptor 0's slot in the journal, which starts with the slot's state.
 const SLOT: u64 = 8 << 10;
 
 /// Sets the counts of popped commands and sent responses, to revert the last change.

@@ -73,7 +73,7 @@ counts! {
         memory_waits: "memory_waits",
         /// Waits for memory that failed.
         memory_denied: "memory_denied",
-        /// Time for which work has waited for memory, without current waits, in ns.
+        /// Total time that work has waited for memory, excluding current waits, in ns.
         memory_waited_ns: "memory_waited_ns",
         /// Guest CPU writes that waited for memory.
         writes_waited: "memory_writes_waited",
@@ -121,7 +121,7 @@ pub(super) struct VmBackend {
     pace: Pace,
     /// Faults to report to the guest after the access that caused them.
     faults: Vec<MmuFault>,
-    /// Set if the VM has neither work nor memory on the card, so other VMs may get its chunks.
+    /// Set if the VM has neither work nor memory on the card, so its chunks may be assigned to other VMs.
     quiet: bool,
     /// Doorbell that the current access rang.
     doorbell: Option<RungDoorbell>,

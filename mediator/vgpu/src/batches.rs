@@ -1,6 +1,6 @@
 //! Effects of a paravirtual guest's batches on the vGPU.
 //!
-//! A batch can access the card only in ways in which registers can. An operation on a channel makes the equivalent
+//! A batch has no access to the card beyond that of the registers. An operation on a channel makes the equivalent
 //! register accesses, and `shadow-pt` reads and checks kept page tables like tables in guest memory ([decision
 //! 108](../../../../docs/decisions/108-paravirtual-tables.md)).
 

@@ -32,7 +32,7 @@ impl Core {
         true
     }
 
-    /// Submits the deferred doorbell, unless this was done already.
+    /// Submits the deferred doorbell, unless it was already submitted.
     pub(super) fn complete_deferred(&mut self) {
         let Some(RungDoorbell { channel, gp_put }) = self.deferred.take() else { return };
         self.backend.ring_shown(channel, gp_put);
@@ -41,7 +41,7 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Submits the deferred doorbell, unless this was done already, and handles queued events.
+    /// Submits the deferred doorbell, unless it was already submitted, and handles queued events.
     pub(super) fn complete_deferred(&self) {
         self.core().complete_deferred();
     }

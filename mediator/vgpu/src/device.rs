@@ -30,7 +30,7 @@ pub(super) struct Core {
     pub(super) backend: Backend,
     /// Set if a thread polls doorbells under mapped apertures.
     pub(super) polls: bool,
-    /// Card time for which the guest's alarm is armed, in ns.
+    /// Card time at which the guest's armed alarm expires, in ns.
     pub(super) alarm: Option<u64>,
     /// Doorbell of a write that was replied to but whose work was not submitted yet.
     pub(super) deferred: Option<RungDoorbell>,
@@ -73,7 +73,7 @@ pub struct Settings {
     pub share: Share,
     /// TLB flush mode of the shadow page tables.
     pub shadow: shadow_pt::Mode,
-    /// Way in which BAR1 and BAR3 are served.
+    /// Method of serving BAR1 and BAR3.
     pub apertures: Apertures,
     /// Maximum time that work may wait for memory.
     pub queue_limit: Duration,
@@ -262,7 +262,7 @@ impl Core {
         self.arm();
     }
 
-    /// Arms the card's interrupt thread for the guest's alarm if the alarm time has changed.
+    /// Arms the guest's alarm on the card's interrupt thread if the alarm time has changed.
     pub(super) fn arm(&mut self) {
         let at = self.gpu.alarm_at();
         if at != self.alarm {
@@ -515,7 +515,7 @@ impl Device for MediatedDevice {
         let quiet = {
             let core = &mut *self.vm.core();
             core.backend.end_quiesce();
-            // The client keeps the way in which it maps the apertures.
+            // The settings determine how the next client's apertures are served.
             let bars = (self.pci.bar1_bytes, self.pci.bar3_bytes);
             let bars = (self.settings.apertures == Apertures::Remapped).then_some(bars);
             core.change(MappedWindow::Pramin, |remap| remap.renew(&self.vm.host, bars));

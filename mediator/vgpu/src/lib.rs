@@ -43,7 +43,7 @@ pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
 
-/// Way in which the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
+/// Method of serving the apertures BAR1 and BAR3, and PRAMIN, to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apertures {
     /// Each access is a message.

@@ -1,6 +1,6 @@
 //! Migration controlled by the client, which saves or loads the VM's state through vfio-user messages.
 //!
-//! The saved state is the stream of a saved VM (`saving`). The protocol requires that a state is loaded in place:
+//! The saved state is the stream of a saved VM (`saving`). The protocol requires that a state be loaded in place:
 //! starting to load drops the VM's previous state, and after an invalid state, the device fails until the client resets
 //! it. Therefore, the card never needs memory for two copies.
 
@@ -70,8 +70,8 @@ impl MediatedDevice {
         self.migration_state = Box::new(phase);
     }
 
-    /// Ends the migration after the client has reset the device or disconnected and the VM was cleaned. Returns true if
-    /// the VM still has memory from an incomplete or invalid state.
+    /// Ends the migration. Called once the client has reset the device or disconnected, and the VM was cleaned. Returns
+    /// true if the VM still has memory from an incomplete or invalid state.
     #[must_use]
     pub(super) fn end_migration(&mut self) -> bool {
         let phase = self.take_phase();
@@ -172,7 +172,7 @@ impl Migration for MediatedDevice {
         let Phase::Loading(halted, coming) = self.take_phase() else { return Err(misplaced()) };
         let become_one = || {
             let come = coming.finish(halted.strikes())?;
-            // The client may lend other memory by now.
+            // The client may lend different memory by now.
             self.vm.await_arrival()?;
             self.vm.become_one(come, &self.settings)
         };

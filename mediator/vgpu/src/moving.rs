@@ -37,7 +37,7 @@ pub(super) struct Migrating {
 }
 
 /// A VM that has moved to another card and already runs there. Dropping this value copies the memory that the new card
-/// has borrowed, and releases the rest on the old card. This takes long, because the memory is scrubbed.
+/// has borrowed, and releases the rest on the old card. This takes a long time, because the memory is scrubbed.
 #[must_use = "the old card scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
@@ -99,7 +99,7 @@ impl MediatedVm {
             last.duration_since(before)
         };
         let suspended = self.host().suspend(self.vm, limit)?;
-        // The client may lend other memory by now.
+        // The client may lend different memory by now.
         there.await_arrival()?;
         let travelling = self.migrate_out(&suspended, limit)?;
         there.take_windows(self, true)?;

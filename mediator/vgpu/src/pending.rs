@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It is limited by a number of the mover's scans rather than by a time.
+/// A wait for memory. It is limited by the number of the mover's scans rather than by time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// Start time of the wait, for statistics.
@@ -84,7 +84,7 @@ impl Pending {
         bind.map(|bind| bind.gp_put = Some(gp_put)).is_some()
     }
 
-    /// Records if the guest has enabled a channel whose bind is pending.
+    /// Records whether the guest has enabled a channel whose bind is pending.
     pub(crate) fn enable(&mut self, channel: VirtualChannelId, enabled: bool) {
         if let Some(bind) = self.binds.get_mut(&channel) {
             bind.enabled = enabled;

@@ -11,7 +11,8 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Polls doorbells under mapped apertures. Returns true if one was rung, or `None` if there are none.
+    /// Polls doorbells under mapped apertures. Returns true if a doorbell was rung, or `None` if polling is no longer
+    /// needed.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
         // The guest rang the deferred doorbell before any doorbell that this poll finds.

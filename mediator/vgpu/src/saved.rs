@@ -39,7 +39,7 @@ impl SavedOwn {
 #[derive(Debug)]
 pub struct SavedSide {
     own: SavedOwn,
-    /// Segments that the VM has mapped, if any. Programs without support for segments can take over VMs without them.
+    /// Segments that the VM has mapped, if any. Programs that do not support segments can take over VMs that have none.
     segments: Option<SavedAttachments>,
     /// Apertures that the VMM maps, if any.
     apertures: Option<SavedRemap>,
@@ -180,7 +180,7 @@ impl MediatedVm {
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
-        // The client keeps the way in which it maps the apertures. The settings apply only to the next client.
+        // The current client keeps its apertures, trapped or mapped. The setting applies only to the next client.
         let Settings { share, shadow, apertures: _, queue_limit, paravirtual } = settings;
         let host = Arc::clone(card.host());
         let RestoredVm { gpu, spaces, tables, pool } = card.take_vm(vm)?;

@@ -136,8 +136,8 @@ impl Work {
         self.channels.get_mut(&channel).map(|channel| (&mut channel.objects, &mut channel.bindings))
     }
 
-    /// Stores a CPU write by the guest to byte `offset` of a USERD page. Returns GP_PUT when its last byte is written,
-    /// which rings the doorbell. Therefore, several narrow stores ring the doorbell only once.
+    /// Stores a write by the guest's CPU to byte `offset` of a USERD page. Returns GP_PUT when its last byte is
+    /// written, which rings the doorbell. Therefore, several narrow stores ring the doorbell only once.
     pub(crate) fn store(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) -> Option<u32> {
         let word = &mut self.channels.get_mut(&channel)?.gp_put;
         let mut rung = false;
@@ -199,7 +199,7 @@ impl Work {
         self.runlist = runlist;
     }
 
-    /// Records that the runlist is in effect, in state `seen`. Returns true if the VM was waiting for this.
+    /// Records that the runlist is in effect, in state `seen`. Returns true if the VM was waiting for the runlist.
     pub(crate) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         let awaited = self.runlist == seen;
         if awaited {

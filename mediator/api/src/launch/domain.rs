@@ -43,7 +43,7 @@ fn device(socket: &Path, id: &str) -> String {
     device.to_string()
 }
 
-/// Returns the domain XML, with comments about additions by an administrator.
+/// Returns the domain XML. Its comments explain elements, and list those that an administrator may add.
 pub(super) fn described(vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
     let Named { name, socket, profile, .. } = vm;
     let (name, device, mib) = (escaped(name), escaped(&device(socket, vm.id())), memory.mib());

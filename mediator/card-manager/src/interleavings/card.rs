@@ -72,7 +72,7 @@ pub(super) struct Hardware {
     /// Submission whose completion record the mediator did not trust.
     doubted: Option<Submission>,
     deferred: bool,
-    /// Number of submissions in flight by VM, as counted by the guest.
+    /// Number of submissions in flight per VM, as counted by the guest.
     unfinished: BTreeMap<TenantId, usize>,
     /// VMs with completions that no interrupt has signalled yet.
     news: BTreeSet<TenantId>,
@@ -137,7 +137,7 @@ impl Card {
 }
 
 impl Hardware {
-    /// Returns the earliest end of the work that engines have started.
+    /// Returns the earliest completion time of the work that engines have started.
     fn next_end(&self) -> Option<u64> {
         let end = |engine: Engine| {
             let (channel, submission) = self.begun[engine.index()]?;
@@ -348,7 +348,7 @@ impl State {
     }
 
     /// Checks the state whenever the card's lock is released: waiting work will be polled again, and the card and the
-    /// scheduler agree about each submission.
+    /// scheduler agree on each submission.
     pub(super) fn check(&self) {
         for (ticket, held) in &self.schedule.held {
             let expected = match held.stage {
@@ -393,7 +393,7 @@ impl CardView for State {
         }
     }
 
-    /// Returns true for some channels, which block the method unit while they wait for a semaphore.
+    /// Returns true for channels that block the method unit while they wait for a semaphore.
     fn holds(&mut self, channel: ChannelId) -> bool {
         self.card.look().rings.get(&channel).is_some_and(|ring| ring.enabled && ring.acquires && ring.holds)
     }

@@ -52,7 +52,7 @@ impl PollToken for Token {
 /// while they keep the host busy. The host's own interrupt threads have priority over both.
 const NICE: i32 = -10;
 
-/// Raises the calling thread's priority if `RLIMIT_NICE` or `CAP_SYS_NICE` permits this.
+/// Raises the calling thread's priority if `RLIMIT_NICE` or `CAP_SYS_NICE` permits the change.
 pub(crate) fn run_first() {
     // `None` stands for the calling thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
@@ -323,8 +323,8 @@ impl CardState {
         self.resume(events);
     }
 
-    /// Guesses which of the candidates `vms` has raised an engine's interrupt without a completion. A single guess may
-    /// be wrong, but a long series is not.
+    /// Guesses which of the candidates `vms` raised an engine's interrupt without a completion: the VM that currently
+    /// occupies the engine. A single guess may be wrong, but a VM that raises many such interrupts is identified.
     fn raised_by(&mut self, engine: u32, vms: &BTreeSet<TenantId>) -> Option<TenantId> {
         if vms.len() == 1 {
             return vms.first().copied();
@@ -333,7 +333,7 @@ impl CardState {
         self.work.channels().by_physical(occupant).map(|(vm, _)| vm).filter(|vm| vms.contains(vm))
     }
 
-    /// Counts an interrupt without a completion against a VM. A VM that causes too many is paused until the next check.
+    /// Charges a VM for an interrupt without a completion. A VM that causes too many is paused until the next check.
     fn count_noise(&mut self, vm: TenantId) {
         if vm == COPIER || vm == SCRUBBER || !self.work.noise_mut().count(vm) {
             return;

@@ -28,7 +28,7 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, wakeup: &Wakeup) {
 }
 
 /// State at the last notification of the VMs that wait for memory. Each notified VM retries, and wakes the mover if it
-/// still gets no memory. This record prevents waiting VMs and the mover from waking each other endlessly.
+/// still cannot obtain memory. This record prevents waiting VMs and the mover from waking each other endlessly.
 #[derive(Debug, Default)]
 struct WaiterNotifications {
     at: Option<Instant>,
@@ -105,8 +105,8 @@ impl ManagedCard {
         }
     }
 
-    /// Runs `attempt`, which guarantees card memory. If VMs above their guarantees occupy this memory, moves their
-    /// chunks and runs `attempt` again.
+    /// Runs `attempt`, which tries to guarantee card memory. If VMs above their guarantees occupy this memory, moves
+    /// their chunks and retries.
     ///
     /// # Errors
     /// Returns the last error from `attempt`.

@@ -61,7 +61,7 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
-    /// Raises the strikes to those of the VM that was replaced, if it had more.
+    /// Raises the number of strikes to that of the replaced VM, if the latter is higher.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
@@ -147,8 +147,8 @@ impl ManagedCard {
     }
 
     /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory while the VM works. The copy
-    /// may miss concurrent writes ([`Suspended::copy_memory`]). Returns the number of bytes copied now or when the
-    /// memory is returned.
+    /// may miss concurrent writes ([`Suspended::copy_memory`]). Returns the number of bytes that are copied, either now
+    /// or when the memory is returned.
     ///
     /// # Errors
     /// Returns an error if the other card has too little memory, or if one of the cards does not respond.
@@ -400,7 +400,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Writes memory of a VM that arrives from another card or in a stream. The memory must be zeroed before.
+    /// Writes memory of a VM that arrives from another card or in a stream. The memory must be zeroed beforehand.
     ///
     /// # Errors
     /// Returns an error if the memory does not belong to the VM, if no memory is free, or if the card does not respond.
@@ -476,8 +476,8 @@ fn copy(
 }
 
 impl CardState {
-    /// Stops a VM's channels, removes them from the engines, and pins the VM's memory in place if `held` is true, or
-    /// undoes this otherwise.
+    /// Stops a VM's channels, removes them from the engines, and pins the VM's memory in place. Undoes these steps if
+    /// `held` is false.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);

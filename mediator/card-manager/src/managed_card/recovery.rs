@@ -1,4 +1,4 @@
-//! Recovery from faults of channels, and departure of channels that must leave the card.
+//! Recovery from channel faults, and removal of channels that must leave the card.
 
 use super::scrubber::SCRUBBER;
 use super::{CardState, ManagedCard};
@@ -258,7 +258,7 @@ impl ManagedCard {
                 let mut state = self.lock();
                 state.look_at_departures();
                 if !state.is_departing(vm) {
-                    // After this, the VM's memory may be wiped and given to another VM.
+                    // After this, the VM's memory may be wiped and assigned to another VM.
                     if let Err(error) = state.vram().memory.barrier() {
                         tracing::error!(%vm, %error, "the last writes of a VM's channels may arrive late");
                     }

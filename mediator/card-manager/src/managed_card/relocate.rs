@@ -133,7 +133,7 @@ impl ManagedCard {
         }
     }
 
-    /// Checks once if a VM's channels have left the engines, and sleeps if they have not.
+    /// Checks once whether a VM's channels have left the engines, and sleeps if they have not.
     fn await_quiet(&self, vm: TenantId, order: u32) {
         {
             let state = &mut *self.lock();
@@ -188,7 +188,7 @@ impl ManagedCard {
         (moves, rebooked)
     }
 
-    /// Makes the host allocate pages for destinations in host memory. Omits chunks for which this fails.
+    /// Makes the host allocate pages for destinations in host memory. Omits chunks whose allocation fails.
     fn fill(&self, vm: TenantId, mut moves: Vec<Move>) -> Vec<Move> {
         moves.retain(|chunk| {
             let mut state = self.lock();
@@ -212,8 +212,8 @@ impl ManagedCard {
         chunks.iter().filter(is_written).copied().collect()
     }
 
-    /// Copies pages again that were written after their copy, so that only a few are left for the commit. Releases the
-    /// lock between parts. The number of rounds is limited, because the VM may keep writing.
+    /// Copies pages again if they were written after their copy, so that only a few are left for the commit. Releases
+    /// the lock between parts. The number of rounds is limited, because the VM may keep writing.
     fn copy_again(&self, vm: TenantId, chunk: &Chunk) {
         let bytes = self.lock().chunk_bytes();
         for _ in 0..bytes / SMALL_PAGE / AGAIN_PAGES as u64 {
@@ -236,9 +236,9 @@ impl ManagedCard {
         }
     }
 
-    /// Makes the host allocate the pages of destinations. This takes long, but does not delay any VM, because the VM
-    /// still works and the card's lock is free. Failed allocations are retried under the lock, and errors are reported
-    /// then.
+    /// Makes the host allocate the pages of destinations. This takes a long time, but does not delay any VM, because
+    /// the VM still works and the card's lock is free. Failed allocations are retried under the lock, and errors are
+    /// reported then.
     fn find_pages(&self, chunks: &[Move]) {
         let lacking: Vec<(HostAddr, Wanted)> = {
             let state = self.lock();
@@ -309,7 +309,7 @@ impl ManagedCard {
         })
     }
 
-    /// Removes the mediator's own channels, if any, from the card, so that they cannot write any more. If they do not
+    /// Removes the mediator's own channels, if any, from the card, so that they can no longer write. If they do not
     /// leave, their targets `places` must not be reused.
     pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), ManagerError> {
         {

@@ -210,7 +210,7 @@ impl Reopened {
         self.vms.keys().copied().collect()
     }
 
-    /// Returns the restored state of a VM, from which the VM can be rebuilt.
+    /// Returns the restored state of a VM, for rebuilding the VM.
     ///
     /// # Errors
     /// Returns an error if the VM was not saved, or if its state was already taken.
@@ -352,8 +352,8 @@ impl CardState {
         Ok(())
     }
 
-    /// Makes VMs wait for PGRAPH again if they have started work that may need it. No VM has PGRAPH now, or their
-    /// channels ran without it.
+    /// Makes VMs wait for PGRAPH again if they have started work that may need it. Either no VM holds PGRAPH now, or
+    /// the VMs' channels ran without it.
     pub(super) fn want_graphics_again(&mut self) {
         let begun: Vec<TenantId> =
             self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();

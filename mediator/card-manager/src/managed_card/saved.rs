@@ -145,8 +145,8 @@ impl Standstill<'_> {
         Ok(SavedHost { card, owner, segments: state.memory.save_segments() })
     }
 
-    /// Hands the card over to the next owner of the saved state. This process does not access the card any more, not
-    /// even on drop. Later calls that need the card's state fail as for a failed card.
+    /// Hands the card over to the next owner of the saved state. This process no longer accesses the card, not even on
+    /// drop. Later calls that need the card's state fail as for a failed card.
     pub fn give_away(self) {
         let host = self.host;
         host.lock().vram_mut().pinned.hand_over();

@@ -23,7 +23,7 @@ pub(super) const SCRUBBER: TenantId = TenantId::CLEARER;
 
 /// The mediator's only channel on PGRAPH.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
-/// Size of the kernel's code and of its push buffer, in bytes each.
+/// Size of the kernel's code, and of its push buffer, in bytes.
 const PART_BYTES: u64 = SMALL_PAGE;
 
 /// The clearing channel and its kernel.
@@ -43,7 +43,7 @@ pub(super) struct Scrubber {
     elsewhere: Vec<ChannelId>,
 }
 
-/// Time for which a departing tenant blocks PGRAPH without using it.
+/// Time that a departing tenant blocks PGRAPH without using it.
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     /// Tenant, and time of the last poll in this state.
@@ -140,8 +140,7 @@ impl Scrubber {
         self.elsewhere.dedup();
     }
 
-    /// Returns true if a copy engine may still be executing a channel whose departure PGRAPH's next tenant did not wait
-    /// for.
+    /// Returns true if a copy engine may still be executing a channel for which PGRAPH's next tenant did not wait.
     pub(super) fn is_awaited_elsewhere(&self) -> bool {
         !self.elsewhere.is_empty()
     }
@@ -183,7 +182,7 @@ impl CardState {
         }
     }
 
-    /// Removes a VM from the candidates for PGRAPH, because it is removed from the card.
+    /// Removes a VM that is being removed from the card from the candidates for PGRAPH.
     pub(super) fn forget_graphics(&mut self, vm: TenantId) {
         if let Some(scrubber) = &mut self.scrubber {
             scrubber.tenancy.forget(vm);
@@ -243,7 +242,7 @@ impl CardState {
                     for channel in self.work.channels().on_graphics(vm) {
                         self.work.channels_mut().ask_to_leave(self.memory.card_mut(), channel);
                     }
-                    // Work that waits for a semaphore returns through the scheduler
+                    // Work that waits for a semaphore is not included: it returns through the scheduler.
                     let started = self.started_on_graphics(vm);
                     let (copies, others): (Vec<_>, Vec<_>) =
                         started.into_iter().partition(|channel| self.is_copied_for(*channel));

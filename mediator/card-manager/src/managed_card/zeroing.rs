@@ -1,4 +1,4 @@
-//! Zeroing of free memory: with the copy engines if this is configured and they work, or else with the CPU.
+//! Zeroing of free memory: with the copy engines if they are configured for this and work, or else with the CPU.
 
 use super::ManagedCard;
 use crate::ManagerError;

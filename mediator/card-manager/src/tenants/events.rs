@@ -22,7 +22,7 @@ pub enum GuestEvent {
     Resume(Doorbell),
     /// The VM's PTIMER alarm is due or nearly due.
     Alarm,
-    /// Memory for which the VM waits may be available, or the wait has reached its time limit.
+    /// Memory that the VM waits for may be available, or the wait has reached its time limit.
     Memory,
     /// A channel occupied an engine for too long without progress, and was removed from the card.
     Hang {

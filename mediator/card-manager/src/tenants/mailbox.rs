@@ -122,7 +122,7 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
             self.mailbox.torn.store(true, Ordering::Release);
         }
         if std::thread::panicking() || self.mailbox.is_torn() {
-            // The recipient is not used any more.
+            // The recipient is no longer used.
             return;
         }
         while let Some(mut recipient) = self.guard.take() {

@@ -43,12 +43,12 @@ pub trait CardView {
     /// Returns a value that changes while the channel makes progress.
     fn progress(&mut self, channel: ChannelId) -> u64;
 
-    /// Returns true if a channel cannot poll its semaphore because it is kept off an engine that another VM has. In
+    /// Returns true if a channel cannot poll its semaphore because it is kept off an engine that another VM holds. In
     /// this case, the card's report about the channel is from its last run.
     fn is_shut_out(&self, channel: ChannelId) -> bool;
 
-    /// Returns true if a channel is [shut out](Self::is_shut_out) and its VM will not get the engine for other work
-    /// soon.
+    /// Returns true if a channel is [shut out](Self::is_shut_out) and its VM will not soon be granted the engine for
+    /// other work.
     fn is_left_out(&self, channel: ChannelId) -> bool;
 
     /// Returns true if a channel's VM has exclusive use of PGRAPH while the channel has any work on the card.
@@ -79,14 +79,14 @@ pub trait CardView {
     /// has not left an engine yet.
     fn make_ready(&mut self, channel: ChannelId, needs: Needs) -> bool;
 
-    /// Asks the card to remove a channel from its engines.
+    /// Requests that the card remove a channel from its engines.
     fn ask_to_leave(&mut self, channel: ChannelId);
 
     /// Keeps a channel off the card, or lets it return together with its work.
     fn withhold(&mut self, channel: ChannelId, descheduled: bool);
 
-    /// Advances a due change of the tenant of an engine that only one VM at a time may use. Returns the VM that has
-    /// blocked PGRAPH with work on other engines since the last call, if any, and the start of this time.
+    /// Advances a due tenant change of an engine that only one VM may use at a time. Returns the VM that has blocked
+    /// PGRAPH with work on other engines since the last call, if any, and the start of this time.
     fn hand_over(&mut self) -> Option<(TenantId, Nanos)>;
 
     /// Removes a channel that has occupied an engine for too long from the card, and reports its end through

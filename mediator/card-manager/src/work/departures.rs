@@ -22,14 +22,13 @@ const KEPT_LOOK_NS: u64 = 100_000_000;
 /// Stage of a channel's departure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The card was asked to remove the channel from its engines.
+    /// The removal of the channel from its engines was requested.
     Asked,
     /// The engines that executed the channel were reset.
     Reset,
     /// The channel has left. Its VM must unmap its work area.
     Left,
-    /// The channel does not leave the card, and no thread waits for it any more. It may still leave late, or after a
-    /// card reset.
+    /// The channel does not leave the card, and no thread waits for it. It may still leave late, or after a card reset.
     Kept,
 }
 

@@ -15,7 +15,7 @@ use vram::TenantId;
 /// Interval between semaphore polls by resting channels, in ns. A poll takes up to a millisecond, which is 3 % of this
 /// time.
 const REST_NS: u64 = 32_000_000;
-/// Number of hops in a burst that a VM may make ([`WakeAllowance`]).
+/// Maximum number of hops that a VM may make in a burst ([`WakeAllowance`]).
 const BURST_HOPS: u64 = 4;
 
 /// Reason why a channel is descheduled.

@@ -146,7 +146,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed(events);
     }
 
-    /// Returns the time until the next poll that the scheduler does not request, in ns, if there is one.
+    /// Returns the time until the next poll that was not requested by the scheduler, in ns, if any.
     fn next_look_ns(&mut self) -> Option<u64> {
         let deferred =
             self.card.deferred_ns().or_else(|| (self.any_left_out() || self.any_unready()).then_some(LOOK_NS));

@@ -104,7 +104,7 @@ impl Work {
         }
     }
 
-    /// Returns the number of submissions by VM whose channels are stopped because memory is being moved or is short.
+    /// Returns the number of submissions per VM whose channels are stopped because memory is being moved or is scarce.
     pub(crate) fn stopped_for_memory(&self) -> BTreeMap<TenantId, usize> {
         let mut stopped = BTreeMap::new();
         for held in self.schedule.held.values().filter(|held| held.stage == Stage::Parked) {

@@ -12,7 +12,7 @@ use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, SUBCHANNELS, engine,
 
 /// Maximum number of dwords to read per submission. A longer submission counts as PGRAPH work.
 const WORDS: usize = 4096;
-/// Number of dwords to read at a time. The first few usually show if the work is for PGRAPH.
+/// Number of dwords to read at a time. The first few usually show whether the work is for PGRAPH.
 const DWORDS_PER_READ: usize = 64;
 
 /// Engine number bound to each of a channel's subchannels, if known.

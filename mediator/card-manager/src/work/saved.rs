@@ -68,7 +68,7 @@ enum SavedWhy {
     Queued,
 }
 
-/// Interrupts caused by a VM. Its channels' state shows if it is paused because of them.
+/// Interrupts caused by a VM. Its channels' state shows whether it is paused because of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNoise {
     vm: u32,

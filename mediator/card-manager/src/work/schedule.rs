@@ -41,8 +41,7 @@ pub(crate) struct TrackedSubmission {
     pub(crate) seen: Option<(Nanos, u64)>,
     /// Set if the channel has worked between waits more often than permitted.
     pub(crate) hopped: bool,
-    /// Time at which the submission was first observed on an engine, moved forward by any time since in which it was on
-    /// none.
+    /// Time at which the submission was first observed on an engine, plus any later time that it spent off the engines.
     pub(crate) on_engine: Option<Nanos>,
     /// Set if the submission's completion raises no interrupt.
     pub(crate) irq_suppressed: bool,
@@ -71,7 +70,7 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) barred: BTreeSet<Ticket>,
     /// Channels that could run on several engines, each with the engine on which it was last observed.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
-    /// Time of the last poll for the engines' channels.
+    /// Time of the last poll of the channels on the engines.
     pub(super) looked: Nanos,
     /// VMs whose overdue work was logged, with the time of the log message.
     pub(crate) told: BTreeMap<TenantId, Nanos>,
@@ -108,7 +107,7 @@ impl<A: Alarm> Schedule<A> {
         &self.scheduler
     }
 
-    /// Returns the number of queued submissions and of submissions on the card, by VM.
+    /// Returns each VM's numbers of queued submissions and of submissions on the card.
     pub(crate) fn counts(&self) -> BTreeMap<TenantId, (usize, usize)> {
         let mut counts: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for held in self.held.values() {
@@ -186,8 +185,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the engine on which a channel's work is booked: the engine on which the channel was last observed if
-    /// there are several possible ones, or else its first engine.
+    /// Returns the engine on which a channel's work is booked: for a channel with several possible engines, the one on
+    /// which it was last observed, and otherwise its first engine.
     pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
         let seen = self.several.get(&channel).copied().flatten();
         let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);

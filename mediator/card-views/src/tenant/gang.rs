@@ -8,8 +8,8 @@ use config::cuda::gang_number;
 use cuda_control::GangView;
 use cuda_status::Seen;
 
-/// Adds the state of each card to a tenant. Memory sizes and counters are summed over the cards. Of time shares, the
-/// smallest is used, and of waits, the longest, because the slowest card determines progress.
+/// Adds the state of each card to a tenant. Memory sizes and counters are summed over the cards. Uses the smallest of
+/// the time shares and the longest of the waits, because the slowest card determines progress.
 pub(super) fn add_cards<'a>(
     tenant: &mut Tenant,
     spec: &TenantSpec,
@@ -107,7 +107,7 @@ fn wait(
         return own;
     }
     let works = views.iter().any(|(_, view, _)| view.has_work);
-    // The cards that are not offered delay the others.
+    // Cards that are not available to the tenant yet delay the others.
     match views.iter().find(|(_, view, _)| !view.is_offered).filter(|_| works) {
         Some((name, ..)) if views.iter().any(|(_, view, _)| view.is_offered) => {
             card(WaitKind::Card, format!("its card `{name}`"), name)

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Cards of a tenant with several cards: their names, or their number until the daemon has chosen them.
 ///
-/// Dereferences to the names, of which there are none while the cards are not chosen.
+/// Dereferences to the names, which are empty until the cards have been chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TenantCards {
     /// Names of the cards; empty for a tenant with one card.

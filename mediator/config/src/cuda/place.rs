@@ -20,8 +20,7 @@ fn demand_mib(tenant: &TenantSpec) -> u64 {
     tenant.memory.quota_mib.map_or(tenant.vram_mib, |quota| quota.min(tenant.vram_mib))
 }
 
-/// Returns a card in the form of the choice. `others` are the other tenants, including virtual machines on
-/// CUDA cards.
+/// Converts a card to a candidate. `others` are the other tenants, including virtual machines on CUDA cards.
 fn candidate<'a>(spec: &TenantSpec, card: &'a CardSpec, others: &[&TenantSpec]) -> Candidate<'a> {
     let there = || others.iter().filter(|other| other.uses(&card.name));
     let sum = |of: fn(&TenantSpec) -> u64| there().map(|other| of(other)).fold(of(spec), u64::saturating_add);
@@ -47,8 +46,8 @@ fn against(spec: &TenantSpec, card: &CardSpec, vms: &[&str], others: &[&TenantSp
     refusals.next().or_else(|| drained(card))
 }
 
-/// Returns the refusals of a tenant for which the daemon must choose `count` cards: errors in the number, or the reason
-/// of each card if too few are suitable.
+/// Returns the reasons to reject a tenant whose `count` cards the daemon must choose: an invalid number, or each card's
+/// reason if too few cards are suitable.
 pub(super) fn unplaced(
     spec: &TenantSpec,
     count: u64,
@@ -79,7 +78,7 @@ pub(super) fn unplaced(
     if suitable as u64 >= count {
         return Vec::new();
     }
-    // A value that no card can accept is an error of that key.
+    // A value that no card can accept is an error in that key.
     let mut of_cuda = all.iter().filter_map(|(refusal, _)| refusal.as_ref()).filter(|refusal| refusal.field != "kind");
     if let Some(first) = of_cuda.next()
         && suitable == 0
@@ -108,7 +107,7 @@ impl TenantSpec {
         others: &[&TenantSpec],
     ) -> Self {
         let count = match (self.cards.to_choose(), self.card.is_empty()) {
-            // This is an error, like numbers that are too low or too high.
+            // The check reports this error, as it does for numbers that are out of range.
             (Some(_), false) => return self,
             (Some(count), true) => usize::try_from(count).unwrap_or(usize::MAX),
             (None, is_open) if is_open && self.cards.is_absent() => 1,
@@ -133,7 +132,7 @@ impl TenantSpec {
         self
     }
 
-    /// Returns a document's table for this tenant without its number of cards, if the tenant has so many cards.
+    /// Returns a document's table for this tenant without its number of cards, if the tenant has that many cards.
     #[must_use]
     pub fn without_number(&self, mut table: Map<String, Value>) -> Map<String, Value> {
         if table.get(CARDS).and_then(Value::as_u64) == Some(self.cards.len() as u64) {

@@ -57,7 +57,7 @@ impl Wrong {
         match table {
             "daemon" if SOCKETS.contains(&field) => other_field == "socket",
             "daemon" => field == "placement" && of_cards,
-            // Names of this card seem unknown.
+            // The card was omitted, so rules that refer to its name fail.
             "card" if self.table_is_out => USERS.contains(&other) && (of_cards || of_amounts),
             "card" => USERS.contains(&other) && (both_amounts || (field == "drained" && of_cards)),
             "profile" if self.table_is_out => other_field == "profile",

@@ -82,7 +82,7 @@ fn cuda(card: &CardSpec, patient: &Patient<'_>) -> Vec<Finding> {
             "install NVIDIA's driver (Debian: `nvidia-driver libcuda1`), or set `cuda.driver` to its library",
         ),
     });
-    // A driver with another path includes its own devices.
+    // A driver configured by path need not use NVIDIA's kernel module.
     if !driver.is_absolute() {
         let version = host.read("proc/driver/nvidia/version");
         let version = version.as_deref().and_then(|text| text.lines().next());

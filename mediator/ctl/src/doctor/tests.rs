@@ -211,7 +211,7 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
     {
         write(&root, path, "");
     }
-    // Programs that load the driver under another name would get NVIDIA's driver.
+    // Programs that load the driver under another name would load NVIDIA's driver.
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert!(told(&findings, "library").contains("/usr/lib/gpu-mediator/cuda/libcuda.so is missing"), "{text}");
     for name in ["libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {

@@ -28,7 +28,7 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// Renders a virtual machine's scheduling state: its quarantine and the end of it, or the reason for its wait.
+/// Renders a virtual machine's scheduling state: its quarantine and the remaining time, or the reason for its wait.
 #[must_use]
 pub fn state(vm: &VmShare) -> String {
     match vm.quarantine {
@@ -105,7 +105,7 @@ pub fn gangs(tenants: &[Tenant]) -> String {
             &tenant.time.weight,
             &percent(tenant.entitled_permille),
             &percent(tenant.received_permille),
-            // A turn is on all cards. The owners count since their own start.
+            // A turn spans all cards, but each owner counts turns since its own start.
             &states().map(|state| state.turns).min().unwrap_or(0),
             &states().map(|state| state.cancelled).max().unwrap_or(0),
             &duration(tenant.wait_p99_ns),

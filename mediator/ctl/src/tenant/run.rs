@@ -53,7 +53,7 @@ impl Run {
     /// Executes the program in place of this process; returns only on failure.
     pub(crate) fn run(self, client: &Client) -> Result<String, ClientError> {
         let tenant = self.served(client)?;
-        // If a name is missing here, a program that loads it gets NVIDIA's library, and runs outside the tenant's
+        // If a name is missing here, a program that uses it loads NVIDIA's library, and runs outside the tenant's
         // limits.
         for name in cdi::NAMES {
             let path = self.library.join(name);

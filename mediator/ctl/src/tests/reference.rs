@@ -12,8 +12,9 @@ use api::ErrorCode;
 
 /// Reference page of the tool.
 const PAGE: &str = "docs/reference/mediatorctl.md";
-/// Reference page of the API, and the API's machine-readable description.
+/// Reference page of the API.
 const API_PAGE: &str = "docs/reference/api.md";
+/// Machine-readable description of the API.
 const API_DOCUMENT: &str = "docs/reference/api.json";
 /// Maximum width of the command list, in columns.
 const WIDTH: usize = 118;

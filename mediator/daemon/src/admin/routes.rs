@@ -201,7 +201,7 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
 }
 
 /// Permits for concurrent changes. Changes to virtual machines are serialized in any case. The number of changes that
-/// wait for one CUDA card's owner is limited, so that changes to other cards still get a permit.
+/// wait for one CUDA card's owner is limited, so that changes to other cards still obtain a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Permits for concurrent read-only requests, which do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
@@ -215,7 +215,7 @@ fn beside<T: Send + 'static>(
     off_thread(&CHANGES, move || author::acting(author, work))
 }
 
-/// Runs a read-only request on another thread, because it takes locks, on which the runtime must not block.
+/// Runs a read-only request on another thread, because it acquires locks, which must not block the runtime.
 async fn look<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {

@@ -58,7 +58,7 @@ pub(super) struct Coming {
 }
 
 impl Successor {
-    /// Connects to the daemon at the other end of the standard input, and receives its state.
+    /// Connects to the daemon at the other end of standard input, and receives its state.
     ///
     /// # Errors
     /// Returns an error if there is no such daemon, or if this program cannot read its state.
@@ -81,7 +81,8 @@ impl Successor {
         }
     }
 
-    /// Rejects the takeover before receiving the state, and sends the reason to the daemon on the standard input.
+    /// Rejects the takeover before receiving the state, and sends the reason to the daemon at the other end of standard
+    /// input.
     pub(crate) fn decline(why: &str) {
         if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
             // The other daemon may have exited in the meantime.

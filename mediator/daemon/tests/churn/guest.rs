@@ -17,9 +17,9 @@ use crate::{Crowd, MAX_CHANNELS_PER_VM, VM_MIB, until_told};
 type Driver = AnyDriver<RemoteGuest>;
 
 const MIB: u64 = 1 << 20;
-/// Guest RAM size of a VM, in bytes. The RAM has two regions, and a VMM takes back the second one while the card uses
-/// it.
+/// Size of the guest RAM's first region, in bytes.
 const RAM: u64 = MIB;
+/// Address and size of the guest RAM's second region, in bytes. The VMM takes this region back while the card uses it.
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
 /// Buffer size in pages.
 const PAGES: u64 = 4;
@@ -241,7 +241,7 @@ impl<'a> Guest<'a> {
         self.tally.faults += 1;
     }
 
-    /// Binds as many channels as the limit permits, and one more.
+    /// Binds channels up to the limit, and then one more.
     fn exceed(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         while lanes.len() < MAX_CHANNELS_PER_VM as usize && driver.room() > 4 * CHANNEL_ROOM {
             let new = self.lane(driver, lanes.len() as u8);

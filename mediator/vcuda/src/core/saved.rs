@@ -254,7 +254,7 @@ impl Core {
         self.workers.values().any(|worker| worker.removing.iter().any(|removal| removal.ticket == ticket))
     }
 
-    /// Returns the workers, oldest first, and for each, whether it was killed.
+    /// Returns the workers, oldest first, each with true if it was killed.
     #[must_use]
     pub fn workers(&self) -> Vec<(WorkerId, bool)> {
         self.workers.iter().map(|(&id, worker)| (id, worker.killed)).collect()

@@ -34,7 +34,7 @@ pub(super) struct Restarting {
     name: String,
     pid: Option<u32>,
     begin: Instant,
-    /// Time until when the restart prevents a handover.
+    /// Time until which the restart prevents a handover.
     until: Instant,
     results: Sender<Restart>,
 }

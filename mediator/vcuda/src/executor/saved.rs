@@ -106,7 +106,7 @@ impl Executor {
         match (queue.answers_beyond(memory)?, self.answering) {
             (0, None) => {}
             (0, Some(ticket)) => {
-                // Other commands may get their responses before this one.
+                // Other commands may be answered before this one.
                 if let Some((_, request)) = self.outstanding.get(&ticket) {
                     self.journal.put_answering(request.head(), None);
                 }

@@ -32,7 +32,8 @@ const COMMAND: u64 = 0x1_0000;
 const ANSWER: u64 = 0x2_0000;
 /// Stride of commands in bytes.
 const STEP: u64 = 0x200;
-/// TIMEOUT: the executor responds within microseconds, unless the host is busy.
+/// Time limit for a response.
+// TIMEOUT: the executor responds within microseconds, unless the host is busy.
 const ANSWERED: Duration = Duration::from_secs(60);
 
 /// Limits of the device.

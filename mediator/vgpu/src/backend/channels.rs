@@ -58,7 +58,8 @@ impl VmBackend {
         self.end_of_pull(channel, fault);
     }
 
-    /// Updates the channel's address space, and then submits its new work, which starts in the VM's time slice.
+    /// Updates the channel's address space, and then submits the channel's new work, which starts in the VM's time
+    /// slice.
     pub(crate) fn submit(&mut self, doorbell: Doorbell) {
         let host = Arc::clone(&self.host);
         let fault = self.pull(&mut host.lock(), doorbell);
@@ -208,8 +209,8 @@ impl VmBackend {
         self.work.instance(channel)
     }
 
-    /// Removes a channel from the card, and its work area from its address space, so that its number can be reused. Its
-    /// work area remains until it has left its engines ([`Self::channels_left`]).
+    /// Removes a channel from the card, and its work area from the channel's address space, so that the channel number
+    /// can be reused. While the channel has not left its engines, its work area remains ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);
         let bound = self.work.take_bound(channel);

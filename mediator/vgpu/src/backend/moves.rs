@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time for which work may continue while its pages wait to be moved, in ns of the card's clock.
+/// Time that work may continue while its pages wait to be moved, in ns of the card's clock.
 // TIMEOUT: twice the limit of the watchdog, which kills hung work unless the operator has disabled it.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
 /// Additional time for the work to leave after an engine reset was requested, in ns.
@@ -103,7 +103,7 @@ impl VmBackend {
         self.refresh_changes(showing, &changes);
     }
 
-    /// Same as [`Self::refresh`], but ignores the budget. For changes that the guest did not request.
+    /// Same as [`Self::refresh`], but ignores the budget. Used for changes that the guest did not request.
     fn refresh_at_once(&mut self, showing: MappedWindow) {
         if let Some(Stop { until_ns, .. }) = &mut self.stop {
             *until_ns = until_ns.map(|_| 0);
@@ -161,7 +161,7 @@ impl VmBackend {
             self.show_changes(showing, &changes);
         }
         self.stop = None;
-        // Channels that were paused in the meantime only had to wait for the moves.
+        // Channels paused in the meantime were only waiting for the moves.
         self.pause(self.work.blocks());
         false
     }

@@ -1,4 +1,4 @@
-//! Operations with which a paravirtual guest manages its memory and channels.
+//! Operations that a paravirtual guest uses to manage its memory and channels.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)

@@ -44,8 +44,7 @@ impl Backend for VmBackend {
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        // A flush of an aperture uses the hub's form, and that of a channel either form, so look up the shadow in both
-        // cases.
+        // Aperture flushes use the hub form, and channel flushes use either form, so look up the shadow in both cases.
         if let Err(error) = self.flush_spaces(directory) {
             tracing::error!(vm = %self.vm, %error, "cannot execute a guest's TLB flush on the card");
         }

@@ -146,7 +146,7 @@ impl VmBackend {
     /// Restores the saved state for a card that has not been taken over yet.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid or the client lends other memory.
+    /// Returns an error if the state is invalid or the client lends different memory.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         description: Description,

@@ -84,7 +84,7 @@ impl VmBackend {
         self.drop_unused();
     }
 
-    /// Unmaps segments that no channel has attached any more.
+    /// Unmaps segments that are no longer attached to any channel.
     fn drop_unused(&mut self) {
         let Some(pv) = &mut self.pv else { return };
         let unused = pv.attachments_mut().take_unused();

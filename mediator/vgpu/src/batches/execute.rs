@@ -20,7 +20,7 @@ const BYTES_PER_STEP: usize = 64 << 10;
 
 /// Maximum cost in bytes per critical section of the VM's lock. Then other threads can acquire the lock.
 const BUDGET: u64 = 256 << 10;
-/// Cost in bytes of an operation, without the bytes that it fills or copies.
+/// Cost of an operation in bytes, excluding the bytes that it fills or copies.
 const OPERATION: u64 = 1 << 10;
 
 /// State of a batch within a critical section of the VM's lock.
@@ -39,7 +39,7 @@ impl Context {
     }
 }
 
-/// Returns the cost of an operation in bytes, without the bytes that it fills or copies.
+/// Returns the cost of an operation in bytes, excluding the bytes that it fills or copies.
 fn cost(op: &Op<'_>) -> u64 {
     let entries = |count: u64| count.saturating_mul(nvspec::mmu::ENTRY_BYTES).max(OPERATION);
     match op {

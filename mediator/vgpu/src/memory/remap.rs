@@ -163,7 +163,7 @@ counts! {
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
-    /// Slot of each guest VRAM page in host memory that is its home, by page number.
+    /// Home slots of the guest VRAM pages that are in host memory, by page number.
     homes: HashMap<u32, Slot>,
     /// Other slots that map each guest VRAM page in host memory, in the order in which they were mapped.
     waiting: BTreeMap<u32, Vec<Slot>>,
@@ -299,7 +299,7 @@ impl Remap {
         Ok(())
     }
 
-    /// Counts an access to a region with this window if it is within the window. The access arrived as a message.
+    /// Counts a message that accesses a region with this window, if the access is within the window.
     pub(crate) fn count_message(&mut self, showing: MappedWindow, offset: u64) {
         let mapped = self.window(showing).is_some_and(|window| window.want((offset / SMALL_PAGE) as u32).is_some());
         self.counts.messages += u64::from(mapped);

@@ -74,7 +74,7 @@ impl Memory {
     /// does not change the card otherwise.
     ///
     /// # Errors
-    /// Returns an error if the client lends other memory, or if the host does not map it.
+    /// Returns an error if the client lends different memory, or if the host does not map it.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         vm: TenantId,
@@ -105,7 +105,7 @@ impl Memory {
     /// client's memory is already mapped for the card. Returns the old and the new address of each directory.
     ///
     /// # Errors
-    /// Returns an error if the client lends other memory than before, or if the card has no memory for directories.
+    /// Returns an error if the client lends different memory than before, or if the card has no memory for directories.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedMemory,

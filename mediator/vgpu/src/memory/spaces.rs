@@ -36,8 +36,9 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no others. They do not map
-    /// guest memory until [`Self::prepare`] is called. Returns the old and the new address of each directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no other address spaces.
+    /// They do not map guest memory until [`Self::prepare`] is called. Returns the old and the new address of each
+    /// directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -159,7 +160,7 @@ impl Memory {
         })
     }
 
-    /// Unmaps these pages. The channel that used them must have left the card.
+    /// Unmaps pages from the reserved part of an address space. The channel that used them must have left the card.
     ///
     /// # Errors
     /// Returns an error if the card does not respond. In this case, its TLBs may still contain the pages.
@@ -204,7 +205,7 @@ impl Memory {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// Records if the guest's CPU can write a page of its VRAM without a message.
+    /// Records whether the guest's CPU can write a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }
@@ -268,7 +269,7 @@ impl Memory {
         self.grants.set_bus_master(false);
     }
 
-    /// Permits the card to access the guest's RAM, or prevents this.
+    /// Permits or prevents access by the card to the guest's RAM.
     pub(crate) fn set_bus_master(&mut self, enabled: bool) -> Result<(), ManagerError> {
         self.grants.set_bus_master(enabled);
         if enabled {
@@ -315,7 +316,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees shadows that no channel uses any more.
+    /// Frees shadows that are no longer used by any channel.
     pub(crate) fn collect(&mut self) {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();

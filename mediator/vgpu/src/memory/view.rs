@@ -31,7 +31,7 @@ pub(crate) struct Ring<'a> {
 pub(super) struct Pool<'a> {
     vm: TenantId,
     pool: &'a mut PagePool,
-    /// Set if the pool has run out of memory, but may get more later.
+    /// Set if the pool has run out of memory, but may grow later.
     lacks: bool,
 }
 

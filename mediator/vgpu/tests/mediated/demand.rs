@@ -1,4 +1,4 @@
-//! Tests resources that are allocated on demand, and the errors that a guest gets when none are left.
+//! Tests resources that are allocated on demand, and the errors that a guest receives when none are left.
 
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, Rig, VM_MIB, driver, rig, usage};

@@ -86,8 +86,8 @@ fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Chan
     driver.buffer(&channel, B, 1, 2);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
-    // Zeroing a chunk moves the mediator's own window, which causes a flush. Zero all chunks now, so that it does not
-    // happen later.
+    // Zeroing a chunk moves the mediator's own window, which causes a flush. Zero all chunks now, so that no flush
+    // occurs later.
     rig.host.scrub();
     // Map a new page, which causes a flush.
     driver.buffer(&channel, B + PAGE, 1, 3);

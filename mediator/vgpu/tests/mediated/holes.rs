@@ -1,10 +1,10 @@
-//! Tries each of the nineteen holes found in the reference code of an earlier GPU mediator, and similar attacks on
-//! registers that this code does not handle. `docs/design/threat-model.md` lists the holes.
+//! Tries to exploit each of the nineteen holes found in the reference code of an earlier GPU mediator, and similar
+//! attacks on registers that this code does not handle. `docs/design/threat-model.md` lists the holes.
 //!
 //! Each attempt runs next to two VMs. One of them works, and its copies must stay correct. The other one is idle, and
-//! must not even get an interrupt. After each attempt, [`Scene::check`] checks both VMs and the page tables that the
-//! card uses for the attacker, where every entry must map the attacker's own memory. [`Scene::denied`] also requires
-//! that the attempt was counted, and [`Scene::virtual_only`] that no register of the card changed.
+//! must not even receive an interrupt. After each attempt, [`Scene::check`] checks both VMs and the page tables that
+//! the card uses for the attacker, where every entry must map the attacker's own memory. [`Scene::denied`] also
+//! requires that the attempt was counted, and [`Scene::virtual_only`] that no register of the card changed.
 
 mod channels;
 mod images;

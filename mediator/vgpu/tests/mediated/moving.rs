@@ -154,7 +154,7 @@ fn borrowed_slot_taken_by_another_vm_keeps_that_vms_data() {
     let other = cards[0].guest_with(2, &free_settings(16));
     fill(&other, 0x77);
     let taken = |_: &mut Guest| {
-        // The memory returns to the card, and another VM gets its old slot.
+        // The memory returns to the card, and its old slot is assigned to another VM.
         assert!(move_all(&cards[0], 1, To::Card).moved > 0);
         cards[0].host.scrub();
         assert!(move_all(&cards[0], 2, To::Host).moved > 0);

@@ -86,7 +86,7 @@ fn memory_of_a_removed_vm_is_not_copied() {
     drop(driver);
     let done = rig.host.relocate(TenantId(0), &steps);
     assert_eq!((done.moved, done.stayed, done.copied_ns), (0, 1, 0));
-    // Requests of the removed VM no longer count, so other VMs get card memory or host memory.
+    // Requests of the removed VM no longer count, so other VMs receive card memory or host memory.
     assert!(rig.host.lock().vram().chunks.is_frozen(TenantId(0)));
     let mut other = driver_with(&rig, 1, 64, Limits::default());
     let mut channel = other.channel(1);

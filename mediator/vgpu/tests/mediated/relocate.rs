@@ -125,7 +125,7 @@ pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Rng) {
     work_until(driver, |round| round >= rounds, dice);
 }
 
-/// Same as [`work`], but until `enough` returns true for the number of rounds.
+/// Same as [`work`], but continues until `enough` returns true for the number of rounds.
 pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice: &mut Rng) {
     const BUFFERS: u64 = 6;
     const PAGES: u64 = 40;

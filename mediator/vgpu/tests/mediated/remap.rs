@@ -461,7 +461,7 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     driver.guest.write(Bar1, 0x80_0000, &[5, 6, 7, 8]);
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4), [5, 6, 7, 8]);
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // A page cannot be mapped twice in mapped parts.
+    // The mapped parts of the apertures can show a page only once.
     show(&mut driver, 1, HIGH3, at, 1);
     show(&mut driver, 0, BAR1_MAPPED_AT + PAGE, at, 1);
     assert_eq!(driver.guest.counter("aperture_aliases"), 2);

@@ -1,4 +1,4 @@
-//! Tests if a VM's kernels can find another VM's residue in registers and shared memory.
+//! Tests whether a VM's kernels can find another VM's residue in registers and shared memory.
 
 use super::schedule::acquire;
 use super::{A, B};
@@ -96,7 +96,8 @@ fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     driver.wait(channel);
 }
 
-/// Searches for another VM's residue. Returns true for each of registers and shared memory if residue was found there.
+/// Searches for another VM's residue. Returns two flags: true if residue was found in registers, and true if it was
+/// found in shared memory.
 fn found(rig: &Rig) -> [bool; 2] {
     let (mut one, mut other) = (driver(rig, 0), driver(rig, 1));
     let mut channel = one.channel(1);

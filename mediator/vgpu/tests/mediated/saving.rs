@@ -1,4 +1,4 @@
-//! Tests saving VMs with work in progress as bytes, and restoring them.
+//! Tests saving VMs with work in progress as byte streams, and restoring them.
 
 use super::moving::{Traveller, card, use_up};
 use super::oversubscribe::eventually;

@@ -61,7 +61,7 @@ fn used(rig: &Rig, vm: u32) -> u64 {
     Engine::ALL.iter().filter_map(|engine| scheduler.account(TenantId(vm), *engine)).map(|account| account.used).sum()
 }
 
-/// Waits until the scheduler has noticed the end of all work whose completion guests have observed.
+/// Waits until the scheduler has noticed all completions that guests have observed.
 fn nothing_in_flight(rig: &Rig) {
     in_flight_at_most(rig, 0);
 }
@@ -327,7 +327,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
                 }
             }
         });
-        // Make only so few submissions that their numbers equal their slot numbers.
+        // Submit so little work that submission numbers equal slot numbers.
         compete(&rig, &mut drivers, 150_000_000);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });

@@ -71,8 +71,8 @@ fn work_submitted_before_or_during_quiesce_completes_after_it() {
     }
 }
 
-/// Runs the test on a card that clears PGRAPH between VMs, and admits no VM while it is quiesced, or on a card that
-/// does not clear PGRAPH.
+/// Runs the test on a card that clears PGRAPH between VMs (and admits no VM to PGRAPH while it is quiesced) if `clear`
+/// is true, or on a card that does not clear PGRAPH otherwise.
 fn does_nothing_until_it_goes_on(clear: bool) {
     let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
     let rig = Rig::made(&config, &card_manager::Sharing { clear, ..rig::sharing() }, |card| card);
@@ -170,8 +170,7 @@ fn read(file: &[u8]) -> SavedCard {
     saved
 }
 
-/// Saves a quiesced card whose guests have work, and one of whose guests has freed a channel. The file must restore the
-/// same state.
+/// Saves a quiesced card whose guests have work. One guest has freed a channel. The file must restore the same state.
 #[test]
 fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     // The file does not contain the state of PGRAPH clearing yet.

@@ -56,7 +56,7 @@ fn vm_with_a_hung_engine_goes_and_others_use_the_engine_again() {
         bad.guest.remove().unwrap();
         assert_eq!(usage(&rig), before, "{engine:?}");
         works(&mut other, &mut channel, 5);
-        // The VM's memory is zeroed, and the next VM gets it.
+        // The VM's memory is zeroed and assigned to the next VM.
         let next = rig.guest(2, 16, 4);
         assert!(is_filled(&next, 0));
     }

@@ -152,7 +152,7 @@ fn domain_has_pages_of_its_own_under_its_apertures() {
     copies_through_an_aperture(&mut driver, 7);
     assert_eq!(vm.counter("aperture_messages"), 0, "no access arrived as a request");
     assert_eq!(vm.counter("aperture_aliases"), 0);
-    // The next domain with this name gets new, zeroed pages. Without host memory, its apertures are trapped.
+    // The next domain with this name receives new, zeroed pages. Without host memory, its apertures are trapped.
     driver.guest.domain.destroy();
     driver.guest.domain.wait_left();
     assert!(driver.guest.domain.all_given().is_empty());

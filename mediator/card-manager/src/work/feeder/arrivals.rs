@@ -88,7 +88,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns true if a runnable channel must leave an engine before its next work can get a slice.
+    /// Returns true if a runnable channel must leave an engine before its next work can receive a slice.
     pub(super) fn any_unready(&mut self) -> bool {
         let mut seen = BTreeSet::new();
         let first = self.schedule().held.values().filter(|held| seen.insert(held.channel));

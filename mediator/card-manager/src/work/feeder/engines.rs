@@ -9,8 +9,8 @@ use sched::{Channel, Engine, Event, Nanos};
 use vram::TenantId;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Records the channels that the busy engines are executing. A submission's limit covers only time in which it was
-    /// observed on the engine, because the accounts include time in which it may have waited for a semaphore or for
+    /// Records the channels that the busy engines are executing. A submission's limit covers only the time that it was
+    /// observed on the engine, because the accounts may include time that it spent waiting for a semaphore or for
     /// another channel to leave the engine.
     ///
     /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine on
@@ -36,7 +36,8 @@ impl<C: CardView> Feeder<'_, C> {
         moved
     }
 
-    /// Returns the time at which a channel got an engine, unless its VM's limit has been exceeded since.
+    /// Returns the time since which a channel has occupied an engine, or `None` if this duration has reached its VM's
+    /// limit.
     fn has_it_since(&mut self, vm: TenantId, channel: ChannelId) -> Option<Nanos> {
         let now = self.card.card_time();
         let since = self.schedule().seen_since(channel, now)?;
@@ -44,7 +45,7 @@ impl<C: CardView> Feeder<'_, C> {
         (now.since(since) < limit).then_some(since)
     }
 
-    /// Handles a suspected overrun. The accounts cannot prove it, so the card must confirm which channel has the
+    /// Handles a suspected overrun. The accounts cannot prove it, so the card must confirm which channel occupies the
     /// engine.
     pub(super) fn handle_overrun(
         &mut self,

@@ -1,5 +1,6 @@
-//! Tests of the metrics, parsed like a scraper would: see https://prometheus.io/docs/instrumenting/exposition_formats/
-//! and the naming rules of https://prometheus.io/docs/practices/naming/.
+//! Tests of the metrics, parsed as a scraper would parse them: see
+//! https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules of
+//! https://prometheus.io/docs/practices/naming/.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};

@@ -66,7 +66,7 @@ impl Remap {
             windows,
             homes,
             waiting,
-            // A quiescent VM never has this set.
+            // Never set for a quiescent VM.
             closing: _,
             // The next process may repeat the warning.
             warned: _,

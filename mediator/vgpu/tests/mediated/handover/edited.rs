@@ -1,4 +1,4 @@
-//! Tests files of saved cards with modified sections and correct checksums. Each file must be rejected, or be opened
+//! Tests saved-card files with modified sections and correct checksums. Each file must be rejected, or be opened
 //! without any effect on the VMs.
 
 use super::super::oversubscribe::eventually;
@@ -50,7 +50,7 @@ fn edit(file: &mut [u8], dice: &mut Rng) -> String {
     edit_one(file, dice, |_| true)
 }
 
-/// Same as [`edit`], but only for sections for which `of` returns true.
+/// Same as [`edit`], but only for sections that `of` accepts.
 pub(crate) fn edit_one(file: &mut [u8], dice: &mut Rng, of: impl Fn(&str) -> bool) -> String {
     let places: Vec<Place> = places(file).into_iter().filter(|place| of(&place.name)).collect();
     let place = &places[dice.usize(..places.len())];
@@ -80,7 +80,7 @@ fn seal(file: &mut [u8], place: &Place) {
     file[place.sum.clone()].copy_from_slice(&sum);
 }
 
-/// Returns the total size in bytes of the contents of all sections for which `of` returns true.
+/// Returns the total size in bytes of the contents of all sections that `of` accepts.
 pub(crate) fn length(file: &[u8], of: impl Fn(&str) -> bool) -> usize {
     places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).sum()
 }

@@ -172,7 +172,7 @@ fn hole_17_engines_that_a_client_held_back_run_for_the_next() {
 #[test]
 fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // Remove the idle VM, whose memory is full of the secret. A new VM gets this memory.
+    // Remove the idle VM, whose memory is full of the secret. This memory is assigned to a new VM.
     let Scene { rig, evil, good, idle, .. } = scene;
     let before: Vec<u64> = {
         let mut state = rig.host.lock();

@@ -1,5 +1,5 @@
 //! Records the mediator's register writes while a guest writes one word to every location that it can reach. The
-//! mediator must never write the word to a register. It may write only a few registers, and all addresses in them must
+//! mediator must never write this word to a register. It may write only a few registers, and all addresses in them must
 //! be in its own memory.
 
 use super::{

@@ -19,9 +19,9 @@ fn remapped() -> Settings {
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// VRAM address of the pages.
+    /// VRAM address of the four pages.
     from: u64,
-    /// VRAM address to which the GPU copies them.
+    /// VRAM address of the GPU's copies.
     to: u64,
 }
 

@@ -11,10 +11,11 @@ use serde_json::Value;
 use super::super::View;
 use crate::top::Look;
 
-/// Columns and lines per screen.
+/// Width and height of a screen, in cells.
 const SCREEN: (u16, u16) = (136, 6);
-/// Width and height of a cell, and screen margin, in pixels.
+/// Width and height of a cell, in pixels.
 const CELL: (usize, usize) = (8, 18);
+/// Width of the margin around a screen, in pixels.
 const MARGIN: usize = 12;
 
 /// Output of `mediatorctl top --json`, recorded while two tenants ran `cuda-program train` (of `cuda-rig`) on the fake
