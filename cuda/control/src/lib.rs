@@ -45,7 +45,7 @@ pub struct Settings {
     /// if their unaccounted memory exceeds the tenant's limit.
     #[serde(default)]
     pub kills_strangers: bool,
-    /// Amount by which the memory usage of a process, and of the whole card, may exceed the accounts.
+    /// Number of bytes by which the memory usage of a process, or of the whole card, may exceed the accounted usage.
     #[serde(default)]
     pub margin_bytes: u64,
     /// Rules that can be changed while the owner runs.
@@ -90,11 +90,11 @@ pub struct MpsSettings {
 /// Rules for sharing a card. They can be changed while the owner runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
-    /// Policy for the card's time, with its parameters.
+    /// Scheduling policy of the card, with its parameters.
     pub scheduler: sched::Config,
     /// Host memory for chunks that are not on the card, at most the amount in [`Settings`].
     pub host_bytes: u64,
-    /// Amount of card memory that remains free when chunks are moved back to the card.
+    /// Card memory to keep free when chunks are moved back to the card.
     pub low_water_bytes: u64,
     /// Name of the policy that selects chunks for eviction.
     pub victims: String,
@@ -146,7 +146,7 @@ pub struct MemoryShare {
 /// A tenant's share of the card's time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeShare {
-    /// Weight.
+    /// Scheduling weight.
     pub weight: u32,
     /// Minimum share in thousandths.
     pub guarantee_permille: u32,
@@ -214,8 +214,8 @@ pub enum Request {
         kills: bool,
     },
     /// Prepares the move of the tenant with this name to another card: evicts its memory, and makes its programs unmap
-    /// it. The reply is [`Answer::Moving`] until it is [`Answer::Left`]. After a failure, [`Request::Stay`] must
-    /// follow.
+    /// it. The reply is [`Answer::Moving`] until this is complete, and then [`Answer::Left`]. After a failure,
+    /// [`Request::Stay`] must follow.
     Leave(String),
     /// Cancels the preparation of a move. The tenant with this name stays.
     Stay(String),
@@ -236,8 +236,8 @@ pub enum Request {
     Record(usize),
     /// Ends the recording. The reply is [`Answer::Record`].
     EndRecord,
-    /// Queries the card's state, including the usage of its time in intervals that begin at `since_ns` or later. Times
-    /// are on the owner's clock.
+    /// Queries the card's state, including its time usage in intervals that begin at `since_ns` or later. Times are on
+    /// the owner's clock.
     View {
         /// Start of the first interval.
         since_ns: u64,
@@ -275,10 +275,10 @@ pub enum Answer {
     Arrived {
         /// Processes that use this card and have reported their memory.
         here: Vec<u32>,
-        /// Reason why a process could not be moved since the last query.
+        /// Reason why the move of a process has failed since the last query, if any has.
         failed: Option<String>,
     },
-    /// Lines of a record.
+    /// The recorded lines.
     Record(String),
     /// The card's current state.
     View(Box<Card>),
@@ -363,7 +363,7 @@ pub struct GangView {
     pub gather_ns: u64,
     /// Longest such wait.
     pub longest_gather_ns: u64,
-    /// Time within the tenant's turns during which it had no work on this card.
+    /// Time within the tenant's turns during which the tenant had no work on this card.
     pub rest_ns: u64,
     /// 99th percentile of the waiting times for turns.
     pub wait_p99_ns: u64,

@@ -259,7 +259,7 @@ const ALL: [(u8, &[usize]); 11] = [
     ),
     (CONFIG, &[at::cuLaunchKernelEx, at::cuLaunchKernelEx_ptsz]),
     (UNKNOWN, &[at::cuLaunchCooperativeKernelMultiDevice]),
-    // The work of these calls is in the default stream.
+    // These calls submit to the default stream.
     (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
 ];
 
