@@ -1,4 +1,4 @@
-//! Checks that work has access rights to the other cards' memory that it uses.
+//! Checks the access rights of work that uses other cards' memory.
 
 use std::cell::Cell;
 use std::ffi::c_int;

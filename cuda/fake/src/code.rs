@@ -47,7 +47,7 @@ fn either(handle: u64) -> Option<&'static Kernel> {
     kernel(handle, FUNCTION).or_else(|| kernel(handle, KERNEL))
 }
 
-/// Returns the handle of a module's kernel by name.
+/// Looks up a module's kernel by name, and returns its handle.
 unsafe fn named(module: u64, name: *const c_char, first: u64) -> Result<u64, i32> {
     if name.is_null() {
         return Err(INVALID_VALUE);

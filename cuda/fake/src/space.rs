@@ -18,7 +18,7 @@ pub struct Mapping {
     pub access: i32,
 }
 
-/// A violated rule, and the corresponding result code of NVIDIA's driver 580.
+/// A violated rule, and the result code that NVIDIA's driver 580 returns for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken(pub &'static str, pub i32);
 

@@ -42,7 +42,7 @@ static ON_START: OnceLock<fn()> = OnceLock::new();
 /// Set while a thread starts the worker. Not a lock, because a child could inherit it locked.
 static STARTING: AtomicBool = AtomicBool::new(false);
 
-/// Returns the worker. The first call starts it.
+/// Returns the connection to the worker. The first call starts the worker.
 ///
 /// # Errors
 /// Returns 100 if the worker does not start, and prints a message to standard error.
@@ -63,7 +63,7 @@ pub fn connect() -> Result<&'static Connection, i32> {
     }
 }
 
-/// Returns the worker or its startup error, or `None` if it has not been started.
+/// Returns the connection or the startup error, or `None` if the worker has not been started.
 fn known() -> Option<&'static Result<Connection, i32>> {
     // SAFETY: the pointer is null, or points to a value that is never freed.
     unsafe { CONNECTION.load(Ordering::Acquire).as_ref() }
@@ -74,15 +74,15 @@ pub fn on_start(function: fn()) {
     let _ = ON_START.set(function);
 }
 
-/// Returns the worker if it has been started.
+/// Returns the connection to the worker if the worker has been started.
 ///
 /// # Errors
-/// Returns 3 before `cuInit`.
+/// Returns 3 if the worker has not been started, and otherwise the error of its startup.
 pub fn get() -> Result<&'static Connection, i32> {
     known().map_or(Err(NOT_INITIALIZED), |found| found.as_ref().map_err(|code| *code))
 }
 
-/// Closes the descriptors in a child, which starts its own worker on demand.
+/// Closes the connection's descriptors in a child, which starts its own worker on demand.
 pub fn leave_in_child() {
     if let Some(Ok(connection)) = known() {
         connection.transport.close_in_child();

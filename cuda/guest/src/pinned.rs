@@ -174,7 +174,7 @@ impl Pinned {
     }
 }
 
-/// Reports, once per program, on standard error that the window is full. Returns the result code of the call.
+/// Reports on standard error, once per program, that the window is full. Returns the result code of the call.
 fn window_full(bytes: u64, error: &std::io::Error) -> i32 {
     /// Static, because the exported functions have no other state.
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
@@ -213,7 +213,7 @@ fn managed(frame: &Frame) -> i32 {
     allocate(frame, 0, true)
 }
 
-/// Frees pinned memory after the context's work has completed, like the driver.
+/// Frees pinned memory after the context's work has completed, as the driver does.
 pub fn free(address: u64) -> Result<(), i32> {
     crate::contexts::synchronize_current()?;
     lock().free(address)
