@@ -1,4 +1,4 @@
-//! A control daemon's process, and the commands to it.
+//! The process of a control daemon, and the commands sent to it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,9 +22,9 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between checks of a process that is starting or exiting.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum length of a socket path (`sun_path` in unix(7)), without the terminating NUL.
+/// Maximum length of a socket path (`sun_path` in unix(7)) in bytes, without the terminating NUL.
 const MAX_SOCKET_PATH: usize = 107;
-/// Length of a daemon's longest socket name, including the separator.
+/// Length in bytes of a daemon's longest socket name, including the separator.
 const SOCKET_NAME: usize = 24;
 /// Maximum size of a reply in bytes.
 const MAX_ANSWER: u64 = 60 << 10;
@@ -133,7 +133,7 @@ pub(crate) struct ServerState {
 }
 
 impl Control {
-    /// Finds the daemon of an earlier owner, or starts a new one. Also returns true if the daemon is new.
+    /// Returns the daemon of an earlier owner, or starts a new one. The flag is set if the daemon is new.
     pub(crate) fn open(config: &MpsConfig) -> Result<(Self, bool), ControlError> {
         if let Some(found) = Self::find(config) {
             return Ok((found, false));
@@ -253,7 +253,7 @@ impl Control {
         let sent = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let begin = Instant::now();
         while self.ended().is_none() {
-            // The signal fails if this process is not allowed to signal the daemon's user.
+            // The signal fails if this process may not signal processes of the daemon's user.
             if begin.elapsed() > COMMAND_TIMEOUT {
                 tracing::error!(?sent, folder = %self.config.folder.display(), "the MPS control daemon does not exit");
                 break;
@@ -263,7 +263,7 @@ impl Control {
         self.forget();
     }
 
-    /// Shuts down a daemon whose servers have no clients.
+    /// Shuts down the daemon, whose servers must not have clients.
     pub(crate) fn quit(mut self) {
         if self.command("quit").is_ok() {
             let begin = Instant::now();
@@ -306,12 +306,12 @@ impl Control {
         Ok(servers)
     }
 
-    /// Ends a client's work on the card. The client's later calls fail.
+    /// Terminates a client's work on the card. The client's later calls fail.
     pub(crate) fn terminate(&self, server: u32, client: u32) -> Result<(), ControlError> {
         self.command(&format!("terminate_client {server} {client}")).map(drop)
     }
 
-    /// Sends a command like an operator, through a second process of the program.
+    /// Sends a command as an operator would: through a second process of the program.
     fn command(&self, text: &str) -> Result<String, ControlError> {
         let failed = |source| ControlError::Start { program: self.config.program.display().to_string(), source };
         let mut command = self.config.program_as_user();

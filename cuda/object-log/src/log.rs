@@ -17,7 +17,7 @@ use crate::saved::{Image, Step, StepKind};
 
 /// Maximum number of entries. A program that needs more than half of them cannot continue in another worker.
 const MAX_ENTRIES: usize = 1 << 18;
-/// Maximum total size of the messages, in words. The same applies to half of it.
+/// Maximum total size of the messages, in words. A program that needs more than half of it cannot continue either.
 const MAX_WORDS: usize = 8 << 20;
 /// Maximum total size of the images, in bytes. The worker keeps them in its memory.
 const MAX_IMAGE_BYTES: usize = 512 << 20;
@@ -54,7 +54,7 @@ enum Role {
     Destroys(Id),
     /// Changes an object, or the program.
     Changes(Option<Id>),
-    /// Is a part of a capture group.
+    /// Belongs to a capture group.
     Captures,
 }
 
@@ -131,7 +131,7 @@ pub struct Log {
     event_create: usize,
     event_records: [usize; 2],
     pitch: usize,
-    /// Indices of calls that return the module of a library or function, the same one each time.
+    /// Indices of the calls that return the module of a library or function. Repeated calls return the same module.
     module_queries: [usize; 2],
     /// Indices of calls that return the address of a variable.
     name_queries: [usize; 2],
@@ -317,8 +317,8 @@ impl Log {
         self.is_group_broken = true;
     }
 
-    /// Records a successful message of [`own`]. Work must be captured. `made` is the handle of a new node, and `owner`
-    /// is the handle of its graph.
+    /// Records a successful message of [`own`]. If the message submits work, the work must be captured. `made` is the
+    /// handle of a new node, and `owner` is the handle of its graph.
     pub fn own(&mut self, op: u16, route: Route, words: &[u64], made: Option<u64>, owner: Option<u64>) {
         if self.is_full {
             return;

@@ -94,7 +94,7 @@ pub struct SavedState {
     pub steps: Vec<Step>,
 }
 
-/// Error if the words are not a worker state of this version.
+/// Error returned if the words are not a worker state of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the file has no state of a worker of this version")]
 pub struct Malformed;

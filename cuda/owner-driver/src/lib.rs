@@ -155,7 +155,7 @@ pub trait Driver: Send + Sync {
     /// Imports the allocation that a file descriptor refers to. Other processes may share the allocation.
     fn import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError>;
 
-    /// Releases a handle. The memory is freed once no handle, descriptor or mapping of it is left.
+    /// Releases a handle. The memory is freed once no handle, descriptor or mapping of it remains.
     fn release(&self, handle: Handle) -> Result<(), DriverError>;
 
     /// Reserves a range of virtual addresses.
@@ -173,7 +173,7 @@ pub trait Driver: Send + Sync {
     /// Queues a copy.
     fn copy(&self, queue: Queue, to: Address, from: Address, bytes: u64) -> Result<(), DriverError>;
 
-    /// Queues zeroing.
+    /// Queues the zeroing of a range.
     fn zero(&self, queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError>;
 
     /// Waits until all work in the queue has completed.

@@ -255,7 +255,8 @@ impl Vault {
 }
 
 impl Drop for Vault {
-    /// Releases the owner's references to all pieces. Programs keep theirs, and send the pieces to the next owner.
+    /// Releases the owner's references to all pieces. Programs keep their own references, and send the pieces to the
+    /// next owner.
     fn drop(&mut self) {
         let pieces = std::mem::take(&mut self.lock().pieces);
         for Physical { handle, at, descriptor, .. } in pieces.into_values() {
