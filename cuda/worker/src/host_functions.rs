@@ -1,6 +1,7 @@
 //! Executes host functions of the guest in stream order. The driver calls a function of the worker, which notifies the
-//! guest and waits until the guest has run its function. UNSAFETY: the driver calls the function with the number that
-//! the worker passed to the driver.
+//! guest and waits until the guest has run its function.
+//!
+//! UNSAFETY: the driver calls the function with the number that the worker passed to the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_void;

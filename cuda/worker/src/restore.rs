@@ -36,7 +36,7 @@ pub enum RestoreError {
         steps: usize,
         /// Number of the step's message.
         op: u16,
-        /// The driver's error, or 0 if the step did not have the same result as before.
+        /// The driver's error, or 0 if the step's result differs from the original one.
         code: i32,
     },
 }

@@ -108,7 +108,7 @@ fn read_link(link: &Arc<DeviceLink>, mail: &Mail) {
     let mut lost = None;
     loop {
         link.wait();
-        // A worker that saves its state keeps this lock locked, so that the next worker gets the remaining messages.
+        // A worker that saves its state holds this lock, so that the next worker gets the remaining messages.
         let mut inbox = mail.lock();
         match link.try_receive() {
             Ok((ToWorker::Goodbye, _)) => end(),
@@ -344,7 +344,7 @@ impl Service {
         }
         if found.is_ok() {
             let mail = Arc::clone(&self.mail);
-            // Keep the lock, so that the next worker gets the later messages.
+            // Keep holding the lock, so that the next worker gets the later messages.
             let mut inbox = mail.lock();
             while !inbox.messages.is_empty() {
                 drop(inbox);

@@ -15,7 +15,7 @@ use worker_link::{FromWorker, Link, LinkError, WorkerFiles, WorkerOptions};
 /// Result of a restart: the new worker's process ID, or the reason why the restart failed.
 pub type Restarted = Result<u32, String>;
 
-/// A restart that a worker has not completed.
+/// A restart that a worker has not completed yet.
 struct Pending {
     file: OwnedFd,
     reply: Sender<Restarted>,
