@@ -1,4 +1,4 @@
-//! Makes system calls and illegal accesses in the driver's process, like a hostile guest's code.
+//! Makes system calls and illegal accesses in the driver's process, as hostile guest code would.
 
 use std::time::Duration;
 

@@ -57,7 +57,7 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// Replies to every order like the library.
+    /// Replies to every order as the library does.
     #[must_use]
     pub fn honest() -> Self {
         Self { quiesce: Reply::Honest, redirect: Reply::Honest, stop: Reply::Honest }

@@ -257,8 +257,8 @@ impl Cuda {
         let (block, steps) = ([16u32, 8, 4], [1u32; 3]);
         let map = |at| {
             let mut map = Map([0; 16]);
-            // `CU_TENSOR_MAP_DATA_TYPE_FLOAT32`, no interleaving, no swizzle, no promotion, no fill. SAFETY: all
-            // pointers refer to local variables of the right lengths.
+            // `CU_TENSOR_MAP_DATA_TYPE_FLOAT32`, no interleaving, no swizzle, no promotion, no fill.
+            // SAFETY: all pointers refer to local variables of the right lengths.
             let code = unsafe {
                 encode(
                     &raw mut map.0,
@@ -281,7 +281,7 @@ impl Cuda {
         Ok(one == same && one != other && one != [0; 16])
     }
 
-    /// Returns the maximum number of a kernel's clusters of two blocks that are active on the card concurrently.
+    /// Returns the maximum number of a kernel's two-block clusters that can be active on the card concurrently.
     pub fn clusters(&self, function: u64) -> Result<i32, Failed> {
         let count = function!(self, c"cuOccupancyMaxActiveClusters", 12_000, fn(*mut c_int, u64, *const Configuration));
         // `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: the attribute's number, four bytes of padding, and three dimensions.
