@@ -1,12 +1,11 @@
 //! The owner as a state machine: messages from processes and results of actions go in, and actions come out.
 //!
-//! [`Core::handle`] handles one [`Event`] at a given time and appends [`Action`]s. The core does no I/O and calls no
-//! driver. The caller executes the actions and reports some of the results as events. Modules: connections
+//! [`Core::handle`] handles one [`Event`] at a given time and appends [`Action`]s. The core does not perform I/O or
+//! call the driver. The caller executes the actions and reports some of the results as events. Modules: connections
 //! (`sessions`), chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
-//! memory shared between processes (`exports`), fixed memory and releases (`fixed`),
-//! moves of tenants to other cards (`moves`),
-//! accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
+//! memory shared between processes (`exports`), fixed memory and releases (`fixed`), moves of tenants to other cards
+//! (`moves`), accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
 //! (`share_groups`), and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
 //! (`saved`). Timers are in [`tenancy::Deadlines`].
 //!
@@ -80,7 +79,7 @@ const RESTOCK_NS: u64 = 200_000_000;
 /// Maximum units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
-/// Size of the range that one owner assigns numbers from.
+/// Size of the range from which one owner assigns numbers.
 const OWN_NUMBERS: u64 = 1 << 40;
 
 /// Settings of a card.
@@ -110,7 +109,7 @@ pub struct CardConfig {
     pub number: CardId,
     /// Limit on a tenant's work in flight while other tenants use the card, in microseconds.
     pub run_ahead_us: u32,
-    /// The same limit while a tenant of a better latency class exists, because its work may have to wait for this work.
+    /// The same limit while a tenant of a better latency class exists, because that tenant's work may have to wait.
     pub run_ahead_urgent_us: u32,
     /// Idle time after which a turn ends while other tenants use the card, in microseconds. Also the advance notice to
     /// the next tenant before the last work of an ending turn completes.
@@ -226,7 +225,7 @@ struct Tenant {
     given_up: VecDeque<GivenUp>,
     /// Set if the tenant will be removed once its programs have exited.
     retired: bool,
-    /// Reason for which the last program could not leave for another card, or come from one.
+    /// Reason why the last program could not move to or from this card.
     obstacle: Option<String>,
     past: accounts::Past,
 }
@@ -285,7 +284,7 @@ pub struct Core {
     /// Secret keys that tokens are derived from.
     token_keys: [RandomState; 2],
     next_tenant: u32,
-    /// Tenants of a previous owner that were not added yet, by name.
+    /// Tenants of a previous owner that were not added yet, keyed by name.
     unclaimed: BTreeMap<String, TenantId>,
     /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
@@ -358,7 +357,7 @@ impl Core {
         Ok(core)
     }
 
-    /// The settings.
+    /// Returns the card's settings.
     #[must_use]
     pub fn config(&self) -> &CardConfig {
         &self.config
@@ -434,7 +433,7 @@ impl Core {
         self.next
     }
 
-    /// Returns true if deferred work is left.
+    /// Returns true if deferred work remains.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn is_working(&self) -> bool {
         self.has_work()
@@ -446,7 +445,7 @@ impl Core {
         self.next.saturating_add(1)..self.first_number.saturating_add(OWN_NUMBERS)
     }
 
-    /// Takes the actions added since the last call, in order.
+    /// Removes and returns the actions added since the last call, in order.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
@@ -640,7 +639,7 @@ impl Core {
         self.tenants.get(&id).map(|tenant| &tenant.spec)
     }
 
-    /// Handles the consequences of an event until none are left.
+    /// Handles the consequences of an event until none remain.
     fn follow_up(&mut self) {
         self.expire();
         self.go_on_working();

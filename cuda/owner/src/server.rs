@@ -320,7 +320,7 @@ struct Serving {
     limits: Limits,
     /// Connection that was read last, for each tenant or user.
     heard: BTreeMap<Cause, SessionId>,
-    /// Time from when connections are accepted, in ns since `start`.
+    /// Earliest time at which connections are accepted, in ns since `start`.
     accepts_from: u64,
     /// Set if notifications are left to handle.
     notes_left: bool,
@@ -334,7 +334,7 @@ struct Serving {
     accounts: Option<AccountsFile>,
     lines: Lines<Cause>,
     start: Instant,
-    /// Time until when the thread polls without sleeping, in ns since `start`.
+    /// Time until which the thread polls without sleeping, in ns since `start`.
     attends_until: u64,
     next: u64,
     stopping: bool,
@@ -346,7 +346,7 @@ impl Serving {
         while !self.stopping {
             let ready = self.wait();
             self.take_notes();
-            // If another process holds such a connection, that process is not the one that was accepted.
+            // Close connections that another process keeps open after the accepted process has exited.
             for session in self.peers.ended() {
                 self.lose(session);
             }

@@ -161,8 +161,9 @@ functions! {
     raw_reset = cudaDeviceReset();
 }
 
-/// `cudaMemcpyKind`.
+/// `cudaMemcpyHostToDevice`.
 const TO_DEVICE: c_int = 1;
+/// `cudaMemcpyDeviceToHost`.
 const TO_HOST: c_int = 2;
 
 /// The runtime, with a registered program.

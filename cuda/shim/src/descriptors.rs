@@ -187,7 +187,7 @@ fn limit() -> Option<libc::rlimit> {
 
 /// Runs `work` with this process's descriptors and memory, but without its soft limit on open files. Does nothing if
 /// this is impossible. Limits apply to a whole process, and the program may read, set or inherit this process's limit.
-/// Therefore, a separate process runs `work` and exits before this function returns. The calling thread waits, like in
+/// Therefore, a separate process runs `work` and exits before this function returns. The calling thread waits, as in
 /// `posix_spawn`.
 fn raised(work: &mut dyn FnMut()) {
     extern "C" fn run(work: *mut c_void) -> c_int {

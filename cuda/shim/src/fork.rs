@@ -4,8 +4,9 @@
 //! driver. This library does the same, regardless of how the program obtained the function. Each exported function, and
 //! each function returned by `cuGetProcAddress`, first checks [`PAGE`], which the kernel zeroes in every child,
 //! regardless of how the child was created (decision 121). If the kernel does not support this, a `fork` handler zeroes
-//! the page. A child whose parent had not initialized the driver is treated like any other process. UNSAFETY: calls
-//! `madvise` and `pthread_atfork`.
+//! the page. A child whose parent had not initialized the driver is treated like any other process.
+//!
+//! UNSAFETY: calls `madvise` and `pthread_atfork`.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::io;

@@ -344,7 +344,7 @@ impl Link {
         may
     }
 
-    /// Returns fixed memory.
+    /// Returns fixed memory to the owner.
     pub fn unfix(&self, card: u8, kind: FixedKind, bytes: u64) {
         let tell = || self.send(&FromTenant::Unfix { card, kind, bytes });
         self.change(card, kind, |sum| sum.saturating_sub(bytes), tell);

@@ -23,9 +23,9 @@ pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
         Some(list) => chosen(&list.to_string_lossy(), &own),
         None => own.iter().map(String::as_str).collect(),
     };
-    // SAFETY: no thread may read the environment directly meanwhile. The same holds for a program that sets this
-    // variable itself before it uses CUDA. Threads that use functions of the C library or of Rust see the old or the
-    // new value.
+    // SAFETY: no thread may read the environment directly meanwhile. The same requirement applies to a program that
+    // sets this variable itself before it uses CUDA. Threads that use functions of the C library or of Rust see the old
+    // or the new value.
     unsafe { std::env::set_var(VARIABLE, seen.join(",")) };
     let result = init();
     match before {
@@ -37,7 +37,7 @@ pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// Formats a UUID like NVIDIA's tools and libraries.
+/// Formats a UUID as NVIDIA's tools and libraries do.
 fn name(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])

@@ -166,7 +166,7 @@ impl Core {
             }
             sum(sure) > 0 || sum(perhaps) > 0
         });
-        // Requests that waited for this poll are now either served or refused.
+        // Requests that waited for this poll are now either served or rejected.
         self.needs_plan = true;
     }
 
@@ -225,7 +225,7 @@ impl Core {
     }
 
     /// Returns true if a tenant would exceed its limit if all recently released memory were still in use. The tenant
-    /// waits for the next two polls, which reveal whether it is.
+    /// waits for the next two polls, which reveal whether this is the case.
     pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
         let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
         let missing = last.saturating_add(*before).div_ceil(self.table.chunk_bytes());
@@ -241,8 +241,8 @@ impl Core {
         }
     }
 
-    /// Returns the tenant that released a card piece, and whether it had reported the release. Returns each release
-    /// only once.
+    /// Returns the tenant that released a card piece, and true if the tenant had reported the release. Returns each
+    /// release only once.
     pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
         self.pieces.given_up(piece)
     }
@@ -363,7 +363,7 @@ impl Core {
         }
     }
 
-    /// Returns true if some used card memory is in no account.
+    /// Returns true if some used card memory is not in any account.
     pub(super) fn is_past(&self) -> bool {
         let of_tenants = self.tenants.values().any(|tenant| tenant.past.bytes() > 0);
         of_tenants || self.accounts.unexplained > 0 || !self.accounts.suspects.is_empty()

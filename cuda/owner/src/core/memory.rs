@@ -83,8 +83,8 @@ impl Core {
                     self.unserved.insert(id);
                     break 'requests;
                 }
-                // Reclaim empty chunks before using host memory, because chunks in host memory would move to the card
-                // at once.
+                // Reclaim empty chunks before using host memory, because chunks in host memory would immediately move
+                // to the card.
                 if !has_asked && Residency::swaps_next(&self.table, tenant) {
                     has_asked = true;
                     if self.reclaim(None, Some(id)) {

@@ -184,7 +184,7 @@ impl Core {
         true
     }
 
-    /// Lets a tenant stay if the daemon has ended during its move.
+    /// Lets a tenant stay on this card if the daemon has stopped repeating its request to move it.
     pub(super) fn end_forgotten_move(&mut self, id: TenantId) {
         if self.tenants.get(&id).is_some_and(|tenant| !tenant.retired) {
             tracing::warn!(tenant = id.0, "the daemon does not continue a move: the tenant stays");

@@ -40,7 +40,7 @@ impl Server {
     }
 }
 
-/// All servers, by group.
+/// All servers, keyed by group.
 #[derive(Debug, Default)]
 pub(super) struct Servers(BTreeMap<String, Server>);
 

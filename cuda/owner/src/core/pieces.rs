@@ -61,7 +61,8 @@ pub(super) struct Pieces {
     host: u32,
     /// Number of host pieces to allocate in advance.
     ready_host: u32,
-    /// Tenants' card pieces that are being released: tenant, and whether it had reported the release.
+    /// Tenants' card pieces that are being released, each with its tenant and true if the tenant had reported the
+    /// release.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
     /// Set if the pieces released now belong to a program whose connection is closed.
     pub(super) ends: bool,
@@ -238,8 +239,8 @@ impl Pieces {
         }
     }
 
-    /// Returns the tenant that released a card piece, and whether it had reported the release. Returns each release
-    /// only once.
+    /// Returns the tenant that released a card piece, and true if the tenant had reported the release. Returns each
+    /// release only once.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)
     }

@@ -24,7 +24,7 @@ use vram::{Error, Step, TenantId, Tier};
 const BATCH_BYTES: u64 = 128 << 20;
 /// Maximum number of concurrent batches per process.
 const BATCHES_MOST: usize = 6;
-/// Number of batches in progress above which a process gets no new ones.
+/// Number of batches in progress above which a process does not get new ones.
 const BATCHES_FEW: usize = 3;
 /// Maximum number of plans per event.
 const MAX_PLANS_PER_EVENT: u32 = 8;

@@ -25,7 +25,7 @@ impl Core {
                 now_idle.insert(id);
             }
         }
-        // The previous poll may have been before the overrun.
+        // The previous poll may precede the overrun.
         self.actions.extend(idle.intersection(&now_idle).map(|&session| Action::LookAt { session, is_overdue: false }));
         self.idle_overruns = now_idle;
     }

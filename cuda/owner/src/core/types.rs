@@ -303,7 +303,7 @@ pub enum Action {
         /// Name of the group.
         group: String,
     },
-    /// Send a tenant's state in the memory quanta to the owner of another card.
+    /// Send the state of a tenant's memory quantum to the owner of another card.
     TellQuantum(StateMessage),
     /// Probe the owner of another card.
     Probe {

@@ -88,7 +88,7 @@ impl MpsServers {
         }
     }
 
-    /// Ends a client's work on the card. The client is about to be killed.
+    /// Terminates a client's work on the card. The client is about to be killed.
     pub(super) fn terminate(&self, pid: u32) {
         self.running.values().for_each(|(server, _)| server.terminate(pid));
     }

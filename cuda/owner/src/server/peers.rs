@@ -188,8 +188,9 @@ impl Peers {
         self.peers.get(&session).is_some_and(Peer::lives)
     }
 
-    /// Kills an abandoned process, and closes its connection. With `waits`, the kill follows after a poll interval: a
-    /// kill of a client during its work ends all clients of its MPS server, so the server ends this work first.
+    /// Kills an abandoned process, and closes its connection. With `waits`, the kill follows after a poll interval:
+    /// killing a client during its work terminates all clients of its MPS server, so the server terminates this work
+    /// first.
     pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId, waits: bool) -> Option<News> {
         let peer = self.remove(session)?;
         self.left.retain(|left| left.peer.pid != peer.pid);
@@ -207,7 +208,7 @@ impl Peers {
         // Keep one entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each such process uses one of the owner's descriptors. Having many at a time is deliberate, so signal
+            // Each such process uses one of the owner's descriptors. A large number of them is deliberate, so signal
             // them at the next poll.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });

@@ -35,7 +35,7 @@ pub(super) struct Departure {
     /// Card that the program was on when it requested a move from an owner, until the owner replies. Cached, because
     /// the driver may have suspended the program meanwhile, and a call could block.
     asked_on: Option<[u8; 16]>,
-    /// Time until when a program that could not move stays on its card.
+    /// Time until which a program that could not move stays on its card.
     stays_until: Option<Instant>,
 }
 
@@ -160,7 +160,7 @@ impl Agent {
         self.return_home();
         self.departure.stays_until = None;
         if waits {
-            // The waiting threads have only notified the previous owner. Ignore errors: a later owner is notified too.
+            // The waiting threads have notified only the previous owner. Ignore errors: a later owner is notified too.
             let _ = self.connection.send(&FromTenant::Waiting { card: 0 }, &[]);
         }
     }

@@ -11,9 +11,9 @@ const MS: u64 = 1_000 * US;
 const CHUNK: u64 = 16 << 20;
 /// Time to allocate a piece on the card, in ns, like all times here.
 const MAKE: u64 = 130 * US;
-/// Time to zero a piece, including the wait for a time slice of the card while other programs are working. Number of
-/// pieces that share one wait.
+/// Time to zero a piece, including the wait for a time slice of the card while other programs are working.
 const ZERO: u64 = MS;
+/// Number of pieces whose zeroing shares one wait.
 const ZEROED_PER_WAIT: u64 = 16;
 /// Time to pin host memory for a piece.
 const PIN: u64 = 3_200 * US;
