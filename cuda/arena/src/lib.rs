@@ -15,9 +15,9 @@ pub use ordered::{Behind, Lane, Ordered};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Alignment of every allocation in bytes, the same as in the driver.
+/// Minimum alignment of allocations in bytes, as in the driver.
 const ALIGN: u64 = 512;
-/// Alignment in bytes of all allocations of at least this size.
+/// Alignment of allocations of at least this size, in bytes.
 const LARGE_ALIGN: u64 = 2 << 20;
 
 /// Returns the number of bytes that an allocation occupies, or `None` if no range can be large enough.
@@ -86,7 +86,7 @@ impl Arena {
         fits.then(|| self.take((at, length), start, bytes))
     }
 
-    /// Allocates `bytes` bytes at `start` from the hole with the given offset and length, which must contain them.
+    /// Allocates `bytes` bytes at `start` from the hole with the given offset and length, which must contain the range.
     fn take(&mut self, (at, length): (u64, u64), start: u64, bytes: u64) -> Placed {
         self.remove_hole(at, length);
         self.add_hole(at, start - at);

@@ -154,7 +154,7 @@ impl Ordered {
         done
     }
 
-    /// Calls [`Self::forget`] for every context, because each may be destroyed.
+    /// Calls [`Self::forget`] for every context, because any of them may be destroyed.
     pub fn forget_all(&mut self) {
         let contexts: HashSet<u64> = self.loose.keys().map(|lane| lane.context).collect();
         let waiting = self.waits.iter().map(|waits| waits.context);
@@ -163,7 +163,7 @@ impl Ordered {
         all.into_iter().for_each(|context| self.forget(context));
     }
 
-    /// Removes a destroyed context and its events.
+    /// Drops the unused events of a destroyed context. The memory freed in the context then waits for all work.
     pub fn forget(&mut self, context: u64) {
         self.spare.retain(|(of, _)| *of != context);
         for waits in self.waits.iter_mut().filter(|waits| waits.context == context) {

@@ -1,7 +1,8 @@
 //! Worker side: decodes and checks the arguments of calls, and encodes their results.
 //!
-//! The words are a private copy. Each length and count is checked against the number of available words and against the
-//! free space of the [`Arena`]. Handles are looked up. Card addresses are left to the driver to check.
+//! The decoder works on a private copy of the words. Each length and count is checked against the number of available
+//! words and against the free space of the [`Arena`]. Handles are looked up. Card addresses are left to the driver to
+//! check.
 
 use crate::boxes::{ARRAY, BoxCopy, End, WORDS_2D, WORDS_3D};
 use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS, Numbered, RESOURCE_WORDS};

@@ -256,8 +256,8 @@ pub enum Answer {
         uuid: String,
         /// Total memory of the card.
         total_bytes: u64,
-        /// Number of NVLink connections to each other card of the host, by its UUID. Missing in replies of earlier
-        /// versions.
+        /// Number of NVLink connections to each other card of the host, keyed by the other card's UUID. Missing in
+        /// replies of earlier versions.
         #[serde(default)]
         links: BTreeMap<String, u32>,
     },
@@ -275,7 +275,7 @@ pub enum Answer {
     Arrived {
         /// Processes that use this card and have reported their memory.
         here: Vec<u32>,
-        /// Reason why the move of a process has failed since the last query, if any has.
+        /// Reason why a process's move has failed since the last query, or `None`.
         failed: Option<String>,
     },
     /// The recorded lines.
@@ -301,7 +301,7 @@ pub struct Card {
     pub tenants: BTreeMap<TenantId, TenantView>,
     /// Unmanaged processes that use the card: process ID, program name, and bytes on the card if known.
     pub strangers: Vec<(u32, String, Option<u64>)>,
-    /// Actions on programs and tenants since the last reply, oldest first.
+    /// Actions on programs and tenants since the last [`Answer::View`], oldest first.
     pub incidents: Vec<Incident>,
     /// Used card memory that cannot be attributed to any process or tenant, in bytes.
     pub unexplained_bytes: u64,
@@ -399,7 +399,7 @@ impl Gang {
 pub struct SharingView {
     /// The strictest mode of the group's members.
     pub mode: Sharing,
-    /// Set if the group's members whose programs can run concurrently use the card concurrently.
+    /// Set if the group's members that can use the card concurrently do so.
     pub is_together: bool,
     /// Set if this tenant uses the card concurrently with other members.
     pub takes_part: bool,

@@ -63,7 +63,7 @@ impl Access {
         Self { kind: 1, id: device, flags: 3 }
     }
 
-    /// Returns a descriptor that gives the card `device` no access.
+    /// Returns a descriptor that denies the card `device` access.
     pub fn none_of(device: c_int) -> Self {
         Self::none(1, device)
     }
@@ -73,7 +73,7 @@ impl Access {
         self.is_device().then_some(self.id)
     }
 
-    /// Returns a descriptor that gives a location no access.
+    /// Returns a descriptor that denies a location access.
     pub fn none(kind: c_int, id: c_int) -> Self {
         Self { kind, id, flags: 0 }
     }

@@ -169,7 +169,8 @@ pub fn exchange(from: usize, to: usize) {
     *MOVED.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::leak(cards.into_boxed_slice()));
 }
 
-/// Returns the cards visible to this process, in its order. The first call, in `cuInit`, reads the variable.
+/// Returns the cards visible to this process, in the order of its devices. The first call, in `cuInit`, reads the
+/// variable.
 pub fn visible() -> &'static [usize] {
     static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
     let moved = *MOVED.read().unwrap_or_else(PoisonError::into_inner);

@@ -24,7 +24,7 @@ pub struct Physical {
     tier: Tier,
     /// Index of the card among all cards.
     card: usize,
-    /// Set if the allocation was made by [`import`].
+    /// Set if the allocation was imported by [`import`].
     imported: bool,
     /// Handle types with which the allocation can be exported.
     kinds: i32,
@@ -145,7 +145,7 @@ pub fn property(handle: u64) -> Result<[i32; 8], i32> {
     Ok(if physical.tier == Tier::Host { [1, kinds, 3, 0, 0, 0, 0, 0] } else { [1, kinds, 1, device, 0, 0, 0, 0] })
 }
 
-/// Returns a new descriptor of an allocation.
+/// Returns a new descriptor for an allocation.
 pub fn export(handle: u64) -> Result<i32, i32> {
     let mut memory = lock();
     let physical = memory.get().handle(handle)?;

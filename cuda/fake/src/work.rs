@@ -55,7 +55,7 @@ pub enum Op {
 /// Number of operations that a stream can queue before further submissions block, as in a card's queues.
 const QUEUE: usize = 1024;
 
-/// Card time that a kernel spins before it checks its peers again.
+/// Card time during which a kernel spins before it checks its peers again.
 const SPIN: Duration = Duration::from_micros(200);
 
 impl Op {

@@ -297,7 +297,7 @@ unsafe fn put<T>(to: *mut T, value: Result<T, i32>) -> i32 {
     }
 }
 
-/// Returns the first error among two results, or success.
+/// Returns the first of two results that is an error, or success.
 fn both(first: i32, second: i32) -> i32 {
     if first == SUCCESS { second } else { first }
 }

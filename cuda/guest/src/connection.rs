@@ -17,7 +17,7 @@ use crate::result::{LAUNCH_FAILED, NO_DEVICE, NOT_INITIALIZED, NOT_SUPPORTED};
 use crate::thread::{self, Thread};
 use crate::{addresses, report, transport};
 
-/// Time that a thread spins for a reply before it sleeps.
+/// Time after which a thread that waits for a reply sleeps instead of spinning.
 const SPIN: Duration = Duration::from_micros(30);
 
 /// Connection to this process's worker.

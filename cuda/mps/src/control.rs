@@ -50,7 +50,7 @@ pub struct MpsConfig {
     pub user: Option<u32>,
 }
 
-/// Returns the pipe folder of a daemon, the value of `CUDA_MPS_PIPE_DIRECTORY` for programs.
+/// Returns the pipe folder of a daemon, which is the value of `CUDA_MPS_PIPE_DIRECTORY` for programs.
 #[must_use]
 pub fn pipe_folder(folder: &Path) -> PathBuf {
     folder.join("pipes")
@@ -125,7 +125,7 @@ pub(crate) struct Control {
     pidfd: OwnedFd,
 }
 
-/// State of one server: its clients, and whether one of them has caused a fault.
+/// State of one server: its clients, and a flag that is set if one of them has caused a fault.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServerState {
     pub(crate) clients: Vec<u32>,
@@ -133,7 +133,7 @@ pub(crate) struct ServerState {
 }
 
 impl Control {
-    /// Returns the daemon of an earlier owner, or starts a new one. The flag is set if the daemon is new.
+    /// Returns the daemon of an earlier owner, or starts a new one. The returned flag is set if the daemon is new.
     pub(crate) fn open(config: &MpsConfig) -> Result<(Self, bool), ControlError> {
         if let Some(found) = Self::find(config) {
             return Ok((found, false));
@@ -341,7 +341,7 @@ impl Control {
         };
         let mut answer = String::new();
         let mut read = |file: &mut File| file.rewind().and_then(|()| file.take(MAX_ANSWER).read_to_string(&mut answer));
-        // A reply that is not UTF-8 contains no numbers.
+        // Ignore the error: a reply that is not UTF-8 is treated as an empty one.
         let _ = read(&mut output);
         if !status.success() {
             let _ = read(&mut errors);
@@ -358,7 +358,7 @@ impl MpsConfig {
         self.user.filter(|user| *user != geteuid().as_raw())
     }
 
-    /// Returns the command of the program with the daemon's environment, to be run as the user of the clients.
+    /// Returns a command that runs the program with the daemon's environment, as the user of the clients.
     fn program_as_user(&self) -> Command {
         let mut command = match self.other_user() {
             None => Command::new(&self.program),

@@ -179,7 +179,7 @@ impl Worker {
                 Ok(Order::Poll) => {
                     self.reports_all = true;
                     self.interval = self.interval.min(SOON);
-                    // Limit the rate of polls that these orders cause.
+                    // Limit the rate of polls that poll orders cause.
                     std::thread::sleep(SOON / 2);
                     self.polls.store(false, Ordering::SeqCst);
                 }

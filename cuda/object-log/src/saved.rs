@@ -6,7 +6,7 @@ use foldhash::HashMap;
 
 /// First word of the state: "objlog" and the version of the format.
 const MAGIC: u64 = 0x0001_676f_6c6a_626f;
-/// Number of words of a step before those of its message.
+/// Number of words of a step that precede the words of its message.
 const STEP_WORDS: usize = 4;
 /// Image index of a step without an image.
 const NO_IMAGE: u64 = u64::MAX;

@@ -120,7 +120,7 @@ impl DriverError {
     /// Returns true if the card was reset or has failed. The context is then lost permanently, and only a new process
     /// can use the card.
     ///
-    /// The owner runs no kernels on the card, so it cannot have caused any kernel error among these codes.
+    /// The owner does not run kernels on the card, so it cannot have caused any kernel error among these codes.
     #[must_use]
     pub const fn is_card_lost(&self) -> bool {
         // CUDA_ERROR_DEVICE_UNAVAILABLE, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED, ILLEGAL_ADDRESS,

@@ -19,7 +19,7 @@ const MAX_CARDS: u32 = 64;
 struct Connections {
     /// Number of connections to NVSwitches.
     to_switches: u32,
-    /// Number of connections to each other card, by its UUID.
+    /// Number of connections to each other card, keyed by the other card's UUID.
     to_cards: BTreeMap<String, u32>,
 }
 
@@ -44,7 +44,7 @@ fn connections(nvml: &Nvml, device: &Device<'_>) -> Connections {
 }
 
 /// Returns the number of NVLink connections from a card to each other card of the host, keyed by the other card's UUID.
-/// For two cards that are connected to NVSwitches, it is the lower of their numbers of such connections.
+/// For two cards connected to NVSwitches, this is the lower of their numbers of switch connections.
 fn query(path: &Path, uuid: [u8; 16]) -> Result<BTreeMap<String, u32>, NvmlError> {
     let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
     let own = nvml_uuid(uuid);

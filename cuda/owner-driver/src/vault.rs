@@ -199,8 +199,8 @@ impl Vault {
         }
     }
 
-    /// Releases pieces in card memory. Returns the number of their bytes that are not free on the card afterwards: this
-    /// memory is still in use elsewhere, or another process has allocated as much since.
+    /// Releases pieces in card memory. Returns the number of released bytes that are not free on the card afterwards:
+    /// this memory is still in use elsewhere, or another process has allocated as much since.
     pub fn give_up(&self, pieces: &[PieceId]) -> u64 {
         let before = self.driver.free_bytes();
         pieces.iter().for_each(|piece| self.drop_piece(*piece));

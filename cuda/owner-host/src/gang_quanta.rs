@@ -65,7 +65,7 @@ pub struct GangQuanta {
 }
 
 impl GangQuanta {
-    /// Creates the state of a card without tenants and links.
+    /// Creates the state of a card without tenants or links.
     #[must_use]
     pub fn new(card: CardId) -> Self {
         Self { card, gangs: BTreeMap::new(), states: BTreeMap::new() }

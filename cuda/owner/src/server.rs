@@ -565,7 +565,7 @@ fn end_for_lost_card(error: &str) {
     std::process::exit(cuda_control::CARD_LOST);
 }
 
-/// Result of one wait.
+/// Descriptors that are ready after a wait.
 #[derive(Debug, Default)]
 struct Ready {
     listeners: Vec<usize>,

@@ -54,7 +54,7 @@ pub enum Answer {
     Shared(Share),
     /// The request was rejected. Contains the chunks received so far.
     Refused(Refusal, Vec<(Chunk, ChunkDescriptor)>),
-    /// The owner is absent, or has exited before it replied.
+    /// The owner is absent, or exited before it replied.
     Away,
 }
 

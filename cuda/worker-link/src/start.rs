@@ -17,7 +17,7 @@ const WINDOW_FD: i32 = 3;
 const LINK_FD: i32 = 4;
 /// Number of the starter's descriptor in the worker.
 const STARTER_FD: i32 = 5;
-/// Number of the descriptor of the previous worker's state in the worker.
+/// Number of the restore file's descriptor in the worker.
 const RESTORE_FD: i32 = 6;
 
 /// Descriptors that a worker gets.

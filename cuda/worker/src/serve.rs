@@ -19,7 +19,7 @@ use crate::host_functions;
 use crate::restore::{RestoreError, read_state};
 use crate::window::{Window, WindowError};
 
-/// Time that the worker polls for messages after the last one before it sleeps.
+/// Time without messages after which the worker sleeps instead of polling.
 const SPIN: Duration = Duration::from_micros(50);
 /// Maximum sleep while calls wait for work on the card.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);

@@ -19,7 +19,7 @@ pub struct SavedOwner {
     pub links: BTreeMap<String, u32>,
 }
 
-/// An owner with its descriptors. An owner that is being restarted has none.
+/// An owner with its descriptors. An owner that is being restarted has no descriptors.
 #[derive(Debug)]
 pub struct HandedOver {
     /// The owner's serialized state.

@@ -355,7 +355,7 @@ fn steps_of_described_calls_name_the_handles_that_they_create() {
     assert_eq!(find("cuStreamCreate_ptsz"), Some(find_exact("cuStreamCreate")));
 }
 
-/// Creates a program with a stream and a function. Returns it with their handles.
+/// Creates a program with a stream and a function. Returns the program with the handles of both.
 fn capturing() -> (Program, u64, u64) {
     let (mut program, stream) = (Program::default(), object(Kind::Stream, 1));
     let [module, function] = [Kind::Module, Kind::Function].map(|kind| object(kind, 1));

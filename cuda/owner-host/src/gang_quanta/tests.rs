@@ -143,7 +143,7 @@ fn gangs_and_single_tenants_share_the_cards() {
 
 #[test]
 fn overlapping_gangs_do_not_deadlock() {
-    // Two gangs that both need cards 2 and 3, with different homes.
+    // Two gangs that both need cards 2 and 3, with different lowest cards.
     let mut world = World::new(4, &[on(&[0, 2, 3]), on(&[1, 2, 3]), on(&[0, 1])]);
     let shares = world.shares(3, 120_000 * MS);
     assert!(shares.iter().all(|share| *share > 100), "permille: {shares:?}");

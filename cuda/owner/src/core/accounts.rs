@@ -25,7 +25,7 @@ use owner_driver::Memory;
 
 /// Number of polls during which a tenant remains a suspect. An exiting process releases its memory within seconds.
 const SUSPECT_LOOKS: usize = 5;
-/// Upper bound of the bytes of a process's contexts that NVML does not attribute to any process: 5.6 MiB on an H100
+/// Upper bound on the bytes of a process's contexts that NVML does not attribute to any process: 5.6 MiB on an H100
 /// with driver 580.
 const HIDDEN_BYTES: u64 = 8 << 20;
 /// Assumed size of a context in bytes, until the first poll at which the owner has no pieces.
@@ -170,7 +170,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Charges memory that NVML attributes to no process to the tenants whose released memory is missing.
+    /// Charges the tenants whose released memory is missing for the memory that NVML does not attribute to any process.
     fn attribute(&mut self, lost: u64) {
         let charged = self.tenants.values().fold(0u64, |sum, tenant| sum.saturating_add(tenant.past.kept));
         if lost < charged {

@@ -92,7 +92,7 @@ impl Core {
     }
 
     /// Returns an index for an adopted chunk. If the tenant may not have more of the chunk's memory (card or host),
-    /// places the chunk in the other memory, from where it moves later.
+    /// places the chunk in the other memory until it can be moved.
     fn place_adopted(&mut self, id: SessionId, tenant: TenantId, memory: Memory) -> Option<u32> {
         let index = self.tenants.get(&tenant)?.indices.lowest();
         let address = self.table.guest_address(index);

@@ -280,7 +280,7 @@ impl Core {
         }
         if !gone && let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
             *piece = to;
-            // The chunk and the move each have a hold on the piece.
+            // The chunk and the move each have a reference to the piece.
             self.pieces.let_go(from, &mut self.actions);
         } else {
             self.pieces.let_go(to, &mut self.actions);
