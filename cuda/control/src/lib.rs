@@ -361,7 +361,7 @@ pub struct GangView {
     pub cancelled: u64,
     /// Time during which this card was free for the tenant and waited for the other cards.
     pub gather_ns: u64,
-    /// Longest such wait.
+    /// Longest time for which this card was free for the tenant and waited for the other cards.
     pub longest_gather_ns: u64,
     /// Time within the tenant's turns during which the tenant had no work on this card.
     pub rest_ns: u64,

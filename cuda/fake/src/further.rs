@@ -1,7 +1,7 @@
 //! Card memory used for purposes other than the program's allocations: contexts, context limits, and module variables.
 //!
 //! Sizes were measured with driver 580 on an H100: a context has a stack for each thread that the card can run. On the
-//! H100, the heap and the `printf` buffer use no memory until a kernel needs them. Here, they are allocated
+//! H100, the heap and the `printf` buffer do not use memory until a kernel needs them. Here, they are allocated
 //! immediately.
 //!
 //! UNSAFETY: maps the memory for variables.

@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    /// Returns a chunk number of this process, of any process, or an unused one.
+    /// Returns the number of a chunk of this process or of any process, or an unused number.
     fn chunk(&self, input: &mut Input<'_>, session: SessionId) -> ChunkId {
         let at = input.below(64);
         let any = || self.programs.values().flat_map(|program| &program.chunks);

@@ -1,8 +1,8 @@
 //! The threads around [`Core`]: one serves the sockets and makes all decisions, and workers call the driver.
 //!
-//! The serving thread owns the state machine, so decisions need no lock. This thread calls neither the driver nor any
-//! other function that may block. Each worker executes its orders in sequence: one worker allocates and releases pieces
-//! on the card, one allocates and releases pieces in host memory, and two copy, one in each direction.
+//! The serving thread owns the state machine, so decisions do not need a lock. This thread calls neither the driver nor
+//! any other function that may block. Each worker executes its orders in sequence: one worker allocates and releases
+//! pieces on the card, one allocates and releases pieces in host memory, and two copy, one in each direction.
 
 mod clients;
 mod limits;
@@ -64,7 +64,7 @@ pub enum ServerError {
 enum Cause {
     /// A tenant's programs.
     Tenant(TenantId),
-    /// Programs of a user that belong to no tenant.
+    /// Programs of a user that do not belong to any tenant.
     User(u32),
 }
 
@@ -271,7 +271,7 @@ impl Server {
         Ok(())
     }
 
-    /// Links with the owners of a tenant's cards. An empty list ends the links that no other tenant needs.
+    /// Connects to the owners of a tenant's cards. An empty `cards` ends the connections that no other tenant needs.
     pub fn link_with(&mut self, tenant: TenantId, cards: BTreeMap<CardId, PathBuf>) {
         self.gangs.insert(tenant, cards);
         self.gangs.retain(|_, cards| !cards.is_empty());

@@ -202,8 +202,8 @@ pub const MAX_CARDS: usize = 16;
 /// Time in microseconds before the end of a turn's last work at which the turn can end. The next tenant's first work
 /// takes this long to reach the card. If it arrived earlier, the hardware would time-slice between both tenants.
 pub const EARLY_US: u32 = 100;
-/// Maximum time in milliseconds that the tenant's side waits for work that uses freed memory before it replies to a
-/// request for empty chunks.
+/// Maximum time in milliseconds for which the tenant's side waits for work that uses freed memory before it replies to
+/// a request for empty chunks.
 pub const RECLAIM_MS: u64 = 20;
 /// Interval at which a tenant tries to reconnect to its owner, in milliseconds.
 pub const RECONNECT_MS: u64 = 200;

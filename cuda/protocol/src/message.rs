@@ -170,7 +170,7 @@ pub enum Obstacle {
     Busy,
     /// The process uses several cards.
     Cards,
-    /// The process manages mappings of chunks itself (`cuMemCreate`), or keeps no descriptor of a chunk.
+    /// The process manages mappings of chunks itself (`cuMemCreate`), or does not keep the descriptor of a chunk.
     Mappings,
     /// The process shares memory with other processes.
     Shared,

@@ -8,7 +8,7 @@ use crate::Cuda;
 
 /// Interval between polls of the driver for a fault.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Maximum number of such polls.
+/// Maximum number of polls for a fault.
 const MAX_FAULT_POLLS: u32 = 1000;
 /// Size of the memory for strings, in bytes.
 const TEXTS_BYTES: u64 = 64 << 10;

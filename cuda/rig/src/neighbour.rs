@@ -90,7 +90,7 @@ pub fn work(cuda: Cuda, kernel_us: u64, mib: u64, ask: Duration, lines: &Receive
     Ok(())
 }
 
-/// Queries the free memory, and requests memory that the library has no cached chunk for.
+/// Queries the free memory, and requests memory for which the library does not have a cached chunk.
 fn request(cuda: Cuda, report: &mut Report) -> Result<()> {
     let begin = Instant::now();
     cuda.info()?;

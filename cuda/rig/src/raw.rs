@@ -103,7 +103,7 @@ pub enum Command {
         /// Duration of the kernel in milliseconds.
         ms: u64,
     },
-    /// Forks and exits. The child continues with the connections and commands, but reads no messages.
+    /// Forks and exits. The child continues with the connections and commands, but does not read messages.
     Desert,
     /// Closes the descriptors received over a connection.
     DropDescriptors {

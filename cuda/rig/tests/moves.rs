@@ -75,7 +75,7 @@ fn tenant_that_cannot_move_is_refused_by_name() {
         let text = bad(&rig, code, &["tenant", "move", name, "--card", to]);
         assert!(text.contains(why), "{name} {to}: {text}");
     }
-    // The guarantee of the other card's tenant leaves too little memory for this one.
+    // The guarantee of the other card's tenant does not leave enough memory for tenant `a`.
     good(&rig, &["tenant", "set", "a", "--guarantee-mib", "16"]);
     let text = bad(&rig, 4, &["tenant", "move", "a", "--card", "two"]);
     assert!(text.contains("memory.guarantee_mib"), "{text}");

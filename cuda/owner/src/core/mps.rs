@@ -27,7 +27,7 @@ struct Server {
     clients: BTreeSet<u32>,
     /// Program names of the last clients, because a program may exit before the loss of its server is detected.
     names: BTreeMap<u32, String>,
-    /// Processes of the server itself.
+    /// Process IDs of the server itself.
     processes: BTreeSet<u32>,
 }
 

@@ -57,7 +57,8 @@ impl Limits {
     }
 
     /// Decides whether to admit a new connection. If the limit is reached, the new connection replaces the oldest one
-    /// that has not sent `Hello`: one of the same tenant or user if its own limit is reached, or otherwise any.
+    /// that has not sent `Hello`. If the limit of the connection's tenant or user is reached, only a connection of the
+    /// same tenant or user can be replaced.
     pub(super) fn admit(
         &self,
         connections: &BTreeMap<SessionId, Connection>,

@@ -19,7 +19,7 @@ pub struct MpsOptions {
     pub card: String,
 }
 
-/// The servers of a card, by group.
+/// The MPS servers of a card, keyed by group.
 pub(super) struct MpsServers {
     options: Option<MpsOptions>,
     /// The running servers, each with the user of its clients.

@@ -68,7 +68,8 @@ impl Unread {
     }
 }
 
-/// Descriptors in transit by tenant, and the connections with such descriptors or queued messages.
+/// The number of descriptors in transit for each tenant, and the connections with descriptors in transit or queued
+/// messages.
 #[derive(Debug, Default)]
 pub(super) struct Outboxes {
     unread: BTreeMap<Cause, usize>,

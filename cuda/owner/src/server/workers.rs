@@ -36,7 +36,8 @@ const FETCHING_MOST: usize = 16;
 const FETCHES_END: Duration = Duration::from_secs(2);
 
 /// The workers. On drop, each worker completes its orders and exits. Dropping does not wait for suspensions, because
-/// the driver waits indefinitely for a stopped process. It waits for moves of processes for at most [`FETCHES_END`].
+/// the driver waits indefinitely for a stopped process. It does wait for moves of processes, but at most for
+/// [`FETCHES_END`].
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,

@@ -57,7 +57,7 @@ fn send(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The daemon's record of a server.
+/// A server that the daemon has started.
 struct Server {
     process: Child,
     user: u32,

@@ -23,7 +23,7 @@ fn one() -> OwnedFd {
 
 /// Runs `work` in a child with its own limit on open files. Returns true if `work` succeeds.
 fn in_child(soft: u64, work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs `work` and exits without running the parent's code. It shares no limit with other tests.
+    // SAFETY: the child runs `work` and exits without running the parent's code. Its limit does not affect other tests.
     unsafe {
         let child = libc::fork();
         if child == 0 {

@@ -2,8 +2,8 @@
 //!
 //! The filter makes the kernel send `SIGSYS` instead of executing the call. The handler executes a `connect` to a
 //! stored address, with the pointer that the filter allows. For any other call, the handler reports the call and
-//! terminates the process. A process that installs another handler gains nothing, because the call was not executed.
-//! Only the report depends on the handler.
+//! terminates the process. A process does not gain anything by installing another handler, because the call was not
+//! executed. Only the report depends on the handler.
 //!
 //! UNSAFETY: installs a signal handler, which uses only system calls and the registers of its thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -13,7 +13,7 @@ use crate::programs::Programs;
 /// Maximum length of a request in bytes.
 const MAX_REQUEST: u64 = 64;
 /// Time limit for a client to send its request.
-// TIMEOUT: only a client that sends nothing waits this long.
+// TIMEOUT: only a client that does not send a complete line waits this long.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Listens on a socket, with a thread for each connection.
