@@ -1,4 +1,4 @@
-//! Checkpoints: one process takes another process off the card, following the rules observed with driver 580 on an
+//! Checkpoints: one process removes another process from the card, following the rules observed with driver 580 on an
 //! H100.
 //!
 //! A thread of each process with a context listens for orders in the card's folder. A stopped process does not reply,

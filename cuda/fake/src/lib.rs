@@ -18,7 +18,7 @@
 //! - The Multi-Process Service ([`mps`]): kernels of a server's clients run concurrently, and an illegal access by one
 //!   client destroys the contexts of all clients.
 //! - Access between cards ([`peers`]): work that uses another card's memory without access rights kills the program.
-//! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
+//! - Checkpoints ([`checkpoint`]): one process suspends another and removes it from the card.
 //! - Memory for purposes other than allocations ([`further`]): contexts, limits, module variables.
 //! - Registered host memory, and host functions in streams ([`pinned`]).
 //! - NVML ([`nvml`]): processes with a context and their memory usage, the card's memory, and its other properties

@@ -1,4 +1,5 @@
-//! The owner as a state machine: messages from processes and results of actions go in, and actions come out.
+//! The owner as a state machine: its inputs are messages from processes and results of actions, and its outputs are
+//! actions.
 //!
 //! [`Core::handle`] handles one [`Event`] at a given time and appends [`Action`]s. The core does not perform I/O or
 //! call the driver. The caller executes the actions and reports some of the results as events. Modules: connections
@@ -468,7 +469,7 @@ impl Core {
     /// Adds a tenant.
     ///
     /// # Errors
-    /// Returns an error, and changes nothing, if the name is taken or the limits cannot be met.
+    /// Returns an error, and changes nothing, if the name is already in use or the limits cannot be met.
     pub fn add_tenant(&mut self, spec: TenantSpec) -> Result<TenantId, TenantError> {
         if self.tenants.values().any(|tenant| tenant.spec.name == spec.name) {
             return Err(TenantError::Exists(spec.name));

@@ -287,7 +287,7 @@ impl World {
         self.event(Event::Said { session, message, pieces });
     }
 
-    /// Disconnects all programs, and checks that no state is left.
+    /// Disconnects all programs, and checks that no state remains.
     fn end(&mut self) {
         for session in self.programs.keys().copied().collect::<Vec<_>>() {
             self.programs.remove(&session);
@@ -310,7 +310,7 @@ impl World {
 }
 
 /// Runs valid and invalid messages of several tenants' processes, with workers that sometimes fail. Checks the accounts
-/// against each other after each event, and that no state is left at the end.
+/// against each other after each event, and that no state remains at the end.
 ///
 /// # Panics
 /// Panics if the accounts disagree.

@@ -322,7 +322,7 @@ struct Serving {
     heard: BTreeMap<Cause, SessionId>,
     /// Earliest time at which connections are accepted, in ns since `start`.
     accepts_from: u64,
-    /// Set if notifications are left to handle.
+    /// Set if unhandled notifications remain.
     notes_left: bool,
     peers: Peers,
     vault: Arc<Vault>,
@@ -388,7 +388,7 @@ impl Serving {
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
-        // While no descriptor is left for a connection, the listener would stay readable.
+        // Without a free descriptor for a connection, the listeners would stay readable.
         let listening = if self.now() < self.accepts_from { 0 } else { self.listeners.len() };
         let of_listeners = self.listeners[..listening].iter().map(|(_, listener)| listener.as_fd());
         let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());

@@ -94,7 +94,8 @@ impl Past {
 impl Core {
     /// Records the processes that use the card. `users` does not contain the owner, which uses `own` bytes itself.
     pub(super) fn compare(&mut self, users: &[User], own: Option<u64>) {
-        // Without pieces the owner has only its context. The first poll happens before any program connects.
+        // Without pieces, the owner's memory contains only its context. The first poll happens before any program
+        // connects.
         if self.pieces.count(Memory::Device) == 0
             && let Some(own) = own
         {
@@ -351,7 +352,7 @@ impl Core {
             |pid: &u32| self.accounts.beyond.get(pid).is_some_and(|(tenant, .., counts)| *tenant == id && *counts > 0);
         let all: Vec<_> =
             self.sessions_of(id).filter_map(|session| Some((session, self.sessions.get(&session)?.pid))).collect();
-        // A process that was just killed may have caused the excess, although its connection is already gone.
+        // A process that was just killed may have caused the excess, although its connection is already closed.
         let any = self.tenants.get(&id).is_some_and(|tenant| tenant.past.beyond > 0);
         let sessions: Vec<_> = all.into_iter().filter(|(_, pid)| !any || counts(pid)).collect();
         for (session, pid) in sessions {

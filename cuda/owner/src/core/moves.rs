@@ -24,7 +24,7 @@ const FORGOTTEN_NS: u64 = 10_000_000_000;
 pub(super) enum Departure {
     /// The process uses this card.
     Stays,
-    /// The process was requested to leave.
+    /// The owner has sent the process a request to leave.
     Asked,
     /// The process has unmapped its chunks.
     Left,

@@ -327,7 +327,7 @@ pub enum Action {
 /// Reason why a tenant cannot be added or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TenantError {
-    /// The name is taken.
+    /// The name is already in use.
     #[error("tenant `{0}` already exists")]
     Exists(String),
     /// The tenant does not exist.

@@ -13,7 +13,7 @@ const CHUNK: u64 = 16 << 20;
 const MAKE: u64 = 130 * US;
 /// Time to zero a piece, including the wait for a time slice of the card while other programs are working.
 const ZERO: u64 = MS;
-/// Number of pieces whose zeroing shares one wait.
+/// Number of pieces zeroed per wait.
 const ZEROED_PER_WAIT: u64 = 16;
 /// Time to pin host memory for a piece.
 const PIN: u64 = 3_200 * US;
