@@ -29,7 +29,7 @@ fn thread() -> u32 {
     thread_local! {
         static THREAD_NUMBER: Cell<u32> = const { Cell::new(0) };
     }
-    /// Static, because thread numbers must be unique in the process.
+    /// Number of the next thread. Static, because thread numbers must be unique in the process.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     THREAD_NUMBER
         .try_with(|mine| {

@@ -35,7 +35,7 @@ pub fn check(at: u64) {
             eprintln!("fake libcuda: work of device {device} uses {at:#x}, to which it has no access");
             std::process::abort();
         }
-        // Host memory.
+        // The address is in host memory.
         None => {}
     }
 }

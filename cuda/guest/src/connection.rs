@@ -34,8 +34,8 @@ pub struct Connection {
 /// Environment variable that makes each call wait for its reply if set to `1`.
 const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
-/// Static, because the exported functions have no other state. If it is `Err`, every call returns this error. The value
-/// is never freed; in a child process, the pointer is null again.
+/// The connection to the worker, or the error that every call returns. Static, because the exported functions have no
+/// other state. The value is never freed; in a child process, the pointer is null again.
 static CONNECTION: AtomicPtr<Result<Connection, i32>> = AtomicPtr::new(std::ptr::null_mut());
 /// Function to call when the worker starts. Static, because it is set when the library is loaded.
 static ON_START: OnceLock<fn()> = OnceLock::new();

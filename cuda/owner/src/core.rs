@@ -110,7 +110,8 @@ pub struct CardConfig {
     pub number: CardId,
     /// Limit on a tenant's work in flight while other tenants use the card, in microseconds.
     pub run_ahead_us: u32,
-    /// The same limit while a tenant of a better latency class exists, because that tenant's work may have to wait.
+    /// Limit on a tenant's work in flight while a tenant of a better latency class exists, in microseconds. That
+    /// tenant's work may have to wait for the work in flight.
     pub run_ahead_urgent_us: u32,
     /// Idle time after which a turn ends while other tenants use the card, in microseconds. Also the advance notice to
     /// the next tenant before the last work of an ending turn completes.

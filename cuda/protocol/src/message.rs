@@ -192,7 +192,7 @@ pub enum FromTenant {
     Adopt {
         /// The chunks.
         chunks: Vec<Adopted>,
-        /// Set if another such message follows.
+        /// Set if another `Adopt` message follows.
         more: bool,
     },
     /// Requests chunks of a card.

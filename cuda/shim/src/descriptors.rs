@@ -37,7 +37,7 @@ const SENDING: Duration = Duration::from_secs(5);
 /// Bitmap of the library's descriptors. Static, because the `fork` handler, which closes these descriptors, may neither
 /// allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Number of leading words of [`OURS`] that were ever used. Static for the same reason.
+/// Number of leading words of [`OURS`] that were ever used. Static, because the `fork` handler reads it.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Marks a descriptor as the library's. The mark is removed before the descriptor is closed, so that a child never

@@ -49,7 +49,7 @@ pub fn is_own() -> bool {
 
 /// Makes the kernel zero the page in children.
 fn watch_forks() {
-    /// Static, because the C library keeps the handler for all later children, so it must be registered only once.
+    /// Set once the handler is registered. Static, because the C library keeps the handler for all later children.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     // SAFETY: the static occupies the whole page, and the call does not change it in this process.
     let emptied = unsafe { libc::madvise((&raw const PAGE).cast_mut().cast(), PAGE_BYTES, libc::MADV_WIPEONFORK) };

@@ -22,7 +22,8 @@ struct Callbacks {
     posted: Mutex<u64>,
 }
 
-/// Static, because the driver passes only one word, and may call the function after all other values have been dropped.
+/// The state of this worker's callbacks. Static, because the driver passes only one word, and may call the function
+/// after all other values have been dropped.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
 /// Prepares callbacks. `posted` is the number of callbacks run in the program's previous workers. `notify` wakes

@@ -17,7 +17,7 @@ pub(super) const FULL_NS: u64 = 100_000_000;
 /// Number of descriptors reserved for logs, sockets and the driver's own files.
 const RESERVED_DESCRIPTORS: u64 = 128;
 
-/// Division of the process's descriptor limit.
+/// Limits derived from the process's descriptor limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Maximum number of connections. Each connection uses two descriptors.

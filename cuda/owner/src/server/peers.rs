@@ -18,8 +18,8 @@ use vram::TenantId;
 
 /// Interval between polls of the processes without a connection, in ns.
 const LOOK_NS: u64 = 100_000_000;
-/// Number of polls after which a process without a connection is killed, because it would keep chunks that are in no
-/// account.
+/// Number of polls after which a process without a connection is killed, because it would keep chunks that are not in
+/// any account.
 // TIMEOUT: a program that lost its connection accidentally reconnects within `cuda_protocol::RECONNECT_MS`; the limit
 // is 5 s.
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;

@@ -63,7 +63,7 @@ type StreamCallback = unsafe extern "C" fn(u64, c_int, u64);
 
 /// Sum of the arguments of all host functions called so far. Static, because a host function gets only its argument.
 static COUNTED: AtomicU64 = AtomicU64::new(0);
-/// Stream of the last callback. Static for the same reason.
+/// Stream of the last callback. Static, because a callback gets only its arguments.
 static CALLER: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {

@@ -24,7 +24,7 @@ const LEFT_RETRY: Duration = Duration::from_millis(20);
 // TIMEOUT: the daemon cancels a move earlier, and the first owner then serves the program again.
 const LEFT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the work in flight of a program that runs without an owner and must leave its card.
-// TIMEOUT: the same as for owners' orders.
+// TIMEOUT: the limit is the same as for an owner's orders.
 const QUIET_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// State of a program that moves to another card.

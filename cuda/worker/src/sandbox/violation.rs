@@ -28,7 +28,7 @@ const STDERR: c_int = 2;
 
 /// Stored addresses. Static, because a signal handler has no user argument.
 static ADDRESSES: OnceLock<Addresses> = OnceLock::new();
-/// Descriptor of the connection to the device. Static for the same reason as [`ADDRESSES`].
+/// Descriptor of the connection to the device. Static, because a signal handler has no user argument.
 static LINK: AtomicI32 = AtomicI32::new(-1);
 
 /// `siginfo_t` of a `SIGSYS` signal.

@@ -47,7 +47,7 @@ pub(super) struct Program {
     pub(super) soon: Option<u32>,
     /// Number of the turn that the program must yield when it waits for a result.
     pub(super) yields: Option<u32>,
-    /// Answer to a request to leave the card.
+    /// Reply to a request to leave the card.
     pub(super) obstacle: Option<cuda_protocol::Obstacle>,
     /// Set once the driver has moved the program to this card.
     pub(super) fetched: bool,
