@@ -43,7 +43,7 @@ pub struct Arena {
     users: BTreeMap<u32, u32>,
 }
 
-/// A placed allocation.
+/// Location of a new allocation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placed {
     /// Offset of the allocation in the range.

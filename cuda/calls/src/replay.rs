@@ -46,7 +46,7 @@ pub struct Change {
 /// Identification of an object that cannot be recreated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The new handle.
+    /// The new object's handle.
     ByHandle,
     /// The address in the first result.
     ByAddress,

@@ -158,7 +158,7 @@ pub struct TimeShare {
     pub max_run_ns: Option<u64>,
 }
 
-/// A tenant.
+/// A tenant's settings on a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
     /// Name of the tenant.
@@ -196,7 +196,7 @@ pub struct Tenant {
     pub arrives: bool,
 }
 
-/// A request.
+/// A request from the daemon to an owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
@@ -244,7 +244,7 @@ pub enum Request {
     },
 }
 
-/// A reply.
+/// An owner's reply to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -278,7 +278,7 @@ pub enum Answer {
         /// Reason why a process's move has failed since the last query, or `None`.
         failed: Option<String>,
     },
-    /// The recorded lines.
+    /// The lines of the recording.
     Record(String),
     /// The card's current state.
     View(Box<Card>),
@@ -436,7 +436,7 @@ pub enum ServerState {
 pub struct Incident {
     /// Name of the tenant, or of the group.
     pub tenant: String,
-    /// The action.
+    /// The owner's action.
     pub action: Action,
 }
 
@@ -458,7 +458,7 @@ pub enum Action {
     Forgotten(u64),
     /// A group's MPS server has exited or terminated its clients. The incident names the group.
     ServerEnded {
-        /// The reason.
+        /// Human-readable reason.
         why: String,
         /// The programs that lost their work.
         programs: Vec<GivenUp>,
@@ -467,7 +467,7 @@ pub enum Action {
     ServerStarted,
 }
 
-/// An abandoned program.
+/// A program that the owner has abandoned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenUp {
     /// Process ID of the program.

@@ -18,7 +18,7 @@ union Word {
     function: *const c_void,
 }
 
-/// A table.
+/// An export table of `WORDS` words.
 struct Table<const WORDS: usize>([Word; WORDS]);
 
 // SAFETY: a table contains numbers and function pointers, and is never written.

@@ -7,7 +7,7 @@ use crate::result::{INVALID_VALUE, NOT_SUPPORTED};
 /// Granularity of sizes and addresses in bytes.
 pub const GRANULE: u64 = 2 << 20;
 
-/// A mapping.
+/// A mapping of an allocation at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// Size in bytes.

@@ -23,7 +23,7 @@ pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
 /// `CUstreamCallback`.
 pub type Callback = unsafe extern "C" fn(u64, i32, *mut std::ffi::c_void);
 
-/// An operation.
+/// An operation in a stream or graph.
 #[derive(Clone)]
 pub enum Op {
     /// A kernel launch: kernel and arguments.

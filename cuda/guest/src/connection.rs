@@ -131,7 +131,7 @@ fn open() -> std::io::Result<Connection> {
     Ok(Connection { transport, control, ring, areas, synchronous })
 }
 
-/// A reply.
+/// A reply from the worker.
 #[derive(Debug)]
 pub struct Answer {
     /// Result of the call.

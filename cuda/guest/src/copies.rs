@@ -136,7 +136,7 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
     })
 }
 
-/// A staging buffer.
+/// An acquired staging buffer.
 pub struct Piece {
     /// Number of the buffer, for messages.
     pub number: u64,

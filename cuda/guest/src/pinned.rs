@@ -32,7 +32,7 @@ const OWN_BYTES: u64 = 4 << 20;
 /// Alignment in bytes of allocations in a shared blob.
 const ALIGN: u64 = 512;
 
-/// An allocation.
+/// An allocation of pinned memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocation {
     /// Start address.

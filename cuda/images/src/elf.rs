@@ -22,7 +22,7 @@ const VARIABLES: &[u8] = b".nv.global";
 /// a kernel, the kernel's name.
 const CONSTANTS: &[u8] = b".nv.constant";
 
-/// A section.
+/// A section of the ELF file.
 #[derive(Clone, Copy)]
 struct Section<'a> {
     name: &'a [u8],

@@ -2,7 +2,7 @@
 
 use crate::{Code, Unreadable};
 
-/// A token.
+/// A token of PTX text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token<'a> {
     /// A name, a directive, an instruction or a number.

@@ -73,7 +73,7 @@ pub enum ControlError {
     /// A folder of the daemon cannot be created.
     #[error("the folder {} cannot be created: {source}", path.display())]
     Folder {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
         /// Underlying error.
         source: io::Error,
@@ -81,9 +81,9 @@ pub enum ControlError {
     /// A folder of the daemon cannot be given to the user of the clients.
     #[error("{} cannot belong to user {user}: {source}; a daemon that is not root needs CAP_CHOWN, CAP_SETUID and CAP_SETGID", path.display())]
     User {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// The user.
+        /// User ID of the clients.
         user: u32,
         /// Underlying error.
         source: io::Error,
@@ -91,7 +91,7 @@ pub enum ControlError {
     /// A program cannot be started.
     #[error("{program} cannot be started: {source}")]
     Start {
-        /// The program.
+        /// Name of the program.
         program: String,
         /// Underlying error.
         source: io::Error,
@@ -102,17 +102,17 @@ pub enum ControlError {
     /// The daemon rejected a command.
     #[error("the MPS control daemon rejected `{command}`: {answer}")]
     Refused {
-        /// The command.
+        /// The rejected command.
         command: String,
-        /// The reply.
+        /// The daemon's reply.
         answer: String,
     },
     /// The daemon does not reply.
     #[error("the MPS control daemon did not reply to `{command}` within {} s", limit.as_secs())]
     Late {
-        /// The command.
+        /// The command without a reply.
         command: String,
-        /// The time limit.
+        /// Time limit for the reply.
         limit: Duration,
     },
 }

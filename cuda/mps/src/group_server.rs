@@ -36,7 +36,7 @@ pub enum Report {
     },
     /// No daemon is running. The supervisor will retry.
     Unavailable {
-        /// The reason.
+        /// Human-readable reason.
         why: String,
     },
     /// Complete list of the servers and their clients.
@@ -50,7 +50,7 @@ pub enum Report {
     Lost {
         /// Process IDs of the clients.
         clients: BTreeSet<u32>,
-        /// The reason.
+        /// Human-readable reason.
         why: String,
     },
     /// The daemon was retired, because no group needed it and it had no clients.

@@ -11,7 +11,7 @@ const STEP_WORDS: usize = 4;
 /// Image index of a step without an image.
 const NO_IMAGE: u64 = u64::MAX;
 
-/// A module image.
+/// A module image in a saved state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     /// The image's bytes as words. The last word is padded with zeros.

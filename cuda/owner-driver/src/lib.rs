@@ -103,7 +103,7 @@ pub enum DriverError {
         /// Reason reported by the loader.
         reason: String,
     },
-    /// A call failed.
+    /// A driver call failed.
     #[error("{call} failed: CUDA error {code}")]
     Call {
         /// Name of the function.

@@ -49,7 +49,7 @@ impl CardState {
 pub struct StateMessage {
     /// The card of the recipient.
     pub to: CardId,
-    /// The tenant.
+    /// The tenant with several cards.
     pub gang: GangId,
     /// The tenant's state on this owner's card.
     pub state: CardState,

@@ -48,7 +48,7 @@ pub enum ServerError {
     /// The card's settings are invalid.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The driver failed.
+    /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] owner_driver::DriverError),
     /// The socket cannot be created.

@@ -35,7 +35,7 @@ thread_local! {
     static THREAD_STRIPE: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// The gate.
+/// Gate that submissions pass through. It closes for several reasons, and counts the submissions in progress.
 #[derive(Debug)]
 pub struct Gate {
     stripes: [Stripe; STRIPES],

@@ -190,7 +190,7 @@ pub enum FromTenant {
     /// Reports chunks that the process kept across the owner's restart. The packet contains a descriptor for each chunk
     /// with `descriptor` set.
     Adopt {
-        /// The chunks.
+        /// The reported chunks.
         chunks: Vec<Adopted>,
         /// Set if another `Adopt` message follows.
         more: bool,
@@ -206,7 +206,7 @@ pub enum FromTenant {
     },
     /// Returns chunks that have been unmapped and released.
     Free {
-        /// The chunks.
+        /// IDs of the returned chunks.
         chunks: Vec<ChunkId>,
     },
     /// Charges memory that cannot be relocated to the tenant.
@@ -290,7 +290,7 @@ pub enum FromTenant {
     Open {
         /// Number of the request, for the reply.
         request: u32,
-        /// The token.
+        /// The token from another process of the tenant.
         share: Share,
     },
     /// Last message.
@@ -344,7 +344,7 @@ pub enum FromOwner {
     Granted {
         /// Number of the request.
         request: u32,
-        /// The chunks.
+        /// The granted chunks.
         chunks: Vec<Chunk>,
         /// Set if more chunks for this request follow.
         more: bool,
@@ -402,7 +402,7 @@ pub enum FromOwner {
     Shared {
         /// Number of the request.
         request: u32,
-        /// The token.
+        /// The token, which other processes of the tenant can open.
         share: Share,
     },
     /// Last message.

@@ -26,7 +26,7 @@ const LIBRARY: &str = "libcuda.so.1";
 pub struct Finding {
     /// Name of the check. Does not change between versions.
     pub check: &'static str,
-    /// The detected state.
+    /// Description of the detected state.
     pub found: String,
     /// The remedy if there is an obstacle.
     pub remedy: Option<String>,

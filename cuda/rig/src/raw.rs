@@ -21,10 +21,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cuda;
 
-/// Process that calls `connect`. The owner gets its credentials.
+/// Process that calls `connect`. The owner receives its credentials.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Through {
-    /// The client itself.
+    /// The client process itself.
     #[default]
     Itself,
     /// A child that exits immediately and is reaped.

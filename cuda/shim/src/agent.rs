@@ -377,7 +377,7 @@ impl Agent {
                 self.reclaim = Some(Reclaim { since, order: Some(order), looked: since - RECLAIM_LOOK });
             }
             FromOwner::Shared { request, share } => link.answer(request, |_| Answer::Shared(share)),
-            // These messages answer requests over separate connections.
+            // These messages are replies to requests over separate connections.
             FromOwner::Welcome(_) | FromOwner::Processes { .. } | FromOwner::Fetched => {}
             FromOwner::Goodbye(end) => {
                 report!("the owner says goodbye: {end:?}");

@@ -50,7 +50,7 @@ pub enum Answer {
     Fixed,
     /// Free and total memory in bytes.
     Memory(u64, u64),
-    /// A sharing token.
+    /// The token for the shared chunks.
     Shared(Share),
     /// The request was rejected. Contains the chunks received so far.
     Refused(Refusal, Vec<(Chunk, ChunkDescriptor)>),

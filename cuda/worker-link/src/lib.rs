@@ -1,7 +1,7 @@
 //! Messages between a VM's CUDA device and the worker of one guest program, and the start of that worker.
 //!
 //! Each worker has one `SOCK_SEQPACKET` connection. A packet is one [`ToWorker`] or one [`FromWorker`]: [`PACKET`]
-//! bytes, little-endian, without descriptors except in `Save`. The worker gets both of its descriptors as arguments:
+//! bytes, little-endian, without descriptors except in `Save`. The worker receives both descriptors as arguments:
 //! `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are described in
 //! `cuda-ring`.
 //!
@@ -17,7 +17,7 @@
 //! worker -> device  Saved: the state is in the file, and the worker exits; or Refused { obstacle }: it continues
 //! ```
 //!
-//! The next worker gets the file with `--restore-fd`, and the same window. This worker sends `Restored` when it
+//! The next worker receives the file with `--restore-fd`, and the same window. This worker sends `Restored` when it
 //! continues the program. The device repeats messages about blobs that the previous worker may not have received.
 //!
 //! Without [`Rejoin`], the worker exits when the connection is closed. With [`Rejoin`], the worker continues to serve

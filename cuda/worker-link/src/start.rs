@@ -20,7 +20,7 @@ const STARTER_FD: i32 = 5;
 /// Number of the restore file's descriptor in the worker.
 const RESTORE_FD: i32 = 6;
 
-/// Descriptors that a worker gets.
+/// Descriptors that a worker receives.
 #[derive(Debug)]
 pub struct WorkerFiles {
     /// File of the window.

@@ -80,7 +80,7 @@ needed! {
     LibraryVariable = "cuLibraryGetGlobal",
 }
 
-/// A loaded library.
+/// The functions of a loaded driver library.
 #[derive(Debug)]
 pub struct Driver {
     described: Vec<Option<Function>>,

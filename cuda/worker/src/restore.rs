@@ -27,7 +27,7 @@ pub enum RestoreError {
     /// The file cannot be read, or does not contain a worker's valid state.
     #[error("the file of the previous worker has no valid state")]
     File,
-    /// A step failed.
+    /// A step of the log failed.
     #[error("step {step} of {steps} of the log has failed: message {op:#x}, error {code}")]
     Step {
         /// Number of the step.

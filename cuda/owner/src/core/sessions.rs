@@ -41,7 +41,7 @@ impl Pending {
     }
 }
 
-/// A connection.
+/// A connection of a process, and the state of that process.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) pid: u32,

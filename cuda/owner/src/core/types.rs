@@ -92,7 +92,7 @@ pub enum Event {
     },
     /// A piece was allocated or imported, or this failed.
     Made {
-        /// The piece.
+        /// Number of the piece.
         piece: PieceId,
         /// Kind of memory of the piece, or `None` if the piece could not be allocated or imported.
         memory: Option<Memory>,
@@ -143,7 +143,7 @@ pub enum Event {
     },
     /// NVML's list of the processes that use the card, without the owner.
     Users {
-        /// The other processes.
+        /// The processes that use the card, without the owner.
         users: Vec<User>,
         /// Card memory that the owner uses in bytes, if known.
         own: Option<u64>,
@@ -165,7 +165,7 @@ pub enum Event {
     Mps {
         /// Name of the group.
         group: String,
-        /// The change.
+        /// Change in the state of the group's daemon.
         report: cuda_mps::Report,
     },
     /// The owner of another card has connected, disconnected or sent a message.
@@ -206,9 +206,9 @@ pub enum Action {
     Send {
         /// The process's connection.
         session: SessionId,
-        /// The message.
+        /// The message to send.
         message: FromOwner,
-        /// The pieces.
+        /// Numbers of the pieces whose descriptors the message carries.
         pieces: Vec<PieceId>,
     },
     /// Allocate and map a piece, and zero it if requested. [`Event::Made`] reports the result.
@@ -307,14 +307,14 @@ pub enum Action {
     TellQuantum(StateMessage),
     /// Probe the owner of another card.
     Probe {
-        /// The other card.
+        /// Number of the other card.
         card: CardId,
     },
     /// Send a message to the owner of another card.
     Tell {
-        /// The other card.
+        /// Number of the other card.
         card: CardId,
-        /// The message.
+        /// The message to send.
         message: Message,
     },
     /// Close a connection after its queued messages have been sent.

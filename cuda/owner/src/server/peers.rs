@@ -32,7 +32,7 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// Maximum number of exited processes that are handled at a time.
 const ENDS_AT_ONCE: usize = 64;
 
-/// A connected process.
+/// Identity of a connected process.
 #[derive(Debug)]
 pub(super) struct Peer {
     pid: Pid,

@@ -112,8 +112,8 @@ impl Workers {
         self.call(&self.fetching, FETCHING_MOST, move |vault| vault.driver().fetch(pid, from), report);
     }
 
-    /// Calls the driver on a separate thread, so that a hung call does not delay others. `report` gets the result, or
-    /// the reason why the driver was not called.
+    /// Calls the driver on a separate thread, so that a hung call does not delay others. `report` receives the result
+    /// or the reason why the driver was not called.
     fn call(
         &self,
         running: &Arc<AtomicUsize>,

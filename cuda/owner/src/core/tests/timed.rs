@@ -34,7 +34,7 @@ const DRAIN: u64 = 2 * MS;
 /// Time for the first use of an allocation, and for the next request.
 const USE: u64 = 100 * US;
 
-/// A scheduled event.
+/// An event or message that is scheduled for the state machine.
 #[derive(Debug)]
 enum Next {
     Tell(Event),
