@@ -13,7 +13,6 @@
 //! The fake is more lenient in one point: after a restore on another card, driver 580 imports memory only if both cards
 //! were visible to the process from its start (`cuda/rig/gpu/restore.py`). Therefore, the daemon does not move running
 //! programs.
-//! programs.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};

@@ -36,7 +36,6 @@ impl Core {
 
     /// Places a chunk beyond its tenant's limit if the previous owner served the chunk's process. Returns `None` if
     /// this is not possible.
-    /// not possible.
     pub(super) fn place_beyond(&mut self, id: SessionId, tenant: TenantId, address: GuestVramAddr) -> Option<Place> {
         if !self.is_expected(id) {
             return None;
