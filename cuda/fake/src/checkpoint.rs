@@ -10,6 +10,7 @@
 //! enough memory. The fake is stricter in two points: the pairs must be a permutation of known cards, and a process
 //! with contexts on several cards cannot change its cards. A restore that fails for any reason except imported memory
 //! can be repeated.
+//!
 //! The fake is more lenient in one point: after a restore on another card, driver 580 imports memory only if both cards
 //! were visible to the process from its start (`cuda/rig/gpu/restore.py`). Therefore, the daemon does not move running
 //! programs.

@@ -173,8 +173,6 @@ fn worker_killed_during_a_restart_ends_only_its_program() {
                     let _ = kill_process(Pid::from_raw(worker).expect("a process"), Signal::KILL);
                 }
                 Err(reason) => {
-                    // The worker may have been killed before its restart began, and the next worker before it had
-                    // restored the program.
                     let known = ["ended", "in progress", "no worker", "could not continue"];
                     assert!(known.iter().any(|known| reason.contains(known)), "{reason}");
                 }
