@@ -1,4 +1,4 @@
-//! Generates tables of the symbols in the driver API and in NVML.
+//! Generates tables of the symbols of the driver API and NVML.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

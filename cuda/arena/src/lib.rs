@@ -15,9 +15,9 @@ pub use ordered::{Behind, Lane, Ordered};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Alignment of every allocation in bytes, the same as in the driver.
+/// Minimum alignment of allocations in bytes, as in the driver.
 const ALIGN: u64 = 512;
-/// Alignment in bytes of all allocations of at least this size.
+/// Alignment of allocations of at least this size, in bytes.
 const LARGE_ALIGN: u64 = 2 << 20;
 
 /// Returns the number of bytes that an allocation occupies, or `None` if no range can be large enough.
@@ -43,7 +43,7 @@ pub struct Arena {
     users: BTreeMap<u32, u32>,
 }
 
-/// A placed allocation.
+/// Location of a new allocation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placed {
     /// Offset of the allocation in the range.
@@ -53,7 +53,7 @@ pub struct Placed {
 }
 
 impl Arena {
-    /// Creates an empty range of `bytes`, which must be a multiple of the chunk size.
+    /// Creates an empty arena of `bytes` bytes, which must be a multiple of the chunk size.
     pub fn new(bytes: u64, chunk_bytes: u64) -> Self {
         let mut arena = Self {
             chunk_bytes,
@@ -77,8 +77,8 @@ impl Arena {
         Some(self.take((at, length), start, bytes))
     }
 
-    /// Places an allocation of `bytes` bytes at an offset that [`Self::place`] has returned for the same size, possibly
-    /// in another process. Returns `None` if the offset is not free, or if `place` could not return it.
+    /// Places an allocation of `bytes` bytes at `start`, an offset that [`Self::place`] has returned for the same size,
+    /// possibly in another process. Returns `None` if the range is not free, or if `start` is not aligned.
     pub fn place_at(&mut self, start: u64, bytes: u64) -> Option<Placed> {
         let (align, bytes) = (align(bytes), rounded(bytes)?);
         let (&at, &length) = self.holes.range(..=start).next_back()?;
@@ -86,7 +86,7 @@ impl Arena {
         fits.then(|| self.take((at, length), start, bytes))
     }
 
-    /// Allocates `bytes` bytes at `start` in a hole with this offset and length. The hole must be large enough.
+    /// Allocates `bytes` bytes at `start` from the hole with the given offset and length, which must contain the range.
     fn take(&mut self, (at, length): (u64, u64), start: u64, bytes: u64) -> Placed {
         self.remove_hole(at, length);
         self.add_hole(at, start - at);

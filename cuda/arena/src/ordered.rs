@@ -9,7 +9,7 @@ use foldhash::{HashMap, HashSet};
 /// Address of an allocation.
 type Address = u64;
 
-/// A stream, as identified in a call that frees memory.
+/// A stream, as identified by a call that frees memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
     /// Context handle.
@@ -48,7 +48,7 @@ pub struct Ordered {
     waits: Vec<Waits>,
     /// All memory that was freed and has not been reused or released.
     freed: HashSet<Address>,
-    /// Unused events, with their contexts.
+    /// Unused events, as pairs of context and event.
     spare: Vec<(u64, u64)>,
 }
 
@@ -89,7 +89,7 @@ impl Ordered {
         self.loose.entry(lane).or_default().entry(bytes).or_default().push(address);
     }
 
-    /// Queues memory for release after a context's work, as given by `behind`.
+    /// Queues memory for release after the context's work that `behind` specifies.
     pub fn put_behind(&mut self, context: u64, behind: Behind, address: Address) {
         self.freed.insert(address);
         self.waits.push(Waits { context, behind, addresses: vec![address] });
@@ -119,7 +119,7 @@ impl Ordered {
             .collect()
     }
 
-    /// Queues all memory that a lane has freed for release after its context's work, as given by `behind`.
+    /// Queues all memory that a lane has freed for release after the work that `behind` specifies.
     pub fn gather(&mut self, lane: Lane, behind: Behind) {
         let lengths = self.loose.remove(&lane).unwrap_or_default();
         self.loose_bytes -= lengths.iter().map(|(bytes, list)| bytes * list.len() as u64).sum::<u64>();
@@ -133,7 +133,8 @@ impl Ordered {
         self.waits.iter().any(|waits| waits.behind == Behind::All)
     }
 
-    /// Releases the memory with completed events, as reported by `passed`. Releases all memory if `ended` is set.
+    /// Releases the memory whose events have completed according to `passed`, and returns its addresses. If `ended` is
+    /// set, also releases the memory that waits for all work.
     pub fn passed(&mut self, passed: impl Fn(u64) -> bool, ended: bool) -> Vec<Address> {
         let is_done = |behind| match behind {
             Behind::Nothing => true,
@@ -153,7 +154,7 @@ impl Ordered {
         done
     }
 
-    /// Prepares for the possible destruction of all contexts.
+    /// Calls [`Self::forget`] for every context, because any of them may be destroyed.
     pub fn forget_all(&mut self) {
         let contexts: HashSet<u64> = self.loose.keys().map(|lane| lane.context).collect();
         let waiting = self.waits.iter().map(|waits| waits.context);
@@ -162,7 +163,7 @@ impl Ordered {
         all.into_iter().for_each(|context| self.forget(context));
     }
 
-    /// Removes a destroyed context and its events.
+    /// Drops the unused events of a destroyed context. The memory freed in the context then waits for all work.
     pub fn forget(&mut self, context: u64) {
         self.spare.retain(|(of, _)| *of != context);
         for waits in self.waits.iter_mut().filter(|waits| waits.context == context) {

@@ -227,13 +227,13 @@ impl BoxCopy {
         self.width == 0 || self.height == 0 || self.depth == 0
     }
 
-    /// Returns the number of bytes to copy, or `None` if it overflows.
+    /// Returns the number of bytes to copy, or `None` on overflow.
     pub fn bytes(self) -> Option<u64> {
         self.width.checked_mul(self.height)?.checked_mul(self.depth)
     }
 
-    /// Returns the copy with explicit row and layer pitches, so that sender and receiver of a message agree on the
-    /// bytes. Returns `None` if an end has an unknown memory type, or if rows overlap.
+    /// Returns the copy with explicit row and layer pitches, so that both sides of a message access the same bytes.
+    /// Returns `None` if an end has an unknown memory type, or if rows overlap.
     pub fn spread(mut self) -> Option<Self> {
         let is_known = |end: End| matches!(end.kind, HOST | DEVICE | ARRAY | UNIFIED);
         self.from = self.from.spread(self.width, self.height)?;

@@ -1,7 +1,8 @@
 //! Worker side: decodes and checks the arguments of calls, and encodes their results.
 //!
-//! The words are a private copy. Each length and count is checked against the number of available words and against the
-//! free space of the [`Arena`]. Handles are looked up. Card addresses are left to the driver to check.
+//! The decoder works on a private copy of the words. Each length and count is checked against the number of available
+//! words and against the free space of the [`Arena`]. Handles are looked up. Card addresses are left to the driver to
+//! check.
 
 use crate::boxes::{ARRAY, BoxCopy, End, WORDS_2D, WORDS_3D};
 use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS, Numbered, RESOURCE_WORDS};
@@ -59,7 +60,7 @@ const NOT_SUPPORTED: i32 = 801;
 /// A message that cannot be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The message is invalid. Its program loses its context.
+    /// The message is invalid. The program loses its context.
     Malformed,
     /// The call fails with this result, because the object does not exist or could not be created.
     Refused(i32),
@@ -110,7 +111,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Returns the driver's handle of the new object.
+    /// Returns the driver's handle for the new object.
     pub fn made(&self, arena: &Arena) -> u64 {
         self.new.map_or(0, |(_, _, word)| arena.words(word, 1).first().copied().unwrap_or_default())
     }
@@ -228,7 +229,7 @@ fn found(handles: &dyn Handles, kind: Kind, handle: u64, refused: &mut Option<i3
     }
 }
 
-/// Reads an array's element count, and records it with the argument that must have the same value.
+/// Reads an array's element count, and records it with the index of the argument that must have the same value.
 fn count_of(reader: &mut Reader<'_>, index: u8, counts: &mut [Option<(u8, u64)>]) -> Result<usize, Fault> {
     let count = reader.word()?;
     *counts.iter_mut().find(|place| place.is_none()).ok_or(Fault::Malformed)? = Some((index, count));

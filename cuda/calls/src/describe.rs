@@ -127,8 +127,8 @@ pub enum Arg {
     Out(u16),
     /// A pointer to a result, or null.
     OutOptional(u16),
-    /// A pointer to a result: its size in bytes, and the number of leading bytes that reach the guest. The guest reads
-    /// the rest as zeros, because it would contain the worker's addresses.
+    /// A pointer to a result: its size in bytes, and the number of leading bytes that are returned to the guest. The
+    /// guest gets zeros for the rest, because it would contain worker addresses.
     OutPart(u16, u16),
     /// A pointer to this number of input bytes.
     In(u16),
@@ -144,9 +144,9 @@ pub enum Arg {
     Array(u8, u8),
     /// Like [`Self::Array`], with one element fewer.
     ArrayButOne(u8, u8),
-    /// A pointer to handles: their kind, and index of the argument with their number.
+    /// A pointer to handles: their kind, and the index of the argument with the number of handles.
     Handles(Kind, u8),
-    /// A pointer to a buffer for one-byte results. The argument with this index is their number.
+    /// A pointer to a buffer for one-byte results. The argument with this index is the number of results.
     OutBytes(u8),
     /// The image sent in parts by earlier messages, or null.
     Image,
@@ -184,12 +184,12 @@ pub(crate) const fn guest(name: &'static str) -> Call {
     Call { name, treatment: Treatment::Guest, args: &[] }
 }
 
-/// Describes a function that is sent without waiting for a reply.
+/// Describes a function whose caller does not wait for a reply.
 pub(crate) const fn posted(name: &'static str, args: &'static [Arg]) -> Call {
     Call { name, treatment: Treatment::Posted, args }
 }
 
-/// Describes a function that waits for a reply.
+/// Describes a function whose caller waits for a reply.
 pub(crate) const fn answered(name: &'static str, args: &'static [Arg]) -> Call {
     Call { name, treatment: Treatment::Answered, args }
 }

@@ -20,7 +20,7 @@ const NOT_SUPPORTED: i32 = 801;
 /// Maximum total size of a call's results in words, which is also the size of a result area.
 pub const MAX_RESULT_WORDS: usize = 8 << 10;
 
-/// An encoded call.
+/// Properties of an encoded call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Encoded {
     /// Handle of the new object, if the call creates one.

@@ -1,10 +1,10 @@
 //! Descriptions of the CUDA driver API's functions for guests: their arguments and how they are handled.
 //!
 //! [`CALLS`] describes the functions that guests can call. [`REFUSED`] lists the other functions, which return 801. A
-//! description controls the guest's encoder ([`encode`]), the worker's checking decoder ([`decode`]), and the return of
-//! results ([`Prepared`], [`unpack`]). Functions whose arguments cannot be described in this way (launches, copies,
-//! pinned memory) have separate messages: [`own`]. [`replay`] defines how each call is handled when a program continues
-//! in another worker.
+//! description controls the guest's encoder ([`encode`]), the worker's checking decoder ([`decode`]), and how results
+//! are returned ([`Prepared`], [`unpack`]). Functions whose arguments cannot be described in this way (launches,
+//! copies, pinned memory) have separate messages: [`own`]. [`replay`] defines how each call is handled when a program
+//! continues in another worker.
 //!
 //! The crate does not call the driver and does not use rings. It works on slices of words.
 

@@ -104,7 +104,7 @@ pub mod edit {
     pub const ADD: u64 = 0;
     /// Changes a node. The graph is 0.
     pub const SET: u64 = 1;
-    /// Changes the node's copy in an executable graph.
+    /// Changes the node in an executable graph.
     pub const SET_EXEC: u64 = 2;
 }
 

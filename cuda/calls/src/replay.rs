@@ -1,4 +1,4 @@
-//! Handling of each call when a program continues in another worker: which calls the new worker replays.
+//! Defines how each call is handled when a program continues in another worker, which replays some of the calls.
 //!
 //! The handling of calls that create or destroy an object with a handle follows from their description. `RULES` defines
 //! it for the other calls. A test fails if a call has no defined handling, so that a new call is not forgotten.
@@ -46,7 +46,7 @@ pub struct Change {
 /// Identification of an object that cannot be recreated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The new handle.
+    /// The new object's handle.
     ByHandle,
     /// The address in the first result.
     ByAddress,
@@ -249,10 +249,10 @@ pub fn replay(call: &Call) -> Option<Replay> {
     has_none.then_some(Replay::Nothing)
 }
 
-/// Returns how a message of [`own`] is replayed. `edit` is its first word.
+/// Returns how a message of [`own`] is replayed. `edit` is the message's first word.
 pub fn replay_own(op: u16, edit: Option<u64>) -> Option<Replay> {
     Some(match (op, edit) {
-        // A new worker has its own start message, image and staging blob.
+        // A new worker receives its own start message, image and staging blob.
         (own::START | own::IMAGE_PART, _) => Replay::Nothing,
         (own::WAIT_STREAM | own::WAIT_EVENT | own::WAIT_CONTEXT, _) => Replay::Nothing,
         (own::MAX_CLUSTERS | own::FUNCTION_NAME, _) => Replay::Nothing,

@@ -76,7 +76,7 @@ fn handle_names_its_kind_and_number() {
     assert_eq!(index_of(Kind::Event, handle(Kind::Stream, 1)), None);
 }
 
-/// Returns a 3-byte copy in card memory.
+/// Returns a copy of 3 bytes within card memory.
 fn copy() -> BoxCopy {
     let end = End { kind: DEVICE, address: 3, ..End::default() };
     BoxCopy { from: end, to: end, width: 3, height: 1, depth: 1 }
@@ -224,7 +224,7 @@ fn any_words_decode_or_are_refused() {
     }
 }
 
-/// A tensor map has one stride fewer than dimensions.
+/// A tensor map has one stride fewer than it has dimensions.
 #[test]
 fn tensor_map_crosses_with_its_arrays() {
     let call = &CALLS[find("cuTensorMapEncodeTiled").expect("described")];

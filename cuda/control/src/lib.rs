@@ -45,7 +45,7 @@ pub struct Settings {
     /// if their unaccounted memory exceeds the tenant's limit.
     #[serde(default)]
     pub kills_strangers: bool,
-    /// Amount by which the memory usage of a process, and of the whole card, may exceed the accounts.
+    /// Number of bytes by which the memory usage of a process, or of the whole card, may exceed the accounted usage.
     #[serde(default)]
     pub margin_bytes: u64,
     /// Rules that can be changed while the owner runs.
@@ -94,11 +94,11 @@ pub struct MpsSettings {
 /// Rules for sharing a card. They can be changed while the owner runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
-    /// Policy for the card's time, with its parameters.
+    /// Scheduling policy of the card, with its parameters.
     pub scheduler: sched::Config,
     /// Host memory for chunks that are not on the card, at most the amount in [`Settings`].
     pub host_bytes: u64,
-    /// Amount of card memory that remains free when chunks are moved back to the card.
+    /// Card memory to keep free when chunks are moved back to the card.
     pub low_water_bytes: u64,
     /// Name of the policy that selects chunks for eviction.
     pub victims: String,
@@ -150,7 +150,7 @@ pub struct MemoryShare {
 /// A tenant's share of the card's time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeShare {
-    /// Weight.
+    /// Scheduling weight.
     pub weight: u32,
     /// Minimum share in thousandths.
     pub guarantee_permille: u32,
@@ -162,7 +162,7 @@ pub struct TimeShare {
     pub max_run_ns: Option<u64>,
 }
 
-/// A tenant.
+/// A tenant's settings on a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
     /// Name of the tenant.
@@ -200,7 +200,7 @@ pub struct Tenant {
     pub arrives: bool,
 }
 
-/// A request.
+/// A request from the daemon to an owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
@@ -226,8 +226,8 @@ pub enum Request {
         to: String,
     },
     /// Prepares the move of the tenant with this name to another card: evicts its memory, and makes its programs unmap
-    /// it. The reply is [`Answer::Moving`] until it is [`Answer::Left`]. After a failure, [`Request::Stay`] must
-    /// follow.
+    /// it. The reply is [`Answer::Moving`] until this is complete, and then [`Answer::Left`]. After a failure,
+    /// [`Request::Stay`] must follow.
     Leave(String),
     /// Cancels the preparation of a move. The tenant with this name stays.
     Stay(String),
@@ -248,15 +248,15 @@ pub enum Request {
     Record(usize),
     /// Ends the recording. The reply is [`Answer::Record`].
     EndRecord,
-    /// Queries the card's state, including the usage of its time in intervals that begin at `since_ns` or later. Times
-    /// are on the owner's clock.
+    /// Queries the card's state, including its time usage in intervals that begin at `since_ns` or later. Times are on
+    /// the owner's clock.
     View {
         /// Start of the first interval.
         since_ns: u64,
     },
 }
 
-/// A reply.
+/// An owner's reply to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -268,8 +268,8 @@ pub enum Answer {
         uuid: String,
         /// Total memory of the card.
         total_bytes: u64,
-        /// Number of NVLink connections to each other card of the host, by its UUID. Missing in replies of earlier
-        /// versions.
+        /// Number of NVLink connections to each other card of the host, keyed by the other card's UUID. Missing in
+        /// replies of earlier versions.
         #[serde(default)]
         links: BTreeMap<String, u32>,
     },
@@ -287,13 +287,13 @@ pub enum Answer {
     Arrived {
         /// Processes that use this card and have reported their memory.
         here: Vec<u32>,
-        /// Reason why a process could not be moved since the last query.
+        /// Reason why a process's move has failed since the last query, or `None`.
         failed: Option<String>,
         /// Times of the processes that have come from another card and use this card.
         #[serde(default)]
         times: Vec<ArrivalTimes>,
     },
-    /// Lines of a record.
+    /// The lines of the recording.
     Record(String),
     /// The card's current state.
     View(Box<Card>),
@@ -334,7 +334,7 @@ pub struct Card {
     pub tenants: BTreeMap<TenantId, TenantView>,
     /// Unmanaged processes that use the card: process ID, program name, and bytes on the card if known.
     pub strangers: Vec<(u32, String, Option<u64>)>,
-    /// Actions on programs and tenants since the last reply, oldest first.
+    /// Actions on programs and tenants since the last [`Answer::View`], oldest first.
     pub incidents: Vec<Incident>,
     /// Used card memory that cannot be attributed to any process or tenant, in bytes.
     pub unexplained_bytes: u64,
@@ -394,9 +394,9 @@ pub struct GangView {
     pub cancelled: u64,
     /// Time during which this card was free for the tenant and waited for the other cards.
     pub gather_ns: u64,
-    /// Longest such wait.
+    /// Longest time for which this card was free for the tenant and waited for the other cards.
     pub longest_gather_ns: u64,
-    /// Time within the tenant's turns during which it had no work on this card.
+    /// Time within the tenant's turns during which the tenant had no work on this card.
     pub rest_ns: u64,
     /// 99th percentile of the waiting times for turns.
     pub wait_p99_ns: u64,
@@ -432,7 +432,7 @@ impl Gang {
 pub struct SharingView {
     /// The strictest mode of the group's members.
     pub mode: Sharing,
-    /// Set if the group's members whose programs can run concurrently use the card concurrently.
+    /// Set if the group's members that can use the card concurrently do so.
     pub is_together: bool,
     /// Set if this tenant uses the card concurrently with other members.
     pub takes_part: bool,
@@ -469,7 +469,7 @@ pub enum ServerState {
 pub struct Incident {
     /// Name of the tenant, or of the group.
     pub tenant: String,
-    /// The action.
+    /// The owner's action.
     pub action: Action,
 }
 
@@ -491,7 +491,7 @@ pub enum Action {
     Forgotten(u64),
     /// A group's MPS server has exited or terminated its clients. The incident names the group.
     ServerEnded {
-        /// The reason.
+        /// Human-readable reason.
         why: String,
         /// The programs that lost their work.
         programs: Vec<GivenUp>,
@@ -500,7 +500,7 @@ pub enum Action {
     ServerStarted,
 }
 
-/// An abandoned program.
+/// A program that the owner has abandoned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenUp {
     /// Process ID of the program.

@@ -58,12 +58,12 @@ pub struct Access {
 }
 
 impl Access {
-    /// Returns the location `device` (a card) with read and write access.
+    /// Returns a descriptor that gives the card `device` read and write access.
     pub fn all(device: c_int) -> Self {
         Self { kind: 1, id: device, flags: 3 }
     }
 
-    /// Returns the location `device` (a card) without access.
+    /// Returns a descriptor that denies the card `device` access.
     pub fn none_of(device: c_int) -> Self {
         Self::none(1, device)
     }
@@ -73,7 +73,7 @@ impl Access {
         self.is_device().then_some(self.id)
     }
 
-    /// Returns a location without access.
+    /// Returns a descriptor that denies a location access.
     pub fn none(kind: c_int, id: c_int) -> Self {
         Self { kind, id, flags: 0 }
     }

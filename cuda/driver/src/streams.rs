@@ -29,7 +29,7 @@ fn thread() -> u32 {
     thread_local! {
         static THREAD_NUMBER: Cell<u32> = const { Cell::new(0) };
     }
-    /// Static, because thread numbers must be unique in the process.
+    /// Number of the next thread. Static, because thread numbers must be unique in the process.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     THREAD_NUMBER
         .try_with(|mine| {
@@ -259,7 +259,7 @@ const ALL: [(u8, &[usize]); 11] = [
     ),
     (CONFIG, &[at::cuLaunchKernelEx, at::cuLaunchKernelEx_ptsz]),
     (UNKNOWN, &[at::cuLaunchCooperativeKernelMultiDevice]),
-    // The work of these calls is in the default stream.
+    // These calls submit to the default stream.
     (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
 ];
 

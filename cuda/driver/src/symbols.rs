@@ -1,4 +1,4 @@
-//! The symbols in the driver API and in NVML, and the corresponding real functions.
+//! The symbols of the driver API and NVML, and the corresponding real functions.
 //!
 //! UNSAFETY: reads call arguments by position.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -32,7 +32,7 @@ impl Arguments {
         Self { registers, stack }
     }
 
-    /// Arguments of a call without any.
+    /// Arguments of a call that has none.
     pub const NONE: Self = Self { registers: std::ptr::null(), stack: std::ptr::null() };
 
     /// Returns the argument with the zero-based index `n` as an integer or pointer.

@@ -49,7 +49,7 @@ pub mod result {
     pub const NOT_SUPPORTED: i32 = 801;
 }
 
-/// Identity of a device, for the integrity result.
+/// Identity of a device, as included in the integrity hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Device {
     /// UUID from `cuDeviceGetUuid`.
@@ -98,16 +98,16 @@ pub fn install(driver: &'static dyn Driver) {
     let _ = DRIVER.set(driver);
 }
 
-/// Returns the library.
+/// Returns the installed guest library.
 ///
 /// # Errors
 ///
-/// Fails with code 3 before [`install`].
+/// Fails with code 3 before [`install`] is called.
 fn driver() -> Result<&'static dyn Driver, i32> {
     DRIVER.get().copied().ok_or(result::NOT_INITIALIZED)
 }
 
-/// Returns the result of a call as a result code.
+/// Converts the outcome of a call to a result code.
 fn code(outcome: Result<(), i32>) -> i32 {
     outcome.err().unwrap_or(result::SUCCESS)
 }

@@ -10,7 +10,7 @@ static REPORTED: [AtomicU64; uuids::COUNT] = [const { AtomicU64::new(0) }; uuids
 
 /// Fails with "not supported" regardless of the arguments. Reports the first call to the slot.
 ///
-/// Undeclared arguments are harmless, because the caller removes them in this calling convention.
+/// Undeclared arguments are harmless: in this calling convention, the caller cleans up the stack.
 pub extern "C" fn refuse<const TABLE: usize, const SLOT: usize>() -> i32 {
     let bit = 1 << (SLOT % 64);
     let is_first = REPORTED.get(TABLE).is_some_and(|all| all.fetch_or(bit, Ordering::Relaxed) & bit == 0);

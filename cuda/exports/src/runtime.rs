@@ -9,8 +9,8 @@ use std::ffi::c_void;
 use crate::driver;
 use crate::result::{INVALID_VALUE, SUCCESS};
 
-/// Zeros in place of values that tools would write. Before each call, the runtime reads an entry, and calls a tool if
-/// the entry is not zero.
+/// Zeros in place of the entries that tools would write. Before each call, the runtime reads an entry, and calls a tool
+/// if the entry is not zero.
 struct Zeros<const WORDS: usize>(UnsafeCell<[u64; WORDS]>);
 
 // SAFETY: this crate never reads or writes the words. Like NVIDIA's driver, it only passes their address.
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn load_module_silently(to: *mut u64, image: *const c_void
     }
 }
 
-/// Slot 7 of the runtime's table: called at the runtime's shutdown. Does nothing.
+/// Slot 7 of the runtime's table: called when the runtime shuts down. Does nothing.
 pub extern "C" fn end(_: usize) -> i32 {
     SUCCESS
 }

@@ -19,13 +19,13 @@ union Word {
     function: *const c_void,
 }
 
-/// A table.
+/// An export table of `WORDS` words.
 struct Table<const WORDS: usize>([Word; WORDS]);
 
 // SAFETY: a table contains numbers and function pointers, and is never written.
 unsafe impl<const WORDS: usize> Sync for Table<WORDS> {}
 
-/// Returns a word with a function, or with the rejection for its slot.
+/// Expands to a word with a function, or with a function that rejects calls to its slot.
 macro_rules! word {
     ($table:ident, $slot:literal) => {
         Word { function: refuse::<$table, $slot> as *const c_void }
@@ -35,7 +35,7 @@ macro_rules! word {
     };
 }
 
-/// Returns a table with its size and the slots from 1 on.
+/// Expands to a table: its size, then the slots from 1 on.
 macro_rules! sized {
     ($table:ident: $($slot:literal $(= $function:path)?),*) => {
         Table([

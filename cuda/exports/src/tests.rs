@@ -1,4 +1,4 @@
-//! Tests the tables like programs use them: looks up tables by UUID, and calls their slots.
+//! Tests the tables as programs use them: looks up tables by UUID, and calls their slots.
 //!
 //! UNSAFETY: calls slots with the signatures that the runtime expects.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

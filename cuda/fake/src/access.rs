@@ -1,4 +1,4 @@
-//! Checks that work has access rights to the other cards' memory that it uses.
+//! Checks the access rights of work that uses other cards' memory.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -35,7 +35,7 @@ pub fn check(at: u64) {
             eprintln!("fake libcuda: work of device {device} uses {at:#x}, to which it has no access");
             std::process::abort();
         }
-        // Host memory.
+        // The address is in host memory.
         None => {}
     }
 }

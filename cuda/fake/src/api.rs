@@ -440,7 +440,7 @@ unsafe fn text(to: *mut c_char, bytes: c_int, text: &str) -> c_int {
     SUCCESS
 }
 
-/// Stores an attribute of an address, like NVIDIA's driver 580.
+/// Stores an attribute of an address, as NVIDIA's driver 580 does.
 unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found) -> c_int {
     let host = found.tier == Tier::Host;
     unsafe {

@@ -179,7 +179,7 @@ impl End3d {
             }
             _ => return Err(INVALID_VALUE),
         };
-        // The strides matter only for several rows or layers.
+        // The strides matter only if the copy has several rows or layers.
         let (pitch, rows) = (if pitch == 0 { x + width } else { pitch }, if rows == 0 { y + height } else { rows });
         if pitch < x + width || rows < y + height {
             return Err(INVALID_VALUE);

@@ -1,9 +1,9 @@
 //! The cards. Each card is a folder that processes share.
 //!
-//! The memory usage that NVML reports per process follows observations of driver 580 on an H100. An allocation counts
-//! once: for its creator while the creator has a handle or mapping of it, and otherwise for a process that has imported
-//! it. Memory kept only by a descriptor is in use but does not count for any process. The same applies to managed
-//! memory.
+//! The memory usage that NVML reports per process follows observations of driver 580 on an H100. Each allocation is
+//! charged once: to its creator while the creator has a handle or mapping of it, and otherwise to a process that has
+//! imported it. Memory kept alive only by a descriptor is in use, but is not charged to any process. The same applies
+//! to managed memory.
 //!
 //! To simulate a reset after an uncorrectable memory error (Xid 48) or by an operator, the file `lost` in a card's
 //! folder contains the number of the last allocation before the reset. All allocations up to this number are lost, and
@@ -36,7 +36,7 @@ const CONTEXT: &str = "FAKE_CUDA_CONTEXT_MIB";
 /// NVIDIA's environment variable for the visible cards, which `cuInit` reads.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Kind of memory that contains an allocation.
+/// Memory that backs an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// The card's memory.
@@ -57,18 +57,18 @@ pub struct Card {
     engine: OnceLock<Option<Engine>>,
 }
 
-/// This process's presence on a card, while it has a context there.
+/// State of this process on a card where it has a context.
 #[derive(Debug)]
 struct Entered {
     /// Locked file with this process's identity.
     _file: Option<File>,
     /// Memory of the context.
     _memory: Option<Allocation>,
-    /// Allocations that were lost before this process created a context.
+    /// Number of the last allocation that had been lost when this process created its context.
     lost_before: u64,
 }
 
-/// An allocation, which this process keeps while it has a handle or a mapping.
+/// An allocation to which this process has a handle or a mapping.
 #[derive(Debug)]
 pub struct Allocation {
     file: File,
@@ -169,7 +169,8 @@ pub fn exchange(from: usize, to: usize) {
     *MOVED.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::leak(cards.into_boxed_slice()));
 }
 
-/// Returns the cards that this process sees, in its order.
+/// Returns the cards visible to this process, in the order of its devices. The first call, in `cuInit`, reads the
+/// variable.
 pub fn visible() -> &'static [usize] {
     let moved = *MOVED.read().unwrap_or_else(PoisonError::into_inner);
     moved.unwrap_or_else(at_start)
@@ -243,7 +244,7 @@ fn holder(file: &File) -> Option<u32> {
     (asked && range.l_type != libc::F_UNLCK as i16).then(|| u32::try_from(range.l_pid).unwrap_or(0))
 }
 
-/// A lock between processes, which is held until the value is dropped.
+/// An inter-process lock, held until the value is dropped.
 pub struct Turn(File);
 
 impl Card {
@@ -363,7 +364,7 @@ impl Card {
         let _turn = self.turn("entering");
         let names = self.names();
         let pids = self.identities();
-        // Each allocation counts once, for its creator if the creator still has it.
+        // Each allocation is charged once: to its creator if the creator still has it.
         let mut holders: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
         for name in &names {
             let mut parts = name.strip_prefix("holds.").into_iter().flat_map(|rest| rest.splitn(3, '.'));

@@ -1,16 +1,19 @@
-//! Checkpoints: one process takes another process off the card, following the rules observed with driver 580 on an
+//! Checkpoints: one process removes another process from the card, following the rules observed with driver 580 on an
 //! H100.
 //!
 //! A thread of each process with a context listens for orders in the card's folder. A stopped process does not reply,
 //! as with NVIDIA's driver. A process that has imported another process's memory can be suspended, but cannot be
 //! resumed.
 //!
-//! A restore can name pairs of cards (driver 580): the process continues on another card, and its devices keep their
-//! numbers. The pairs must be a permutation of known cards that contains each card visible to the process, and the new
-//! card needs memory. Afterwards, the process can import memory of the new card, and access imported memory, only if
-//! the new card was visible to it from its start. `cuda/rig/gpu/restore.py` observes both rules with driver 580. The
-//! fake is stricter in one point: a process with contexts on several cards cannot change its cards. A restore that
-//! fails for another reason than imported memory can be repeated.
+//! A restore can contain pairs of cards (driver 580): the process then continues on another card, and its devices keep
+//! their numbers. As documented by NVIDIA, the pairs must contain all of the process's cards, and the new card needs
+//! enough memory. The fake is stricter in two points: the pairs must be a permutation of known cards, and a process
+//! with contexts on several cards cannot change its cards. A restore that fails for any reason except imported memory
+//! can be repeated.
+//!
+//! The fake is more lenient in one point: after a restore on another card, driver 580 imports memory only if both cards
+//! were visible to the process from its start (`cuda/rig/gpu/restore.py`). Therefore, the daemon does not move running
+//! programs.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};

@@ -47,7 +47,7 @@ fn either(handle: u64) -> Option<&'static Kernel> {
     kernel(handle, FUNCTION).or_else(|| kernel(handle, KERNEL))
 }
 
-/// Returns the handle of a module's kernel by name.
+/// Looks up a module's kernel by name, and returns its handle.
 unsafe fn named(module: u64, name: *const c_char, first: u64) -> Result<u64, i32> {
     if name.is_null() {
         return Err(INVALID_VALUE);
@@ -146,7 +146,7 @@ unsafe fn clusters(function: u64, config: *const LaunchConfig) -> Result<c_int, 
 
 /// Returns the address of a kernel's name.
 fn name_of(kernel: Option<&Kernel>) -> Result<*const c_char, i32> {
-    /// Static, because the program gets the names' addresses.
+    /// Names of all kernels. Static, because the program receives the names' addresses.
     static NAMES: OnceLock<Vec<CString>> = OnceLock::new();
     let kernel = kernel.ok_or(INVALID_HANDLE)?;
     let names = NAMES.get_or_init(|| KERNELS.iter().filter_map(|kernel| CString::new(kernel.name).ok()).collect());

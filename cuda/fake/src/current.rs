@@ -5,9 +5,9 @@ use std::ffi::c_int;
 
 use crate::{card, further};
 
-/// Handle of the first device's primary context. Those of the other devices follow. A device's further contexts are at
-/// offsets that are multiples of [`CONTEXT_STRIDE`].
+/// Handle of the first device's primary context. The handles of the other devices' primary contexts follow.
 pub const CONTEXT: u64 = 0x7700_0000;
+/// Distance between the handles of a device's contexts.
 pub const CONTEXT_STRIDE: u64 = 0x100;
 
 thread_local! {

@@ -30,7 +30,7 @@ const TAG_BITS: u32 = 16;
 const SLICE: Duration = Duration::from_millis(2);
 /// Maximum duration of a slice that clients of one MPS server extend, so that other processes get the engine.
 const LONGEST_SHARED: Duration = Duration::from_millis(8);
-/// Length of the slice of a kernel whose card time is only that of its work.
+/// Length of the slice for a kernel that takes no card time in addition to its work.
 const LONGEST_WORK: Duration = Duration::from_secs(1);
 /// Interval at which a waiting process polls for a free engine. Short, because a process with short kernels frees the
 /// engine only briefly.

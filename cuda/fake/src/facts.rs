@@ -146,8 +146,8 @@ api! {
     ) { put(made, work::instantiate(graph)) }
 }
 
-/// Drops the values that libraries have stored for a device's primary context. Its memory exists until the process
-/// exits.
+/// Drops the values that libraries have stored for a device's primary context. The context's memory is freed only when
+/// the process exits.
 fn reset(device: c_int) -> i32 {
     if named(device).is_err() {
         return INVALID_DEVICE;

@@ -1,7 +1,7 @@
-//! Card memory used for other purposes than the program's allocations: contexts, context limits, and module variables.
+//! Card memory used for purposes other than the program's allocations: contexts, context limits, and module variables.
 //!
 //! Sizes were measured with driver 580 on an H100: a context has a stack for each thread that the card can run. On the
-//! H100, the heap and the `printf` buffer use no memory until a kernel needs them. Here, they are allocated
+//! H100, the heap and the `printf` buffer do not use memory until a kernel needs them. Here, they are allocated
 //! immediately.
 //!
 //! UNSAFETY: maps the memory for variables.
@@ -15,7 +15,7 @@ use crate::card::{Allocation, Card, Tier};
 use crate::result::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::space::GRANULE;
 
-/// The only pool besides the devices' default pools.
+/// Handle of the only pool in addition to the devices' default pools.
 pub const POOL: u64 = 0x9001;
 /// Number of threads that a card can run concurrently.
 const THREADS: u64 = 1024;
@@ -32,7 +32,7 @@ pub enum Of {
 
 type Memory = HashMap<Of, Option<Allocation>>;
 
-/// Memory of all such objects, and the last assigned number.
+/// Memory of all objects, and the last assigned number.
 static HAS: Mutex<Option<(Memory, u64)>> = Mutex::new(None);
 
 fn with<T>(work: impl FnOnce(&mut Memory, &mut u64) -> T) -> T {
@@ -124,7 +124,7 @@ pub fn unload(module: u64) -> i32 {
     with(|has, _| if has.remove(&Of::Module(module)).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
-/// Allocates memory for all objects on another card. Returns it, for [`replace`].
+/// Allocates memory for all objects on another card, and returns it for use with [`replace`].
 pub fn allocate_on(card: &Card) -> Result<Vec<(Of, Allocation)>, i32> {
     with(|has, _| {
         let sized = has.iter().filter_map(|(of, memory)| Some((*of, memory.as_ref()?.metadata().ok()?.len())));

@@ -1,5 +1,5 @@
-//! Graphs that programs build from nodes. A launch runs the nodes in the order of their addition, which satisfies all
-//! dependencies.
+//! Graphs that programs build from nodes. A launch runs the nodes in the order in which they were added, which
+//! satisfies all dependencies.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, like the real driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -36,7 +36,7 @@ struct Instantiation {
     result: u32,
 }
 
-/// Converts a memset node into an operation. Only fills of bytes in one row are supported.
+/// Converts a memset node into an operation. Only byte-sized fills of a single row are supported.
 unsafe fn fill(parameters: *const Fill) -> Result<Op, i32> {
     match unsafe { parameters.as_ref() } {
         None => Err(INVALID_VALUE),
@@ -84,7 +84,7 @@ unsafe fn copy(parameters: *const Copy3d) -> Result<Op, i32> {
     unsafe { parameters.as_ref() }.ok_or(INVALID_VALUE)?.operation()
 }
 
-/// Attributes of kernel nodes, by node and attribute number.
+/// Attributes of kernel nodes, keyed by node and attribute number.
 static ATTRIBUTES: Mutex<BTreeMap<(u64, c_int), [u64; 8]>> = Mutex::new(BTreeMap::new());
 
 /// Replaces the operation of a graph's node.

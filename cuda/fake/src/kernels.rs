@@ -132,7 +132,7 @@ fn system_call(words: &[u64]) -> u64 {
     if result == -1 { i64::from(-error) as u64 } else { result as u64 }
 }
 
-/// Returns a texture's element of at most eight bytes, or `u64::MAX` if the texture does not exist.
+/// Returns a texture element of at most eight bytes, or `u64::MAX` if the texture does not exist.
 fn sample(texture: u64, x: u64, y: u64) -> u64 {
     let Some((at, bytes)) = views::element(texture, x, y) else { return u64::MAX };
     let mut word = [0u8; 8];

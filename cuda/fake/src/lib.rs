@@ -2,7 +2,7 @@
 //!
 //! - Each card is a folder shared by several processes ([`card`]). Each allocation is a file, which is locked while any
 //!   process has a handle, an exported descriptor or a mapping of the allocation. `FAKE_CUDA_CARDS` is the number of
-//!   cards, and `CUDA_VISIBLE_DEVICES` selects the cards visible to a process. `FAKE_CUDA_NVLINKS` has the NVLink
+//!   cards, and `CUDA_VISIBLE_DEVICES` selects the cards visible to a process. `FAKE_CUDA_NVLINKS` lists the NVLink
 //!   connections between the cards.
 //! - Addresses ([`space`]): all rules of virtual memory management are checked. An access to an unmapped address, or
 //!   without access rights, kills the program.
@@ -18,10 +18,10 @@
 //! - The Multi-Process Service ([`mps`]): kernels of a server's clients run concurrently, and an illegal access by one
 //!   client destroys the contexts of all clients.
 //! - Access between cards ([`peers`]): work that uses another card's memory without access rights kills the program.
-//! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
-//! - Memory for other purposes than allocations ([`further`]): contexts, limits, module variables.
+//! - Checkpoints ([`checkpoint`]): one process suspends another and removes it from the card.
+//! - Memory for purposes other than allocations ([`further`]): contexts, limits, module variables.
 //! - Registered host memory, and host functions in streams ([`pinned`]).
-//! - NVML ([`nvml`]): processes with a context and their bytes, the card's memory, and its other properties
+//! - NVML ([`nvml`]): processes with a context and their memory usage, the card's memory, and its other properties
 //!   ([`nvml_facts`]).
 //!
 //! The clock is the host's clock. Modules contain no code. Textures return single elements without filtering.
@@ -63,7 +63,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        // If the thread cannot be started, the driver works without its function.
+        // If the thread cannot be started, the driver works without the thread's function.
         let _ = std::thread::Builder::new().name(name.into()).spawn(work);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
     }

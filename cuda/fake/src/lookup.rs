@@ -17,7 +17,7 @@ use crate::result::{INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, S
 /// Result of `cuDriverGetVersion`.
 const VERSION: i32 = 13_000;
 
-/// The driver, as the export tables call it.
+/// Implements the driver functions that the export tables call.
 struct Fake;
 
 impl cuda_exports::Driver for Fake {

@@ -24,9 +24,9 @@ pub struct Physical {
     tier: Tier,
     /// Index of the card among all cards.
     card: usize,
-    /// Set if the allocation was made by [`import`].
+    /// Set if the allocation was imported by [`import`].
     imported: bool,
-    /// Handle types that other processes can import the allocation with.
+    /// Handle types with which the allocation can be exported.
     kinds: i32,
     /// Number of references by handles. The allocation exists while it has references or mappings.
     references: u32,
@@ -38,9 +38,9 @@ struct Memory {
     space: Space,
     handles: HashMap<u64, Physical>,
     next: u64,
-    /// Allocations of `cuMemAlloc`, by address.
+    /// Sizes of `cuMemAlloc` allocations in bytes, keyed by address.
     plain: HashMap<u64, u64>,
-    /// Tiers of mappings by address.
+    /// Tiers of mappings, keyed by address.
     tiers: HashMap<u64, Tier>,
     /// Access of each device to mappings, keyed by address.
     access: HashMap<u64, HashMap<i32, i32>>,
@@ -50,10 +50,10 @@ struct Memory {
 
 static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
 
-/// Number of changes of mappings and of access to them.
+/// Number of changes to mappings and access rights so far.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
-/// Returns the number of changes of mappings and of access to them.
+/// Returns the number of changes to mappings and access rights so far.
 pub fn generation() -> u64 {
     GENERATION.load(Ordering::SeqCst)
 }
@@ -103,7 +103,7 @@ fn device(card: usize) -> i32 {
 }
 
 impl Memory {
-    /// Returns a handle if the program has a reference to it.
+    /// Returns the allocation of a handle to which the program has a reference.
     fn handle(&mut self, handle: u64) -> Result<&mut Physical, i32> {
         self.handles.get_mut(&handle).filter(|physical| physical.references > 0).ok_or(INVALID_VALUE)
     }
@@ -145,12 +145,12 @@ pub fn property(handle: u64) -> Result<[i32; 8], i32> {
     Ok(if physical.tier == Tier::Host { [1, kinds, 3, 0, 0, 0, 0, 0] } else { [1, kinds, 1, device, 0, 0, 0, 0] })
 }
 
-/// Returns a new descriptor of an allocation.
+/// Returns a new descriptor for an allocation.
 pub fn export(handle: u64) -> Result<i32, i32> {
     let mut memory = lock();
     let physical = memory.get().handle(handle)?;
     // As observed on an H100 with driver 580, imported memory cannot be exported. A program's chunks can therefore
-    // reach a new owner only through kept descriptors.
+    // reach a new owner only through descriptors that the program has kept.
     if physical.imported || physical.kinds & 1 == 0 {
         return Err(INVALID_VALUE);
     }
@@ -158,7 +158,7 @@ pub fn export(handle: u64) -> Result<i32, i32> {
     physical.file.try_clone().map(|file| file.into_raw_fd()).map_err(|_| OUT_OF_MEMORY)
 }
 
-/// Returns a handle to a descriptor's allocation.
+/// Imports the allocation of a descriptor, and returns its handle.
 pub fn import(descriptor: i32) -> Result<u64, i32> {
     // SAFETY: the descriptor is only borrowed for the copy.
     let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
@@ -322,7 +322,7 @@ pub fn access_of(at: u64, device: i32) -> Option<((u64, u64), i32)> {
     Some(((start, mapping.bytes), access))
 }
 
-/// Sets the access of device `from` to all allocations of `cuMemAlloc` on device `to`.
+/// Sets device `from`'s access to all `cuMemAlloc` allocations on device `to`.
 pub fn allow_plain(to: i32, from: i32, access: i32) -> Result<(), i32> {
     let plain: Vec<(u64, u64)> = lock().get().plain.iter().map(|(at, bytes)| (*at, *bytes)).collect();
     let of_device = plain.into_iter().filter(|(at, _)| find(*at).is_some_and(|found| found.device == to));
@@ -338,7 +338,7 @@ fn protection(access: i32) -> Option<libc::c_int> {
     }
 }
 
-/// Releases all memory of this process. Keeps the contents of its own allocations.
+/// Releases all memory of this process, but saves the contents of its own allocations.
 pub fn take_off() {
     let mut memory = lock();
     let memory = memory.get();
@@ -401,13 +401,13 @@ pub struct Found {
     pub mapping: (u64, u64),
     /// First address and size of the reservation.
     pub range: (u64, u64),
-    /// Kind of memory that backs the allocation.
+    /// Memory that backs the allocation.
     pub tier: Tier,
     /// Access rights of the card.
     pub access: i32,
     /// Number of the allocation.
     pub id: u64,
-    /// Handle types that the allocation can be exported as.
+    /// Handle types with which the allocation can be exported.
     pub kinds: i32,
     /// Set if the allocation was created by `cuMemAlloc`.
     pub plain: bool,

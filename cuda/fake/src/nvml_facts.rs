@@ -128,7 +128,7 @@ unsafe extern "C" fn nvmlDeviceGetTemperature(device: *mut c_void, _sensor: c_in
     unsafe { fact(device, to, |_| 40) }
 }
 
-/// Returns the other end of each connection of a card. Connections have numbers from 0.
+/// Returns the other end of each connection of a card. Connections are numbered from 0.
 fn links(card: &Card) -> Vec<End> {
     let text = std::env::var(NVLINKS).unwrap_or_default();
     let parts = text.split(',').filter_map(|part| {
@@ -167,7 +167,7 @@ unsafe extern "C" fn nvmlDeviceGetNvLinkState(device: *mut c_void, link: u32, to
     }
 }
 
-/// Reports the address of a card. A switch has no address that is known to this library.
+/// Reports the PCI address of the card at the other end of a connection. Switches have no known address.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: *mut c_void, link: u32, to: *mut PciInfo) -> c_int {
     let end = match of_device(device) {

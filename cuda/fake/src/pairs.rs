@@ -26,7 +26,7 @@ pub fn change(pair: (u64, u64), add: bool) -> bool {
     true
 }
 
-/// Returns the other devices that can access a device's memory from `cuMemAlloc`.
+/// Returns the other devices that can access a device's `cuMemAlloc` memory.
 pub fn of(device: c_int) -> Vec<c_int> {
     let pairs = pairs();
     let found = pairs.iter().filter(|(_, to)| device_of(*to) == Some(device));

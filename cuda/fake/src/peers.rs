@@ -5,7 +5,7 @@
 //! contexts has enabled access to a context of the memory's card. Copies between two cards do not need access, because
 //! NVIDIA's driver copies through host memory. Such copies must specify the context of each address.
 //!
-//! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
+//! UNSAFETY: reads and writes through the program's pointers, like the real driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]

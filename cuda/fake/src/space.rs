@@ -7,7 +7,7 @@ use crate::result::{INVALID_VALUE, NOT_SUPPORTED};
 /// Granularity of sizes and addresses in bytes.
 pub const GRANULE: u64 = 2 << 20;
 
-/// A mapping.
+/// A mapping of an allocation at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// Size in bytes.
@@ -18,7 +18,7 @@ pub struct Mapping {
     pub access: i32,
 }
 
-/// A violated rule, and the corresponding result code of NVIDIA's driver 580.
+/// A violated rule, and the result code that NVIDIA's driver 580 returns for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken(pub &'static str, pub i32);
 

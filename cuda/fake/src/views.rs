@@ -14,7 +14,7 @@ pub struct View {
     pub element_bytes: u64,
 }
 
-/// Views keyed by number, and the last number assigned. Static, because kernels get only the number.
+/// Views keyed by number, and the last number assigned. Static, because kernels receive only the number.
 static VIEWS: Mutex<Option<(HashMap<u64, View>, u64)>> = Mutex::new(None);
 
 fn lock() -> MutexGuard<'static, Option<(HashMap<u64, View>, u64)>> {

@@ -23,14 +23,14 @@ pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
 /// `CUstreamCallback`.
 pub type Callback = unsafe extern "C" fn(u64, i32, *mut std::ffi::c_void);
 
-/// An operation.
+/// An operation in a stream or graph.
 #[derive(Clone)]
 pub enum Op {
     /// A kernel launch: kernel and arguments.
     Kernel(Kernel, Vec<u64>),
     /// A copy: destination, source, size in bytes.
     Copy(u64, u64, u64),
-    /// Row copies: destination, source, size in bytes.
+    /// Row copies: destination, source, and size in bytes of each row.
     Rows(Vec<[u64; 3]>),
     /// A write of data: destination, data.
     Write(u64, Arc<[u8]>),
@@ -55,7 +55,7 @@ pub enum Op {
 /// Number of operations that a stream can queue before further submissions block, as in a card's queues.
 const QUEUE: usize = 1024;
 
-/// Card time that a kernel spins before it checks its peers again.
+/// Card time during which a kernel spins before it checks its peers again.
 const SPIN: Duration = Duration::from_micros(200);
 
 impl Op {
@@ -245,7 +245,7 @@ impl Work {
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }
 
-    /// Like [`Self::stream`], for submitting work. Work that is not permitted during a capture invalidates it.
+    /// Like [`Self::stream`], for submitting work. Work that is not permitted during a capture invalidates the capture.
     fn stream_to_use(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if self.stream(handle).err() == Some(CAPTURE_IMPLICIT) {
             let blocking = self.streams.values_mut().filter(|stream| stream.blocking);
@@ -507,7 +507,7 @@ pub fn destroy_graph(graph: u64) -> i32 {
     with(|work| if work.graphs.remove(&graph).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
-/// Reserves the memory of a graph that is not reserved yet.
+/// Reserves the parts of a graph's memory that are not reserved yet.
 pub fn upload(graph: u64) -> i32 {
     let wanted = with(|work| {
         let ops = work.graphs.get(&graph).ok_or(INVALID_HANDLE)?;
@@ -534,12 +534,12 @@ pub fn upload(graph: u64) -> i32 {
     SUCCESS
 }
 
-/// Returns the number of bytes that a device has reserved for graphs, either now or at the peak.
+/// Returns the number of bytes reserved for graphs on a device: the current value, or the peak if `highest` is set.
 pub fn reserved(device: i32, highest: bool) -> u64 {
     with(|work| if highest { work.highest.get(&device).copied().unwrap_or(0) } else { work.reserved_on(device) })
 }
 
-/// Releases a device's memory reserved for graphs if no graph is running.
+/// Waits for all work of the process, and then releases a device's memory reserved for graphs.
 pub fn trim(device: i32) -> i32 {
     match finish_everything() {
         SUCCESS => {}
@@ -641,7 +641,7 @@ pub fn wait(stream: u64, event: u64) -> i32 {
 pub fn query(event: u64) -> i32 {
     match find(event) {
         Ok(found) if found.captured.load(Ordering::SeqCst) => {
-            // An event in a capture has no state, and a query invalidates the capture.
+            // A captured event has no state, and a query invalidates the capture.
             with(|work| work.streams.values_mut().filter_map(|s| s.capture.as_mut()).for_each(|c| c.broken = true));
             CAPTURED_EVENT
         }
@@ -662,7 +662,7 @@ pub fn synchronize(event: u64) -> i32 {
     }
 }
 
-/// Returns the milliseconds between two events.
+/// Returns the time between two events in ms.
 pub fn elapsed(from: u64, to: u64) -> Result<f32, i32> {
     let (from, to) = (find(from)?, find(to)?);
     if from.pending() || to.pending() {
@@ -700,8 +700,8 @@ mod tests {
         while count.load(Ordering::SeqCst) < QUEUE as u64 {
             std::thread::yield_now();
         }
-        // TIMEOUT: without a limit, all work is submitted in far less time. With a limit, the count stays the same
-        // however long the test waits.
+        // TIMEOUT: without a limit, all work is submitted in far less time. With a limit, the count stays the same no
+        // matter how long the test waits.
         std::thread::sleep(std::time::Duration::from_millis(200));
         // One operation has left the queue and is waiting.
         assert!(count.load(Ordering::SeqCst) <= QUEUE as u64 + 1, "{count:?} are in a queue of {QUEUE}");

@@ -248,7 +248,7 @@ unsafe fn list<T>(count: *mut u32, to: *mut T, all: Result<Vec<T>, i32>) -> i32 
     if to.is_null() && !all.is_empty() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: the program's buffer has space for all entries, and copying an empty list writes nothing.
+    // SAFETY: the program's buffer has space for all entries, and copying an empty list does not write any entry.
     unsafe { std::ptr::copy_nonoverlapping(all.as_ptr(), to, all.len()) };
     SUCCESS
 }
@@ -297,7 +297,7 @@ unsafe fn put<T>(to: *mut T, value: Result<T, i32>) -> i32 {
     }
 }
 
-/// Returns the first error among two results, or success.
+/// Returns the first of two results that is an error, or success.
 fn both(first: i32, second: i32) -> i32 {
     if first == SUCCESS { second } else { first }
 }

@@ -19,8 +19,8 @@ static STARTS: AtomicU32 = AtomicU32::new(0);
 /// ID of the process that has initialized NVML. Its children must initialize NVML again.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Bit mask of the devices that the worker has a handle for. The worker keeps a handle until the process exits, and
-/// rejects a second one. Not protected by a lock, because a child could inherit a locked lock.
+/// Bit mask of the devices with a handle in the worker. The worker keeps a handle until the process exits, and rejects
+/// a second one. Not protected by a lock, because a child could inherit a locked lock.
 static HANDLES: AtomicU64 = AtomicU64::new(0);
 /// Set while a thread requests a handle from the worker.
 static ASKING: AtomicBool = AtomicBool::new(false);

@@ -1,7 +1,7 @@
 //! NVML, NVIDIA's management library, for programs in a VM. The guest's CUDA library also exports these functions.
 //! Programs find the library through the symbolic link `libnvidia-ml.so.1`.
 //!
-//! - `forwarded`: device properties, which the worker queries from its own NVML. It therefore reports the tenant's
+//! - `forwarded`: device properties, which the worker queries from its own NVML. That library reports the tenant's
 //!   memory.
 //! - `answers`: functions that the guest implements itself: initialization, handles, process lists, error names.
 //! - All other functions in NVML's header return "not supported".

@@ -25,7 +25,7 @@ struct Outside {
     reserved: BTreeMap<u64, u64>,
 }
 
-/// Static, because the exported functions have no other state.
+/// The program's card memory outside the shared range. Static, because the exported functions have no other state.
 static OUTSIDE: RwLock<Outside> = RwLock::new(Outside { ranges: BTreeMap::new(), reserved: BTreeMap::new() });
 /// Number of allocations in [`OUTSIDE`]. Most calls check it instead of acquiring the lock.
 static OUTSIDE_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -63,7 +63,7 @@ fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
 /// # Errors
 /// Returns an error if the program already uses the addresses.
 pub fn reserve() -> io::Result<()> {
-    /// Static, because the mappings belong to the process.
+    /// Set once the ranges are reserved. Static, because the mappings belong to the process.
     static RESERVED: AtomicBool = AtomicBool::new(false);
     if RESERVED.load(Ordering::Acquire) {
         return Ok(());

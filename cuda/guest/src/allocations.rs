@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
-/// An allocation.
+/// An allocation of card memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// Size in bytes.

@@ -39,7 +39,7 @@ struct Answers {
     changes: u64,
 }
 
-/// Static, because the exported functions have no other state.
+/// The cache. Static, because the exported functions have no other state.
 static ANSWERS: Mutex<Answers> = Mutex::new(Answers { all: None, changes: 0 });
 
 fn lock() -> MutexGuard<'static, Answers> {
@@ -59,7 +59,8 @@ fn change(frame: &Frame) -> i32 {
     result
 }
 
-/// Returns the result of a call. The call's first argument is the result pointer; `count` arguments follow.
+/// Returns the result of a call, from the cache if possible. The call's arguments are the result pointer and `count`
+/// others.
 fn answer(frame: &Frame, count: usize) -> Result<u64, i32> {
     if frame.arg(0) == 0 {
         return Err(INVALID_VALUE);

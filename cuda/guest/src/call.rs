@@ -28,7 +28,7 @@ pub fn fresh(kind: Kind) -> u64 {
 /// completes the call.
 macro_rules! index {
     ($name:literal) => {{
-        /// Static, so that the name is looked up only once.
+        /// The index. Static, so that the name is looked up only once.
         static INDEX: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
         *INDEX.get_or_init(|| cuda_calls::find($name).unwrap_or(usize::MAX))
     }};

@@ -17,7 +17,7 @@ use crate::result::{LAUNCH_FAILED, NO_DEVICE, NOT_INITIALIZED, NOT_SUPPORTED};
 use crate::thread::{self, Thread};
 use crate::{addresses, report, transport};
 
-/// Time that a thread spins for a reply before it sleeps.
+/// Time after which a thread that waits for a reply sleeps instead of spinning.
 const SPIN: Duration = Duration::from_micros(30);
 
 /// Connection to this process's worker.
@@ -34,15 +34,15 @@ pub struct Connection {
 /// Environment variable that makes each call wait for its reply if set to `1`.
 const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
-/// Static, because the exported functions have no other state. If it is `Err`, every call returns this error. The value
-/// is never freed; in a child process, the pointer is null again.
+/// The connection to the worker, or the error that every call returns. Static, because the exported functions have no
+/// other state. The value is never freed; in a child process, the pointer is null again.
 static CONNECTION: AtomicPtr<Result<Connection, i32>> = AtomicPtr::new(std::ptr::null_mut());
 /// Function to call when the worker starts. Static, because it is set when the library is loaded.
 static ON_START: OnceLock<fn()> = OnceLock::new();
 /// Set while a thread starts the worker. Not a lock, because a child could inherit it locked.
 static STARTING: AtomicBool = AtomicBool::new(false);
 
-/// Returns the worker. The first call starts it.
+/// Returns the connection to the worker. The first call starts the worker.
 ///
 /// # Errors
 /// Returns 100 if the worker does not start, and prints a message to standard error.
@@ -63,7 +63,7 @@ pub fn connect() -> Result<&'static Connection, i32> {
     }
 }
 
-/// Returns the worker or its startup error, or `None` if it has not been started.
+/// Returns the connection or the startup error, or `None` if the worker has not been started.
 fn known() -> Option<&'static Result<Connection, i32>> {
     // SAFETY: the pointer is null, or points to a value that is never freed.
     unsafe { CONNECTION.load(Ordering::Acquire).as_ref() }
@@ -74,15 +74,15 @@ pub fn on_start(function: fn()) {
     let _ = ON_START.set(function);
 }
 
-/// Returns the worker if it has been started.
+/// Returns the connection to the worker if the worker has been started.
 ///
 /// # Errors
-/// Returns 3 before `cuInit`.
+/// Returns 3 if the worker has not been started, and otherwise the error of its startup.
 pub fn get() -> Result<&'static Connection, i32> {
     known().map_or(Err(NOT_INITIALIZED), |found| found.as_ref().map_err(|code| *code))
 }
 
-/// Closes the descriptors in a child, which starts its own worker on demand.
+/// Closes the connection's descriptors in a child, which starts its own worker on demand.
 pub fn leave_in_child() {
     if let Some(Ok(connection)) = known() {
         connection.transport.close_in_child();
@@ -131,7 +131,7 @@ fn open() -> std::io::Result<Connection> {
     Ok(Connection { transport, control, ring, areas, synchronous })
 }
 
-/// A reply.
+/// A reply from the worker.
 #[derive(Debug)]
 pub struct Answer {
     /// Result of the call.

@@ -47,9 +47,9 @@ struct Staging {
 /// Number of buffers for copies to the card. The others are for copies from the card.
 const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
-/// Static, because the exported functions have no other state.
+/// The staging blob, once it exists. Static, because the exported functions have no other state.
 static STAGING: OnceLock<Staging> = OnceLock::new();
-/// Held while the blob is created. Static for the same reason.
+/// Held while the staging blob is created. Static, because the exported functions have no other state.
 static CREATING: Mutex<()> = Mutex::new(());
 
 /// Returns the staging blob. The first large copy creates it.
@@ -136,7 +136,7 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
     })
 }
 
-/// A staging buffer.
+/// An acquired staging buffer.
 pub struct Piece {
     /// Number of the buffer, for messages.
     pub number: u64,

@@ -30,7 +30,7 @@ static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
     CALLS.iter().map(|call| of((call.name, call.treatment))).collect()
 });
 
-/// Returns the handlers of all functions that the guest completes.
+/// Returns the handlers of all functions that the guest library completes.
 fn handlers() -> Vec<(&'static str, Handler)> {
     let parts = [
         crate::devices::HANDLERS,

@@ -19,7 +19,7 @@ pub fn is_child() -> bool {
 
 /// Starts handling forks of this process.
 pub fn watch() {
-    /// Static, because children inherit the registration.
+    /// Set once the handler is registered. Static, because children inherit the registration.
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.swap(true, Ordering::Relaxed) {
         return;

@@ -30,7 +30,7 @@ const PAGES: usize = 4096;
 /// Parameters of a function.
 #[derive(Debug)]
 pub struct Parameters {
-    /// Offset and size of each parameter.
+    /// Offset and size of each parameter, in bytes.
     pub all: Vec<(u32, u32)>,
     /// Total size of the parameters in bytes.
     pub bytes: usize,

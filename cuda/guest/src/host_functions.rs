@@ -112,7 +112,8 @@ fn forget(number: u64) -> Option<Pending> {
 
 /// Starts the thread that runs the functions, if it is not running. Returns false if the thread cannot be started.
 fn start() -> bool {
-    /// Static, because one thread runs the functions of all streams.
+    /// True if the thread was started, or false if this failed. Static, because one thread runs the functions of all
+    /// streams.
     static STARTED: OnceLock<bool> = OnceLock::new();
     let spawn = || {
         crate::transport::spawn(|| {

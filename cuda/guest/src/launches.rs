@@ -142,7 +142,8 @@ fn send(launch: &Launch, per_thread: bool) -> Result<(), i32> {
     let stream = resolve_stream(launch.stream, per_thread)?;
     let record = record(launch.function)?;
     let [_, _, _, bx, by, bz] = launch.dimensions.map(u64::from);
-    // Return the errors that programs expect from the launch itself. The thread's next call returns other errors.
+    // Return the errors that programs expect from the launch itself. Other errors are returned by the thread's next
+    // call.
     if launch.dimensions.contains(&0) || bx * by * bz > 1024 || launch.attribute_count > MAX_ATTRIBUTES {
         return Err(INVALID_VALUE);
     }

@@ -77,7 +77,7 @@ fn add_file(frame: &Frame) -> i32 {
     }
 }
 
-/// Completes a link and reads its result. Only one thread at a time does so.
+/// Completes a link and reads its result. Only one thread can do so at a time.
 fn read(link: u64) -> Result<(Box<[u64]>, u64), i32> {
     let connection = connection::get()?;
     let area = connection.area();

@@ -27,7 +27,7 @@ pub struct Tables {
     pub families: &'static [Family],
 }
 
-/// Static, because it is installed before the first call.
+/// The installed tables. Static, because they are installed before the first call.
 static TABLES: OnceLock<Tables> = OnceLock::new();
 
 /// Sets the tables.

@@ -32,7 +32,7 @@ const OWN_BYTES: u64 = 4 << 20;
 /// Alignment in bytes of allocations in a shared blob.
 const ALIGN: u64 = 512;
 
-/// An allocation.
+/// An allocation of pinned memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocation {
     /// Start address.
@@ -62,7 +62,7 @@ struct Pinned {
     allocations: BTreeMap<u64, Allocation>,
 }
 
-/// Static, because the exported functions have no other state.
+/// The program's pinned memory. Static, because the exported functions have no other state.
 static PINNED: Mutex<Pinned> = Mutex::new(Pinned {
     next: PINNED_ADDRESSES,
     left: BTreeMap::new(),
@@ -174,9 +174,9 @@ impl Pinned {
     }
 }
 
-/// Reports, once per program, on standard error that the window is full. Returns the result code of the call.
+/// Reports on standard error, once per program, that the window is full. Returns the result code of the call.
 fn window_full(bytes: u64, error: &std::io::Error) -> i32 {
-    /// Static, because the exported functions have no other state.
+    /// Set once the report was made. Static, because the exported functions have no other state.
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if !IS_REPORTED.swap(true, Ordering::Relaxed) {
         report!(
@@ -213,7 +213,7 @@ fn managed(frame: &Frame) -> i32 {
     allocate(frame, 0, true)
 }
 
-/// Frees pinned memory after the context's work has completed, like the driver.
+/// Frees pinned memory after the context's work has completed, as the driver does.
 pub fn free(address: u64) -> Result<(), i32> {
     crate::contexts::synchronize_current()?;
     lock().free(address)

@@ -24,7 +24,7 @@ const MAX_RANGES: usize = 1 << 16;
 /// Size of a page in bytes.
 const PAGE: u64 = 4096;
 
-/// A registered range.
+/// A range of registered host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registered {
     /// Start address.

@@ -55,7 +55,8 @@ pub fn with<T>(work: impl FnOnce(&Thread) -> Result<T, i32>) -> Result<T, i32> {
     THREAD.try_with(work).unwrap_or(Err(crate::result::DEINITIALIZED))
 }
 
-/// Drops all slots in a child. Its worker has not sent any replies yet, and the calling thread is its only one.
+/// Drops all slots in a child. The child's worker has not sent any replies yet, and the calling thread is the child's
+/// only thread.
 pub fn leave_in_child() {
     // A thread that held the lock during the fork does not exist in the child, so the lock may never be released.
     if let Ok(mut free) = FREE_SLOTS.try_lock() {

@@ -18,13 +18,15 @@ const MAGIC: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
 const ZSTD_MAGIC: [u8; 4] = 0xfd2f_b528_u32.to_le_bytes();
 /// Kind of an entry with PTX.
 pub const PTX_KIND: u16 = 1;
-/// Flags of entries compressed with LZ4 and with Zstandard.
+/// Flag of entries compressed with LZ4.
 const LZ4: u64 = 0x2000;
+/// Flag of entries compressed with Zstandard.
 const ZSTD: u64 = 0x8000;
 /// Maximum number of entries.
 const MAX_ENTRIES: usize = 4096;
-/// Size of an entry header up to its flags, and minimum size of a header with an uncompressed size, in bytes.
+/// Size of an entry header up to its flags, in bytes.
 const FLAGS_END: usize = 48;
+/// Minimum size of an entry header with an uncompressed size, in bytes.
 const HEADER_BYTES: usize = 64;
 
 /// An entry of a container.

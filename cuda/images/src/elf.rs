@@ -4,11 +4,13 @@ use std::collections::HashSet;
 
 use crate::{Code, MAX_NAME_BYTES, Unreadable, length, number};
 
-/// Sizes in bytes of a section header and of a symbol.
+/// Size of a section header in bytes.
 const SECTION_BYTES: usize = 64;
+/// Size of a symbol in bytes.
 const SYMBOL_BYTES: usize = 24;
-/// Section types.
+/// Section type of symbol tables.
 const SYMBOLS: u64 = 2;
+/// Section types of relocations.
 const RELOCATIONS: [u64; 2] = [4, 9];
 /// Symbol type of data.
 const OBJECT: u64 = 1;
@@ -20,7 +22,7 @@ const VARIABLES: &[u8] = b".nv.global";
 /// a kernel, the kernel's name.
 const CONSTANTS: &[u8] = b".nv.constant";
 
-/// A section.
+/// A section of the ELF file.
 #[derive(Clone, Copy)]
 struct Section<'a> {
     name: &'a [u8],

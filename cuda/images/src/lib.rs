@@ -2,7 +2,7 @@
 //!
 //! An image is a cubin (ELF), PTX text, or a container with several of them, whose entries may be compressed with LZ4
 //! or Zstandard. Public tools document the layout and compression of containers. The driver selects one entry of a
-//! container. [`examine`] reads all entries that it may select.
+//! container. [`examine`] reads all entries that the driver may select.
 //!
 //! Images come from guests, so all work is bounded. A result is either complete or an error. The crate does not decode
 //! instructions, and does not check whether the driver would load the image.
@@ -70,7 +70,7 @@ impl Code {
     }
 }
 
-/// Returns true if this is a compiler-generated name of a literal, which kernels do not change.
+/// Returns true if the name is compiler-generated for a literal, which kernels do not change.
 pub fn is_literal(name: &[u8]) -> bool {
     name.starts_with(b"$str") || name.starts_with(b"__unnamed_")
 }

@@ -2,7 +2,7 @@
 
 use crate::{Code, Unreadable};
 
-/// A token.
+/// A token of PTX text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token<'a> {
     /// A name, a directive, an instruction or a number.
@@ -78,7 +78,7 @@ pub fn read(text: &[u8], code: &mut Code) -> Result<(), Unreadable> {
     while let Some(token) = tokens.next() {
         code.allocates |= token == Token::Word(b"malloc");
         let is_declaration = matches!(token, Token::Word(b".global" | b".const"));
-        // In a kernel parameter, these are the state space of a pointer.
+        // After `.ptr` in a kernel parameter, these words are the state space of a pointer.
         if is_declaration && before != Token::Word(b".ptr") {
             declaration(&mut tokens, code)?;
             before = Token::Sign(b';');

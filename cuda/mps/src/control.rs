@@ -1,4 +1,4 @@
-//! A control daemon's process, and the commands to it.
+//! The process of a control daemon, and the commands sent to it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,9 +22,9 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between checks of a process that is starting or exiting.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum length of a socket path (`sun_path` in unix(7)), without the terminating NUL.
+/// Maximum length of a socket path (`sun_path` in unix(7)) in bytes, without the terminating NUL.
 const MAX_SOCKET_PATH: usize = 107;
-/// Length of a daemon's longest socket name, including the separator.
+/// Length in bytes of a daemon's longest socket name, including the separator.
 const SOCKET_NAME: usize = 24;
 /// Maximum size of a reply in bytes.
 const MAX_ANSWER: u64 = 60 << 10;
@@ -50,7 +50,7 @@ pub struct MpsConfig {
     pub user: Option<u32>,
 }
 
-/// Returns the pipe folder of a daemon, the value of `CUDA_MPS_PIPE_DIRECTORY` for programs.
+/// Returns the pipe folder of a daemon, which is the value of `CUDA_MPS_PIPE_DIRECTORY` for programs.
 #[must_use]
 pub fn pipe_folder(folder: &Path) -> PathBuf {
     folder.join("pipes")
@@ -73,7 +73,7 @@ pub enum ControlError {
     /// A folder of the daemon cannot be created.
     #[error("the folder {} cannot be created: {source}", path.display())]
     Folder {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
         /// Underlying error.
         source: io::Error,
@@ -81,9 +81,9 @@ pub enum ControlError {
     /// A folder of the daemon cannot be given to the user of the clients.
     #[error("{} cannot belong to user {user}: {source}; a daemon that is not root needs CAP_CHOWN, CAP_SETUID and CAP_SETGID", path.display())]
     User {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// The user.
+        /// User ID of the clients.
         user: u32,
         /// Underlying error.
         source: io::Error,
@@ -91,7 +91,7 @@ pub enum ControlError {
     /// A program cannot be started.
     #[error("{program} cannot be started: {source}")]
     Start {
-        /// The program.
+        /// Name of the program.
         program: String,
         /// Underlying error.
         source: io::Error,
@@ -102,17 +102,17 @@ pub enum ControlError {
     /// The daemon rejected a command.
     #[error("the MPS control daemon rejected `{command}`: {answer}")]
     Refused {
-        /// The command.
+        /// The rejected command.
         command: String,
-        /// The reply.
+        /// The daemon's reply.
         answer: String,
     },
     /// The daemon does not reply.
     #[error("the MPS control daemon did not reply to `{command}` within {} s", limit.as_secs())]
     Late {
-        /// The command.
+        /// The command without a reply.
         command: String,
-        /// The time limit.
+        /// Time limit for the reply.
         limit: Duration,
     },
 }
@@ -125,7 +125,7 @@ pub(crate) struct Control {
     pidfd: OwnedFd,
 }
 
-/// State of one server: its clients, and whether one of them has caused a fault.
+/// State of one server: its clients, and a flag that is set if one of them has caused a fault.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServerState {
     pub(crate) clients: Vec<u32>,
@@ -133,7 +133,7 @@ pub(crate) struct ServerState {
 }
 
 impl Control {
-    /// Finds the daemon of an earlier owner, or starts a new one. Also returns true if the daemon is new.
+    /// Returns the daemon of an earlier owner, or starts a new one. The returned flag is set if the daemon is new.
     pub(crate) fn open(config: &MpsConfig) -> Result<(Self, bool), ControlError> {
         if let Some(found) = Self::find(config) {
             return Ok((found, false));
@@ -253,7 +253,7 @@ impl Control {
         let sent = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let begin = Instant::now();
         while self.ended().is_none() {
-            // The signal fails if this process is not allowed to signal the daemon's user.
+            // The signal fails if this process may not signal processes of the daemon's user.
             if begin.elapsed() > COMMAND_TIMEOUT {
                 tracing::error!(?sent, folder = %self.config.folder.display(), "the MPS control daemon does not exit");
                 break;
@@ -263,7 +263,7 @@ impl Control {
         self.forget();
     }
 
-    /// Shuts down a daemon whose servers have no clients.
+    /// Shuts down the daemon, whose servers must not have clients.
     pub(crate) fn quit(mut self) {
         if self.command("quit").is_ok() {
             let begin = Instant::now();
@@ -306,12 +306,12 @@ impl Control {
         Ok(servers)
     }
 
-    /// Ends a client's work on the card. The client's later calls fail.
+    /// Terminates a client's work on the card. The client's later calls fail.
     pub(crate) fn terminate(&self, server: u32, client: u32) -> Result<(), ControlError> {
         self.command(&format!("terminate_client {server} {client}")).map(drop)
     }
 
-    /// Sends a command like an operator, through a second process of the program.
+    /// Sends a command as an operator would: through a second process of the program.
     fn command(&self, text: &str) -> Result<String, ControlError> {
         let failed = |source| ControlError::Start { program: self.config.program.display().to_string(), source };
         let mut command = self.config.program_as_user();
@@ -341,7 +341,7 @@ impl Control {
         };
         let mut answer = String::new();
         let mut read = |file: &mut File| file.rewind().and_then(|()| file.take(MAX_ANSWER).read_to_string(&mut answer));
-        // A reply that is not UTF-8 contains no numbers.
+        // Ignore the error: a reply that is not UTF-8 is treated as an empty one.
         let _ = read(&mut output);
         if !status.success() {
             let _ = read(&mut errors);
@@ -358,7 +358,7 @@ impl MpsConfig {
         self.user.filter(|user| *user != geteuid().as_raw())
     }
 
-    /// Returns the command of the program with the daemon's environment, to be run as the user of the clients.
+    /// Returns a command that runs the program with the daemon's environment, as the user of the clients.
     fn program_as_user(&self) -> Command {
         let mut command = match self.other_user() {
             None => Command::new(&self.program),

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 /// Maximum length of a group name that is used as a folder name, because socket paths are limited in length.
 const MAX_FOLDER_NAME: usize = 24;
 
-/// Returns the folder of a group's server. It has the group's name if that is short and safe in a path.
+/// Returns the folder of a group's server. It has the group's name if the name is short and safe in a path.
 #[must_use]
 pub fn group_folder(folder: &Path, group: &str) -> PathBuf {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if group.len() <= MAX_FOLDER_NAME && group.chars().all(is_plain) {
         return folder.join(group);
     }
-    // The name contains the 64-bit FNV-1a hash. It has a dot, so no other group's folder has this name.
+    // The name contains a 64-bit FNV-1a hash, and a dot, so that it differs from the names of other groups' folders.
     let hash = group
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));

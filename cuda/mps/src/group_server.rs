@@ -36,7 +36,7 @@ pub enum Report {
     },
     /// No daemon is running. The supervisor will retry.
     Unavailable {
-        /// The reason.
+        /// Human-readable reason.
         why: String,
     },
     /// Complete list of the servers and their clients.
@@ -50,7 +50,7 @@ pub enum Report {
     Lost {
         /// Process IDs of the clients.
         clients: BTreeSet<u32>,
-        /// The reason.
+        /// Human-readable reason.
         why: String,
     },
     /// The daemon was retired, because no group needed it and it had no clients.
@@ -114,8 +114,8 @@ impl GroupServer {
         }
     }
 
-    /// Ends the work of a client before it is killed. Without this, the kill ends all clients of the server, if work of
-    /// the client is on the card. Other processes are ignored.
+    /// Terminates a client's work before the client is killed. Otherwise, if the client has work on the card, the kill
+    /// also terminates all other clients of the server. Ignores processes that are not clients.
     pub fn terminate(&self, pid: u32) {
         let _ = self.orders.send(Order::Terminate(pid));
     }
@@ -179,7 +179,7 @@ impl Worker {
                 Ok(Order::Poll) => {
                     self.reports_all = true;
                     self.interval = self.interval.min(SOON);
-                    // Limit the rate of polls that these orders cause.
+                    // Limit the rate of polls that poll orders cause.
                     std::thread::sleep(SOON / 2);
                     self.polls.store(false, Ordering::SeqCst);
                 }
@@ -211,7 +211,7 @@ impl Worker {
         self.servers.values().flat_map(|server| server.clients.iter().copied()).collect()
     }
 
-    /// Starts the daemon if it is not running and the delay has passed, and polls it.
+    /// Starts the daemon if it is not running and the retry delay has passed, and polls it.
     fn look(&mut self) {
         if self.control.is_none() && Instant::now() >= self.retry_at {
             self.open();
@@ -225,7 +225,7 @@ impl Worker {
                 self.unanswered = 0;
                 self.compare(servers);
             }
-            // The host cannot start a process now. This does not indicate a problem of the daemon.
+            // The host cannot start processes at present. This does not indicate a problem with the daemon.
             Err(error @ ControlError::Start { .. }) => tracing::warn!(%error, "MPS clients cannot be polled"),
             Err(_) if self.unanswered + 1 < MAX_UNANSWERED => self.unanswered += 1,
             Err(error) => self.end(&format!("{error}; killing it"), Control::kill),
@@ -327,7 +327,7 @@ impl Worker {
         }
     }
 
-    /// Shuts down the daemon if it has no clients. Otherwise, it keeps running for the next owner.
+    /// Shuts down the daemon if it has no clients. Otherwise, the daemon keeps running for the next owner.
     fn leave(mut self) {
         let Some(control) = self.control.take() else { return };
         match control.servers() {
@@ -349,7 +349,7 @@ mod tests {
     use super::*;
     use crate::pipe_folder;
 
-    /// Replaces NVIDIA's program. The test writes its servers, clients and state to files.
+    /// Script that replaces NVIDIA's program. The test writes the servers, clients and state to files.
     const PROGRAM: &str = r#"#!/bin/sh
 cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
 if [ "$1" = -f ]; then echo $$ > control; exec sleep 1000; fi

@@ -6,7 +6,7 @@
 //! - [`SavedState`] is a worker's log and other state in a file. The next worker decodes it, and trusts it no more than
 //!   the guest's ring.
 //!
-//! The crate does not call the driver and does no I/O. The log does not contain memory contents.
+//! The crate does not call the driver or perform I/O. The log does not contain memory contents.
 
 #![forbid(unsafe_code)]
 

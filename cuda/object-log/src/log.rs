@@ -1,7 +1,8 @@
 //! The log: the messages that created and changed the live objects.
 //!
-//! An entry depends on all objects whose handles its message contains, so the log needs no knowledge of arguments. A
-//! destroyed object stays in the log while another entry depends on it, together with the call that destroyed it.
+//! An entry depends on all objects whose handles its message contains, so the log does not need to know the calls'
+//! arguments. A destroyed object stays in the log while another entry depends on it, together with the call that
+//! destroyed it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use crate::saved::{Image, Step, StepKind};
 
 /// Maximum number of entries. A program that needs more than half of them cannot continue in another worker.
 const MAX_ENTRIES: usize = 1 << 18;
-/// Maximum total size of the messages, in words. The same applies to half of it.
+/// Maximum total size of the messages, in words. A program that needs more than half of this size cannot continue
+/// either.
 const MAX_WORDS: usize = 8 << 20;
 /// Maximum total size of the images, in bytes. The worker keeps them in its memory.
 const MAX_IMAGE_BYTES: usize = 512 << 20;
@@ -54,7 +56,7 @@ enum Role {
     Destroys(Id),
     /// Changes an object, or the program.
     Changes(Option<Id>),
-    /// Is a part of a capture group.
+    /// Belongs to a capture group.
     Captures,
 }
 
@@ -131,7 +133,7 @@ pub struct Log {
     event_create: usize,
     event_records: [usize; 2],
     pitch: usize,
-    /// Indices of calls that return the module of a library or function, the same one each time.
+    /// Indices of the calls that return the module of a library or function. Repeated calls return the same module.
     module_queries: [usize; 2],
     /// Indices of calls that return the address of a variable.
     name_queries: [usize; 2],
@@ -317,8 +319,8 @@ impl Log {
         self.is_group_broken = true;
     }
 
-    /// Records a successful message of [`own`]. Work must be captured. `made` is the handle of a new node, and `owner`
-    /// is the handle of its graph.
+    /// Records a successful message of [`own`]. If the message submits work, the work must have been captured. `made`
+    /// is the handle of a new node, and `owner` is the handle of its graph.
     pub fn own(&mut self, op: u16, route: Route, words: &[u64], made: Option<u64>, owner: Option<u64>) {
         if self.is_full {
             return;
@@ -431,7 +433,7 @@ impl Log {
             let named = words.filter(|(at, _)| mask >> at & 1 == 1).map(|(_, word)| *word);
             (step.op, id, named.collect())
         });
-        // A graph keeps the value at the time of its creation.
+        // A graph keeps the value from the time of its creation.
         let uses = change.target.and(id).and_then(|id| self.entries.get(&id));
         let last_use = uses.map_or(0, |entry| entry.last_use);
         if let Some(older) = part.as_ref().and_then(|part| self.parts.remove(part))

@@ -6,12 +6,12 @@ use foldhash::HashMap;
 
 /// First word of the state: "objlog" and the version of the format.
 const MAGIC: u64 = 0x0001_676f_6c6a_626f;
-/// Number of words of a step before those of its message.
+/// Number of words of a step that precede the words of its message.
 const STEP_WORDS: usize = 4;
 /// Image index of a step without an image.
 const NO_IMAGE: u64 = u64::MAX;
 
-/// A module image.
+/// A module image in a saved state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     /// The image's bytes as words. The last word is padded with zeros.
@@ -94,7 +94,7 @@ pub struct SavedState {
     pub steps: Vec<Step>,
 }
 
-/// Error if the words are not a worker state of this version.
+/// Error returned if the words are not a worker state of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the file has no state of a worker of this version")]
 pub struct Malformed;

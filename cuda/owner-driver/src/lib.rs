@@ -121,7 +121,7 @@ pub enum DriverError {
         /// Reason reported by the loader.
         reason: String,
     },
-    /// A call failed.
+    /// A driver call failed.
     #[error("{call} failed: CUDA error {code}")]
     Call {
         /// Name of the function.
@@ -138,7 +138,7 @@ impl DriverError {
     /// Returns true if the card was reset or has failed. The context is then lost permanently, and only a new process
     /// can use the card.
     ///
-    /// The owner runs no kernels on the card, so it cannot have caused any kernel error among these codes.
+    /// The owner does not run kernels on the card, so it cannot have caused any kernel error among these codes.
     #[must_use]
     pub const fn is_card_lost(&self) -> bool {
         // CUDA_ERROR_DEVICE_UNAVAILABLE, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED, ILLEGAL_ADDRESS,
@@ -173,7 +173,7 @@ pub trait Driver: Send + Sync {
     /// Imports the allocation that a file descriptor refers to. Other processes may share the allocation.
     fn import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError>;
 
-    /// Releases a handle. The memory is freed once no handle, descriptor or mapping of it is left.
+    /// Releases a handle. The memory is freed once no handle, descriptor or mapping of it remains.
     fn release(&self, handle: Handle) -> Result<(), DriverError>;
 
     /// Reserves a range of virtual addresses.
@@ -191,7 +191,7 @@ pub trait Driver: Send + Sync {
     /// Queues a copy.
     fn copy(&self, queue: Queue, to: Address, from: Address, bytes: u64) -> Result<(), DriverError>;
 
-    /// Queues zeroing.
+    /// Queues the zeroing of a range.
     fn zero(&self, queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError>;
 
     /// Waits until all work in the queue has completed.

@@ -19,12 +19,12 @@ const MAX_CARDS: u32 = 64;
 struct Connections {
     /// Number of connections to NVSwitches.
     to_switches: u32,
-    /// Number of connections to each other card, by its UUID.
+    /// Number of connections to each other card, keyed by the other card's UUID.
     to_cards: BTreeMap<String, u32>,
 }
 
-/// Returns the connections of a card. Connections that cannot be queried are omitted, because a card without NVLink
-/// fails each query.
+/// Returns the connections of a card. Connections that cannot be queried are omitted, because every query fails on a
+/// card without NVLink.
 fn connections(nvml: &Nvml, device: &Device<'_>) -> Connections {
     let mut found = Connections::default();
     for number in 0..MAX_LINKS {
@@ -32,8 +32,8 @@ fn connections(nvml: &Nvml, device: &Device<'_>) -> Connections {
         if !matches!(link.is_active(), Ok(true)) {
             continue;
         }
-        // A connection to another device than a card of this host is one to a switch: in virtual machines, NVML does
-        // not report the address of a switch.
+        // A connection whose peer is not a card of this host leads to a switch: in virtual machines, NVML does not
+        // report the addresses of switches.
         let peer = || nvml.device_by_pci_bus_id(link.remote_pci_info()?.bus_id)?.uuid();
         match peer() {
             Ok(uuid) => *found.to_cards.entry(uuid).or_default() += 1,
@@ -43,8 +43,8 @@ fn connections(nvml: &Nvml, device: &Device<'_>) -> Connections {
     found
 }
 
-/// Returns the number of NVLink connections between a card and each other card of the host, by the other card's UUID.
-/// Cards with connections to NVSwitches are connected to each other with the lower of their numbers.
+/// Returns the number of NVLink connections from a card to each other card of the host, keyed by the other card's UUID.
+/// For two cards connected to NVSwitches, this is the lower of their numbers of switch connections.
 fn query(path: &Path, uuid: [u8; 16]) -> Result<BTreeMap<String, u32>, NvmlError> {
     let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
     let own = nvml_uuid(uuid);
@@ -64,8 +64,8 @@ fn query(path: &Path, uuid: [u8; 16]) -> Result<BTreeMap<String, u32>, NvmlError
     Ok(to_cards)
 }
 
-/// Returns the NVLink connections of the card with this identity, by the UUIDs of the other cards in NVML's form. The
-/// map is empty if NVML cannot report them. `driver` is the path of the driver's library.
+/// Returns the NVLink connections of the card with this UUID, keyed by the other cards' UUIDs in NVML's form. The map
+/// is empty if NVML cannot report them. `driver` is the path of the driver's library.
 #[must_use]
 pub fn links(driver: &Path, uuid: [u8; 16]) -> BTreeMap<String, u32> {
     query(&library(driver), uuid).unwrap_or_else(|error| {

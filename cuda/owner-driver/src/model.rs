@@ -33,7 +33,7 @@ struct State {
     suspended: Vec<u32>,
 }
 
-/// A model of a card and its driver. Card memory is limited, host memory is not.
+/// A model of a card and its driver. Card memory is limited; host memory is not.
 #[derive(Debug)]
 pub struct Model {
     device: Device,

@@ -30,7 +30,7 @@ const LOCKED: c_int = 1;
 const INVALID_VALUE: c_int = 1;
 
 /// Time limit in ms for locking a process that is moved.
-// TIMEOUT: its gate is closed and its work has completed, so the lock waits only for calls in other threads to return.
+// TIMEOUT: the process's gate is closed and its work has completed, so the lock waits only for calls in other threads.
 const LOCK_MS: u64 = 10_000;
 
 /// `CUcheckpointGpuPair`: the UUIDs of the old and the new card.
@@ -140,7 +140,7 @@ impl Real {
         Self::open(path, u32::try_from(found).unwrap_or(u32::MAX))
     }
 
-    /// Allocates card memory with `cuMemAlloc`, like a program. The memory is freed when this process exits.
+    /// Allocates card memory with `cuMemAlloc`, as a program does. The memory is freed when this process exits.
     ///
     /// # Errors
     /// Returns an error if the driver fails.
@@ -178,7 +178,7 @@ impl Real {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.ordinal }
     }
 
-    /// Makes the card's context current on this thread. Every call does this, because any thread may call.
+    /// Makes the card's context current on this thread. Every method calls this, because it may run on any thread.
     fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context was retained and is never released.
         check("cuCtxSetCurrent", unsafe { (self.functions.context_set)(self.context) })
@@ -204,7 +204,7 @@ impl Real {
         check(call, unsafe { function(pid, &mut arguments) })
     }
 
-    /// Suspends a process. `lock_ms` limits the wait for its work. 0 means no limit.
+    /// Suspends a process. `lock_ms` limits the wait for its work, in ms. 0 means no limit.
     fn suspend_within(&self, pid: u32, lock_ms: u64) -> Result<(), DriverError> {
         self.checkpoint("cuCheckpointProcessLock", self.functions.checkpoint_lock, pid, [lock_ms, 0])?;
         self.checkpoint("cuCheckpointProcessCheckpoint", self.functions.checkpoint_take, pid, [0; 2])

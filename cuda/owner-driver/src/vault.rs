@@ -199,8 +199,8 @@ impl Vault {
         }
     }
 
-    /// Releases pieces in card memory. Returns the number of their bytes that are not free on the card afterwards: this
-    /// memory is still in use elsewhere, or another process has allocated as much since.
+    /// Releases pieces in card memory. Returns the number of released bytes that are not free on the card afterwards:
+    /// this memory is still in use elsewhere, or another process has allocated as much since.
     pub fn give_up(&self, pieces: &[PieceId]) -> u64 {
         let before = self.driver.free_bytes();
         pieces.iter().for_each(|piece| self.drop_piece(*piece));
@@ -255,7 +255,8 @@ impl Vault {
 }
 
 impl Drop for Vault {
-    /// Releases the owner's references to all pieces. Programs keep theirs, and send the pieces to the next owner.
+    /// Releases the owner's references to all pieces. Programs keep their own references, and send the pieces to the
+    /// next owner.
     fn drop(&mut self) {
         let pieces = std::mem::take(&mut self.lock().pieces);
         for Physical { handle, at, descriptor, .. } in pieces.into_values() {

@@ -1,14 +1,14 @@
-//! Quanta of memory for tenants with several cards.
+//! Memory quanta for tenants with several cards.
 //!
-//! Such a tenant can work only if its memory is on all of its cards. Its cards therefore give it their quanta in the
-//! order of their numbers. The first card that other tenants compete for decides: its quantum starts when the memory is
-//! loaded on all cards, and the quanta of the others last as long ([`vram::Lead`]). A tenant that has a card waits only
-//! for higher cards, so tenants cannot wait for each other in a circle. The wait is bounded, because the owner of
-//! another card may be stopped.
+//! Such a tenant can work only if its memory is on all of its cards. Therefore, its cards give it their quanta in
+//! ascending order of card numbers. The lowest card with competing tenants decides: its quantum starts when the memory
+//! is loaded on all cards, and the quanta on the other cards last as long ([`vram::Lead`]). A tenant that has a card
+//! waits only for higher cards, so circular waits cannot occur. The wait is bounded, because the owner of another card
+//! may be stopped.
 //!
-//! A tenant that must wait for its quantum may have a kernel in flight that spins for a peer on another card. The end
-//! of the turn there admits the peer ([`gang`]), but only for a limited time. After that time the tenant gets further
-//! turns, although it waits for its quantum ([`GangQuanta::is_stuck_elsewhere`]).
+//! A tenant that must wait for its quantum may have a kernel in flight on another card that spins for a peer on this
+//! card. When the turn on the other card ends, the peer is admitted ([`gang`]), but only for a limited time. After that
+//! time, the tenant gets further turns even though it waits for its quantum ([`GangQuanta::is_stuck_elsewhere`]).
 //!
 //! Each owner sends a tenant's state to the owners of its next lower and its next higher card. A card whose owner is
 //! not linked counts as free.
@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{Lead, QuantumState, TenantId};
 
-/// Maximum number of states of one card that are stored. A card's states arrive in any order with the tenants that the
-/// daemon adds here, so states of unknown tenants are stored, too.
+/// Maximum number of stored states per card. A state may arrive before the daemon adds its tenant here, so states of
+/// unknown tenants are stored, too.
 const MAX_STATES: usize = 1024;
 
 /// A tenant with several cards.
@@ -27,16 +27,16 @@ const MAX_STATES: usize = 1024;
 struct Gang {
     tenant: TenantId,
     cards: BTreeSet<CardId>,
-    /// The state that each card was sent last.
+    /// Last state sent to each card.
     sent: BTreeMap<CardId, CardState>,
 }
 
-/// A tenant's state on a card and the cards beyond it.
+/// A tenant's combined state on a card and the cards beyond it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardState {
-    /// The state in the memory quanta.
+    /// State of the tenant's memory quantum.
     pub quantum: QuantumState,
-    /// True if work is in flight that did not end when its turn was over. It may wait for work on other cards.
+    /// True if work is still in flight after its turn has ended. Such work may wait for work on other cards.
     pub is_stuck: bool,
 }
 
@@ -49,7 +49,7 @@ impl CardState {
 pub struct StateMessage {
     /// The card of the recipient.
     pub to: CardId,
-    /// The tenant.
+    /// The tenant with several cards.
     pub gang: GangId,
     /// The tenant's state on this owner's card.
     pub state: CardState,
@@ -65,7 +65,7 @@ pub struct GangQuanta {
 }
 
 impl GangQuanta {
-    /// Creates the state of a card without tenants and links.
+    /// Creates the state of a card without tenants or links.
     #[must_use]
     pub fn new(card: CardId) -> Self {
         Self { card, gangs: BTreeMap::new(), states: BTreeMap::new() }
@@ -81,13 +81,13 @@ impl GangQuanta {
         self.gangs.retain(|_, gang| gang.tenant != tenant);
     }
 
-    /// Records that messages to the owner of this card arrive from now on.
+    /// Records that the link to the owner of a card is up, so that later messages arrive.
     pub fn reached(&mut self, card: CardId) {
         self.lost(card);
         self.states.insert(card, BTreeMap::new());
     }
 
-    /// Records that the link to the owner of a card has ended.
+    /// Records that the link to the owner of a card is down.
     pub fn lost(&mut self, card: CardId) {
         self.states.remove(&card);
         for gang in self.gangs.values_mut() {
@@ -95,7 +95,7 @@ impl GangQuanta {
         }
     }
 
-    /// Records a state on another card.
+    /// Records a tenant's state on another card.
     pub fn received(&mut self, card: CardId, gang: GangId, state: CardState) {
         if let Some(states) = self.states.get_mut(&card)
             && (states.len() < MAX_STATES || states.contains_key(&gang))
@@ -132,14 +132,14 @@ impl GangQuanta {
         due
     }
 
-    /// Returns the tenants whose quanta a lower card decides at present.
+    /// Returns the tenants whose quanta are currently determined by a lower card.
     #[must_use]
     pub fn leads(&self) -> BTreeMap<TenantId, Lead> {
         let led = self.gangs.iter().filter_map(|(id, gang)| Some((gang.tenant, self.lead(*id, gang)?)));
         led.collect()
     }
 
-    /// Returns the tenants whose quanta this card decides, and whose memory is not ready on a higher card.
+    /// Returns the tenants whose quanta this card determines, and whose memory is not ready on a higher card.
     #[must_use]
     pub fn unready(&self) -> BTreeSet<TenantId> {
         let decided = self.gangs.iter().filter(|(id, gang)| self.lead(**id, gang).is_none());

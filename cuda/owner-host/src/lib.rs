@@ -1,10 +1,10 @@
-//! Interaction of a CUDA card's owner with the host, without its driver and its state machine.
+//! Host interface of a CUDA card's owner, excluding the driver and the state machine.
 //!
 //! - `probes`: checks that other owners respond before a gang's program is killed.
 //! - `rules`: the daemon's rules of a card, in the form of the state machine.
 //! - `rights`: sockets with configurable access rights.
 //! - `links`: connections to the owners of other cards, for the turns of tenants with several cards.
-//! - `gang_quanta`: quanta of memory for tenants with several cards.
+//! - `gang_quanta`: memory quanta for tenants with several cards.
 //! - `journal`: the processes that an owner serves, for the next owner.
 //! - `accounts`: the file with the tenants' accounts, for the next owner.
 //! - `occupations`: processes that occupy the card without a turn.
@@ -12,7 +12,7 @@
 //! - `shares`: bounded records of the tokens for memory shared between processes.
 //! - `stopped`: detects stopped processes.
 //!
-//! The crate starts no threads, and no function blocks on another process. Read `links` first.
+//! The crate does not start threads, and no function blocks on another process. Read `links` first.
 
 #![forbid(unsafe_code)]
 

@@ -24,8 +24,8 @@ use std::path::{Path, PathBuf};
 const VERSION: u16 = 3;
 /// Maximum size of a packet in bytes.
 const MAX_PACKET: usize = 64;
-/// Maximum clock value in a message. No owner reaches it by counting. A larger value is an error, and would make the
-/// clocks of all other cards useless.
+/// Maximum clock value in a message. A correct owner's clock never reaches it. A larger value is an error, and would
+/// disrupt the clocks of all other cards.
 pub const MAX_CLOCK: u64 = 1 << 56;
 /// Maximum number of messages of one owner that are handled before programs are served again.
 const MESSAGES_AT_ONCE: usize = 64;
@@ -51,7 +51,7 @@ enum Packet {
     Probe,
     /// Replies to a probe.
     Reply,
-    /// A gang's state in the memory quanta of the sender's card.
+    /// State of a gang's memory quantum on the sender's card.
     Quantum {
         gang: GangId,
         state: CardState,
@@ -69,7 +69,7 @@ pub enum LinkEvent {
     Said(CardId, Message),
     /// The owner of this card has replied to a probe.
     Replied(CardId),
-    /// The owner of this card has sent a gang's state in its memory quanta.
+    /// The owner of this card has sent the state of a gang's memory quantum.
     Quantum(CardId, GangId, CardState),
 }
 
@@ -90,13 +90,13 @@ struct Peer {
     retry_at: u64,
 }
 
-/// Connections of one owner.
+/// An owner's connections to other owners.
 #[derive(Debug)]
 pub struct OwnerLinks {
     card: CardId,
     listener: OwnedFd,
     bound: Bound,
-    /// Time in ns from which connections are accepted.
+    /// Earliest time at which connections are accepted, in ns.
     accepts_from: u64,
     peers: BTreeMap<CardId, Peer>,
     /// Accepted connections that have not sent a greeting yet, oldest first.
@@ -199,7 +199,7 @@ impl OwnerLinks {
         self.send_packet(card, &Packet::Probe, now);
     }
 
-    /// Sends a gang's state in this card's memory quanta, like [`Self::send`].
+    /// Sends the state of a gang's memory quantum on this card, like [`Self::send`].
     pub fn send_state(&mut self, message: StateMessage, now: u64) {
         let StateMessage { to, gang, state } = message;
         self.send_packet(to, &Packet::Quantum { gang, state }, now);
@@ -270,7 +270,7 @@ impl OwnerLinks {
         }
     }
 
-    /// Uses an accepted connection, which replaces an existing one to the same card.
+    /// Uses an accepted connection, which replaces an existing one to the same owner.
     fn greeted(&mut self, card: CardId, connection: Connection, now: u64) {
         // If this owner does not know the other owner yet, the other owner will retry.
         if !self.peers.contains_key(&card) {
@@ -365,12 +365,12 @@ impl Links {
         self.0.iter_mut().for_each(|links| links.probe(card, now));
     }
 
-    /// Returns the events, like [`OwnerLinks::serve`].
+    /// Sends a gang's state, like [`OwnerLinks::send_state`].
     pub fn send_state(&mut self, message: StateMessage, now: u64) {
         self.0.iter_mut().for_each(|links| links.send_state(message, now));
     }
 
-    /// Returns the news, like [`OwnerLinks::serve`].
+    /// Returns the events, like [`OwnerLinks::serve`].
     pub fn serve(&mut self, now: u64, is_ready: bool) -> Vec<LinkEvent> {
         self.0.as_mut().map_or_else(Vec::new, |links| links.serve(now, is_ready))
     }

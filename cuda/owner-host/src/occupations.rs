@@ -21,8 +21,8 @@ struct Occupation {
 pub struct Occupations(BTreeMap<u32, Occupation>);
 
 impl Occupations {
-    /// Records a poll at `now`, in ns. `processes` are the processes that occupy the card without a turn: their PIDs,
-    /// each with the number of turns of the process so far.
+    /// Records a poll at `now`, in ns. `processes` contains the PIDs of the processes that occupy the card without a
+    /// turn, each with its number of turns so far.
     pub fn polled(&mut self, now: u64, processes: impl Iterator<Item = (u32, u64)>) {
         let mut before = std::mem::take(&mut self.0);
         for (pid, turns) in processes {
@@ -42,7 +42,7 @@ impl Occupations {
         self.proven(pid).is_some_and(|row| now.saturating_sub(row.since) > limit_ns)
     }
 
-    /// Returns true if the last polls at which a process occupied the card were all after `begin`, in ns.
+    /// Returns true if the last `MIN_POLLS` polls at which a process occupied the card were all after `begin`, in ns.
     #[must_use]
     pub fn is_since(&self, pid: u32, begin: u64) -> bool {
         self.proven(pid).is_some_and(|row| row.last.iter().all(|time| *time > begin))

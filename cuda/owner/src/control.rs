@@ -362,7 +362,7 @@ mod tests {
             for message in [FromTenant::Hello(hello), ask] {
                 core.handle(2, Event::Said { session, message, pieces: Vec::new() });
             }
-            // Nothing executes the actions.
+            // No thread executes the actions in this test.
             drop(core.take_actions());
         });
         let (two, more) = (spec("two", 4), spec("three", 9));

@@ -1,12 +1,12 @@
-//! The owner as a state machine: messages from processes and results of actions go in, and actions come out.
+//! The owner as a state machine: its inputs are messages from processes and results of actions, and its outputs are
+//! actions.
 //!
-//! [`Core::handle`] handles one [`Event`] at a given time and appends [`Action`]s. The core does no I/O and calls no
-//! driver. The caller executes the actions and reports some of the results as events. Modules: connections
+//! [`Core::handle`] handles one [`Event`] at a given time and appends [`Action`]s. The core does not perform I/O or
+//! call the driver. The caller executes the actions and reports some of the results as events. Modules: connections
 //! (`sessions`), chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
-//! memory shared between processes (`exports`), fixed memory and releases (`fixed`),
-//! moves of tenants to other cards (`moves`),
-//! accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
+//! memory shared between processes (`exports`), fixed memory and releases (`fixed`), moves of tenants to other cards
+//! (`moves`), accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
 //! (`share_groups`), and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
 //! (`saved`). Timers are in [`tenancy::Deadlines`].
 //!
@@ -80,7 +80,7 @@ const RESTOCK_NS: u64 = 200_000_000;
 /// Maximum units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
-/// Size of the range that one owner assigns numbers from.
+/// Size of the range from which one owner assigns numbers.
 const OWN_NUMBERS: u64 = 1 << 40;
 
 /// Settings of a card.
@@ -112,7 +112,8 @@ pub struct CardConfig {
     pub number: CardId,
     /// Limit on a tenant's work in flight while other tenants use the card, in microseconds.
     pub run_ahead_us: u32,
-    /// The same limit while a tenant of a better latency class exists, because its work may have to wait for this work.
+    /// Limit on a tenant's work in flight while a tenant of a better latency class exists, in microseconds. That
+    /// tenant's work may have to wait for the work in flight.
     pub run_ahead_urgent_us: u32,
     /// Idle time after which a turn ends while other tenants use the card, in microseconds. Also the advance notice to
     /// the next tenant before the last work of an ending turn completes.
@@ -172,7 +173,7 @@ pub enum SetupError {
 /// Memory at one of a tenant's indices.
 #[derive(Debug)]
 enum Body {
-    /// A chunk.
+    /// A chunk of the tenant's processes.
     Chunk {
         piece: PieceId,
         /// The chunk's own number, which distinguishes the chunk from later chunks at the same index.
@@ -229,7 +230,7 @@ struct Tenant {
     given_up: VecDeque<GivenUp>,
     /// Set if the tenant will be removed once its programs have exited.
     retired: bool,
-    /// Reason for which the last program could not leave for another card, or come from one.
+    /// Reason why the last program could not move to or from this card.
     obstacle: Option<String>,
     past: accounts::Past,
 }
@@ -288,7 +289,7 @@ pub struct Core {
     /// Secret keys that tokens are derived from.
     token_keys: [RandomState; 2],
     next_tenant: u32,
-    /// Tenants of a previous owner that were not added yet, by name.
+    /// Tenants of a previous owner that were not added yet, keyed by name.
     unclaimed: BTreeMap<String, TenantId>,
     /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
@@ -361,7 +362,7 @@ impl Core {
         Ok(core)
     }
 
-    /// The settings.
+    /// Returns the card's settings.
     #[must_use]
     pub fn config(&self) -> &CardConfig {
         &self.config
@@ -437,7 +438,7 @@ impl Core {
         self.next
     }
 
-    /// Returns true if deferred work is left.
+    /// Returns true if deferred work remains.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn is_working(&self) -> bool {
         self.has_work()
@@ -449,7 +450,7 @@ impl Core {
         self.next.saturating_add(1)..self.first_number.saturating_add(OWN_NUMBERS)
     }
 
-    /// Takes the actions added since the last call, in order.
+    /// Removes and returns the actions added since the last call, in order.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
@@ -472,7 +473,7 @@ impl Core {
     /// Adds a tenant.
     ///
     /// # Errors
-    /// Returns an error, and changes nothing, if the name is taken or the limits cannot be met.
+    /// Returns an error, and changes nothing, if the name is already in use or the limits cannot be met.
     pub fn add_tenant(&mut self, spec: TenantSpec) -> Result<TenantId, TenantError> {
         if self.tenants.values().any(|tenant| tenant.spec.name == spec.name) {
             return Err(TenantError::Exists(spec.name));
@@ -643,7 +644,7 @@ impl Core {
         self.tenants.get(&id).map(|tenant| &tenant.spec)
     }
 
-    /// Handles the consequences of an event until none are left.
+    /// Handles the consequences of an event until none remain.
     fn follow_up(&mut self) {
         self.expire();
         self.go_on_working();

@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// Returns a chunk number of this process, of any process, or an unused one.
+    /// Returns the number of a chunk of this process or of any process, or an unused number.
     fn chunk(&self, input: &mut Input<'_>, session: SessionId) -> ChunkId {
         let at = input.below(64);
         let any = || self.programs.values().flat_map(|program| &program.chunks);
@@ -290,7 +290,7 @@ impl World {
         self.event(Event::Said { session, message, pieces });
     }
 
-    /// Disconnects all programs, and checks that no state is left.
+    /// Disconnects all programs, and checks that no state remains.
     fn end(&mut self) {
         for session in self.programs.keys().copied().collect::<Vec<_>>() {
             self.programs.remove(&session);
@@ -313,7 +313,7 @@ impl World {
 }
 
 /// Runs valid and invalid messages of several tenants' processes, with workers that sometimes fail. Checks the accounts
-/// against each other after each event, and that no state is left at the end.
+/// against each other after each event, and that no state remains at the end.
 ///
 /// # Panics
 /// Panics if the accounts disagree.

@@ -1,8 +1,8 @@
 //! The threads around [`Core`]: one serves the sockets and makes all decisions, and workers call the driver.
 //!
-//! The serving thread owns the state machine, so decisions need no lock. This thread calls neither the driver nor any
-//! other function that may block. Each worker executes its orders in sequence: one worker allocates and releases pieces
-//! on the card, one allocates and releases pieces in host memory, and two copy, one in each direction.
+//! The serving thread owns the state machine, so decisions do not need a lock. This thread calls neither the driver nor
+//! any other function that may block. Each worker executes its orders in sequence: one worker allocates and releases
+//! pieces on the card, one allocates and releases pieces in host memory, and two copy, one in each direction.
 
 mod clients;
 mod limits;
@@ -48,7 +48,7 @@ pub enum ServerError {
     /// The card's settings are invalid.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The driver failed.
+    /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] owner_driver::DriverError),
     /// The socket cannot be created.
@@ -64,7 +64,7 @@ pub enum ServerError {
 enum Cause {
     /// A tenant's programs.
     Tenant(TenantId),
-    /// Programs of a user that belong to no tenant.
+    /// Programs of a user that do not belong to any tenant.
     User(u32),
 }
 
@@ -271,7 +271,7 @@ impl Server {
         Ok(())
     }
 
-    /// Links with the owners of a tenant's cards. An empty list ends the links that no other tenant needs.
+    /// Connects to the owners of a tenant's cards. An empty `cards` ends the connections that no other tenant needs.
     pub fn link_with(&mut self, tenant: TenantId, cards: BTreeMap<CardId, PathBuf>) {
         self.gangs.insert(tenant, cards);
         self.gangs.retain(|_, cards| !cards.is_empty());
@@ -320,9 +320,9 @@ struct Serving {
     limits: Limits,
     /// Connection that was read last, for each tenant or user.
     heard: BTreeMap<Cause, SessionId>,
-    /// Time from when connections are accepted, in ns since `start`.
+    /// Earliest time at which connections are accepted, in ns since `start`.
     accepts_from: u64,
-    /// Set if notifications are left to handle.
+    /// Set if unhandled notifications remain.
     notes_left: bool,
     peers: Peers,
     vault: Arc<Vault>,
@@ -334,7 +334,7 @@ struct Serving {
     accounts: Option<AccountsFile>,
     lines: Lines<Cause>,
     start: Instant,
-    /// Time until when the thread polls without sleeping, in ns since `start`.
+    /// Time until which the thread polls without sleeping, in ns since `start`.
     attends_until: u64,
     next: u64,
     stopping: bool,
@@ -346,7 +346,7 @@ impl Serving {
         while !self.stopping {
             let ready = self.wait();
             self.take_notes();
-            // If another process holds such a connection, that process is not the one that was accepted.
+            // Close connections that another process keeps open after the accepted process has exited.
             for session in self.peers.ended() {
                 self.lose(session);
             }
@@ -388,7 +388,7 @@ impl Serving {
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
-        // While no descriptor is left for a connection, the listener would stay readable.
+        // Without a free descriptor for a connection, the listeners would stay readable.
         let listening = if self.now() < self.accepts_from { 0 } else { self.listeners.len() };
         let of_listeners = self.listeners[..listening].iter().map(|(_, listener)| listener.as_fd());
         let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());
@@ -565,7 +565,7 @@ fn end_for_lost_card(error: &str) {
     std::process::exit(cuda_control::CARD_LOST);
 }
 
-/// Result of one wait.
+/// Descriptors that are ready after a wait.
 #[derive(Debug, Default)]
 struct Ready {
     listeners: Vec<usize>,

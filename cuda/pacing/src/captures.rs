@@ -8,7 +8,7 @@ use foldhash::HashSet;
 use crate::driver;
 use crate::streams::Stream;
 
-/// The open captures.
+/// The program's open stream captures.
 #[derive(Debug, Default)]
 pub struct Captures {
     /// Number of captures that are open or about to begin.

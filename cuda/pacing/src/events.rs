@@ -14,7 +14,7 @@ pub const UNTIMED: u32 = 2;
 pub struct Event(u64);
 
 impl Event {
-    /// Returns an event with a number.
+    /// Returns an event with the given number.
     #[cfg(test)]
     pub const fn of_test(number: u64) -> Self {
         Self(number)

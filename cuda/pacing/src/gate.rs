@@ -14,7 +14,7 @@ pub const NO_SLICE: u32 = 1;
 pub const ORDER: u32 = 2;
 /// Reason for closing: memory is being copied for an export.
 pub const EXPORT: u32 = 4;
-/// First bit used by [`order_of`].
+/// Index of the first bit used by [`order_of`].
 const ORDERS_OF_CARDS: usize = 8;
 /// Maximum number of cards of a program.
 pub const MAX_CARDS: usize = 16;
@@ -35,19 +35,19 @@ thread_local! {
     static THREAD_STRIPE: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// The gate.
+/// Gate that submissions pass through. It closes for several reasons, and counts the submissions in progress.
 #[derive(Debug)]
 pub struct Gate {
     stripes: [Stripe; STRIPES],
     /// Bit mask of the reasons why the gate is closed.
     closed: AtomicU32,
-    /// Number of threads that have a stripe.
+    /// Number of threads that have been assigned a stripe.
     next_stripe: AtomicU32,
     /// Number of threads blocked by the gate.
     held: AtomicU32,
     /// Set if the owner has been notified that a submission is waiting.
     told: AtomicBool,
-    /// Set while one submission can pass outside the slice.
+    /// Set while one submission may pass outside the slice.
     steps: AtomicBool,
     /// Deadline until which one thread spins for the next slice, in ns of [`Gate::clock`].
     soon: AtomicU64,
@@ -118,7 +118,7 @@ impl Gate {
         self.closed.load(Ordering::SeqCst) != 0
     }
 
-    /// Counts this thread as inside if the gate is open. Returns the stripe for [`Self::done`].
+    /// Counts this thread as inside the driver if the gate is open. Returns the stripe for [`Self::done`].
     #[inline]
     pub fn pass(&self) -> Option<usize> {
         let mine = self.stripe();
@@ -157,7 +157,7 @@ impl Gate {
         self.steps.store(false, Ordering::SeqCst);
     }
 
-    /// Counts this thread as outside.
+    /// Counts this thread as outside the driver.
     #[inline]
     pub fn done(&self, stripe: usize) {
         if let Some(stripe) = self.stripes.get(stripe) {
@@ -198,8 +198,8 @@ impl Gate {
         self.told.load(Ordering::SeqCst)
     }
 
-    /// Closes the gate for `reason` and waits until no thread is inside or until `deadline`. Returns true if no thread
-    /// is inside.
+    /// Closes the gate for `reason`, and waits until no thread is inside the driver or until `deadline`. Returns true
+    /// if no thread is inside.
     pub fn close(&self, reason: u32, deadline: Option<Instant>) -> bool {
         self.closed.fetch_or(reason, Ordering::SeqCst);
         if self.is_held() {

@@ -9,7 +9,7 @@
 //!
 //! A program has one gate and one [`pacing::Pacing`] per card. All cards share its captures.
 //!
-//! This crate does not send messages to the owner or intercept functions, which is done by `cuda-shim`.
+//! This crate does not send messages to the owner or intercept functions. `cuda-shim` does both.
 
 #[cfg(test)]
 use cuda_driver::symbols;

@@ -21,7 +21,7 @@ use crate::streams::Stream;
 const UNKNOWN_NS: f64 = 200_000.0;
 /// Maximum number of submissions in a group.
 const LONGEST_GROUP: u32 = 256;
-/// Length of a submission, in ns, from which it ends its group. The event costs less than a percent of this time. If
+/// Minimum duration, in ns, of a submission that ends its group. The event costs less than one percent of this time. If
 /// the next submission were in the same group, the group's time would include the program's pause between the two.
 const LONG_NS: f64 = 500_000.0;
 /// Number of groups into which the limit is divided. An event occupies the card exclusively for 2 to 4 us, so groups
@@ -114,7 +114,7 @@ pub enum Left {
 #[derive(Debug, Default)]
 struct Pace {
     groups: VecDeque<Group>,
-    /// End of the last group of each stream.
+    /// End of each stream's last group, in ms after the context's first base event.
     ends: HashMap<(u64, Stream), f64>,
     clocks: HashMap<u64, Clock>,
     lengths: HashMap<u64, Length>,
@@ -357,8 +357,7 @@ impl Pace {
         self.groups.iter().map(|g| g.estimate).sum::<f64>() - ran.min(first.estimate)
     }
 
-    /// Returns true if a stream without work can get work concurrently with other streams' work, such as a copy during
-    /// a long kernel.
+    /// Returns true if an idle stream may get work while other streams have work, such as a copy during a long kernel.
     fn is_free_for(&self, stream: Stream) -> bool {
         self.groups.len() < 2 && self.groups.iter().all(|g| g.stream != stream)
     }

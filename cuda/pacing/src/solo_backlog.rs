@@ -20,17 +20,19 @@ use crate::streams::Stream;
 
 /// Maximum number of marks in flight per stream.
 const MAX_MARKS_PER_STREAM: usize = 4;
-/// Initial, minimum and maximum number of submissions between two marks. An event costs the card 2 to 4 us.
+/// Initial number of submissions between two marks. An event costs the card 2 to 4 us.
 const INITIAL_SUBMISSIONS_PER_MARK: u32 = 4;
+/// Minimum number of submissions between two marks.
 const MIN_SUBMISSIONS_PER_MARK: u32 = 1;
+/// Maximum number of submissions between two marks.
 const MAX_SUBMISSIONS_PER_MARK: u32 = 32;
-/// Marks that complete in less time than this widen the interval.
+/// A mark that completes in less time than this widens the interval.
 const WIDEN_BELOW: Duration = Duration::from_millis(20);
-/// Waits for a mark that take longer than this narrow the interval.
+/// A wait for a mark that takes longer than this narrows the interval.
 const NARROW_ABOVE: Duration = Duration::from_millis(100);
 /// Time without a completed mark after which a stream can have twice as many marks.
 // TIMEOUT: a stream may wait for the thread that waits here, so the thread must eventually continue. A program with
-// longer launches already have enough work in flight to be killed when another program starts.
+// longer launches already has enough work in flight to be killed when another program starts.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of events kept for further marks.
 const MAX_SPARE_EVENTS: usize = 64;
@@ -112,7 +114,7 @@ impl SoloBacklog {
             if gate.is_closed() || run_ahead.is_active() {
                 return;
             }
-            // About three times as much work as awaited is still in flight.
+            // After the awaited work, about three times as much is still in flight.
             if age < Duration::from_micros(200) {
                 std::thread::yield_now();
             } else {

@@ -48,7 +48,7 @@ impl Peers {
         self.pairs().push(pair);
     }
 
-    /// Removes the pairs that match `is_it`. Returns the pairs of devices without an enabled pair left, each as the
+    /// Removes the pairs that match `is_it`. Returns the pairs of devices that have no enabled pair left, each as the
     /// accessing device and the device that owns the memory.
     pub fn remove(&self, is_it: impl Fn(&Pair) -> bool) -> Vec<(c_int, c_int)> {
         let mut pairs = self.pairs();

@@ -25,10 +25,9 @@
 //! It then closes the descriptor, or keeps it for [`FromTenant::Adopt`].
 //!
 //! ```text
-//! tenant -> owner Allocate { request, chunks } owner -> tenant Granted { request, .. } one or more, until `more` is
-//! false; or Refused { request, .. } tenant -> owner Free { chunks }: unmapped and released; the IDs are invalid from
-//! here on
-//! ```
+//! tenant -> owner   Allocate { request, chunks }
+//! owner  -> tenant  Granted { request, .. } one or more, until `more` is false; or Refused { request, .. }
+//! tenant -> owner   Free { chunks }: unmapped and released; the IDs are invalid from here on
 //!
 //! The owner sends chunks as they become available. The reply may be delayed if the tenant's exhaustion policy is to
 //! queue. If the request fails after some chunks have been granted, the tenant's side frees these chunks.
@@ -40,8 +39,9 @@
 //! chunks:
 //!
 //! ```text
-//! owner -> tenant Reclaim { order } tenant -> owner Free ...: empty chunks, including those freed in stream order
-//! tenant -> owner Reclaimed { order }: all empty chunks that could be obtained within [`RECLAIM_MS`]
+//! owner  -> tenant  Reclaim { order }
+//! tenant -> owner   Free ...: empty chunks, including those freed in stream order
+//! tenant -> owner   Reclaimed { order }: all empty chunks that could be obtained within [`RECLAIM_MS`]
 //! ```
 //!
 //! The library also returns empty chunks before it sends `Quiet`, so that they are not copied.
@@ -51,10 +51,12 @@
 //! The owner copies contents through its own mappings. The tenant's side chooses addresses.
 //!
 //! ```text
-//! owner -> tenant Quiesce { order } tenant -> owner Quiet { order }: gate closed, no work in flight; or Busy { order
-//! }: declined, gate open (the owner copies) owner -> tenant Redirect { order, moves } any number: each chunk's new
-//! place and descriptor tenant -> owner Redirected { order, moved } one each: the first `moved` chunks are mapped at
-//! their old addresses owner -> tenant Resume { order }
+//! owner  -> tenant  Quiesce { order }
+//! tenant -> owner   Quiet { order }: gate closed, no work in flight;
+//!                   or Busy { order }: declined, gate open (the owner copies)
+//! owner  -> tenant  Redirect { order, moves } any number: each chunk's new place and descriptor
+//! tenant -> owner   Redirected { order, moved } one each: the first `moved` chunks are mapped at their old addresses
+//! owner  -> tenant  Resume { order }
 //! ```
 //!
 //! Only one order is in progress at a time. `Redirect` can contain a chunk that the tenant's side freed after
@@ -67,13 +69,14 @@
 //! The submission gate is closed after `Welcome`.
 //!
 //! ```text
-//! owner -> tenant Run { turn, .. }: the gate opens owner -> tenant Stop { turn }: close the gate and drain tenant ->
-//! owner Stopped { turn, usage, waiting }: no work is in flight, or it completes within `Run::idle_us` tenant -> owner
-//! Waiting: a submission waits at the closed gate; once per closing of the gate tenant -> owner Used { turn, usage }:
-//! every [`Run::report_us`], unless that is 0 owner -> tenant Yield { turn }: end the turn when the program waits for a
-//! result owner -> tenant Drain { turn }: like `Stop`, for a tenant with several cards: no work is in flight at the
-//! reply owner -> tenant Step { turn, .. }: one waiting submission passes the closed gate; then drain and send
-//! `Stopped`
+//! owner  -> tenant  Run { turn, .. }: the gate opens
+//! owner  -> tenant  Stop { turn }: close the gate and drain
+//! tenant -> owner   Stopped { turn, usage, waiting }: no work is in flight, or it completes within `Run::idle_us`
+//! tenant -> owner   Waiting: a submission waits at the closed gate; once per closing of the gate
+//! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], unless that is 0
+//! owner  -> tenant  Yield { turn }: end the turn when the program waits for a result
+//! owner  -> tenant  Drain { turn }: like `Stop`, for a tenant with several cards: no work is in flight at the reply
+//! owner  -> tenant  Step { turn, .. }: one waiting submission passes the closed gate; then drain and send `Stopped`
 //! ```
 //!
 //! The tenant's side stops without `Stop` after [`Run::length_us`], or if no work was submitted or in flight for
@@ -96,12 +99,10 @@
 //! tenant -> owner   Left { obstacle: None }: gate closed, all chunks unmapped, no request in progress
 //! owner  -> tenant  Goodbye(Moved)
 //!                   (the tenant's side connects again, and gets `Welcome` from the owner of the other card)
-//! tenant -> owner   Sees { uuids }
 //! tenant -> owner   Elsewhere { uuid }
-//!                   (the owner makes the driver checkpoint the process and restore it on its card)
-//! tenant -> owner   Adopt..., as after any reconnection: the owner maps the chunks meanwhile
+//!                   (the owner checkpoints the process and restores it on its card)
 //! owner  -> tenant  Fetched, or Goodbye(Moved)
-//! tenant -> owner   Unusable { code }, only if the restored process cannot import a chunk
+//! tenant -> owner   Adopt..., as after any reconnection
 //! ```
 //!
 //! The tenant's side compares the card of each [`Welcome`] with the driver's card, and reports chunks only to the owner
@@ -210,8 +211,8 @@ pub const MAX_SEEN: usize = 64;
 /// Time in microseconds before the end of a turn's last work at which the turn can end. The next tenant's first work
 /// takes this long to reach the card. If it arrived earlier, the hardware would time-slice between both tenants.
 pub const EARLY_US: u32 = 100;
-/// Maximum time in milliseconds that the tenant's side waits for work that uses freed memory before it replies to a
-/// request for empty chunks.
+/// Maximum time in milliseconds for which the tenant's side waits for work that uses freed memory before it replies to
+/// a request for empty chunks.
 pub const RECLAIM_MS: u64 = 20;
 /// Interval at which a tenant tries to reconnect to its owner, in milliseconds.
 pub const RECONNECT_MS: u64 = 200;

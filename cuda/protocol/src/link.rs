@@ -20,7 +20,7 @@ pub struct Link(OwnedFd);
 /// A message and its descriptors, in the order in which the message refers to them.
 #[derive(Debug)]
 pub struct Received<M> {
-    /// The message.
+    /// The decoded message.
     pub message: M,
     /// The message's descriptors, with the close-on-exec flag set.
     pub descriptors: Vec<OwnedFd>,

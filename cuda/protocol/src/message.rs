@@ -68,7 +68,7 @@ pub struct Chunk {
 /// A chunk that the process kept across the owner's restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adopted {
-    /// Card of the chunk.
+    /// Index of the chunk's card.
     pub card: u8,
     /// ID of the chunk.
     pub id: ChunkId,
@@ -93,7 +93,7 @@ pub enum FixedKind {
     Host,
 }
 
-/// Reason why a request was refused.
+/// Reason why a request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Refusal {
     /// The tenant's quota is reached.
@@ -116,7 +116,7 @@ pub enum Refusal {
 /// Terms of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// Card of the turn.
+    /// Index of the turn's card.
     pub card: u8,
     /// Number of the turn. Increases with each turn.
     pub turn: u32,
@@ -166,15 +166,15 @@ pub enum End {
 /// Reason why a process cannot leave its card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Obstacle {
-    /// Its work, a request or a relocation does not complete in time. The message can be repeated later.
+    /// The process's work, a request or a relocation does not complete in time. The message can be repeated later.
     Busy,
-    /// It uses several cards.
+    /// The process uses several cards.
     Cards,
-    /// It manages mappings of chunks itself (`cuMemCreate`), or keeps no descriptor of a chunk.
+    /// The process manages mappings of chunks itself (`cuMemCreate`), or does not keep the descriptor of a chunk.
     Mappings,
-    /// It shares memory with other processes.
+    /// The process shares memory with other processes.
     Shared,
-    /// It has a chunk that is not in host memory.
+    /// The process has a chunk that is not in host memory.
     NotEvicted,
 }
 
@@ -187,32 +187,33 @@ pub struct Share(pub [u8; 32]);
 pub enum FromTenant {
     /// First message.
     Hello(Hello),
-    /// Chunks that the process kept across the owner's restart, with a descriptor for each chunk with `descriptor` set.
+    /// Reports chunks that the process kept across the owner's restart. The packet contains a descriptor for each chunk
+    /// with `descriptor` set.
     Adopt {
-        /// The chunks.
+        /// The reported chunks.
         chunks: Vec<Adopted>,
-        /// Set if another such message follows.
+        /// Set if another `Adopt` message follows.
         more: bool,
     },
     /// Requests chunks of a card.
     Allocate {
         /// Number of the request, for the reply.
         request: u32,
-        /// Card.
+        /// Index of the card.
         card: u8,
         /// Number of requested chunks. Not limited.
         chunks: u32,
     },
     /// Returns chunks that have been unmapped and released.
     Free {
-        /// The chunks.
+        /// IDs of the returned chunks.
         chunks: Vec<ChunkId>,
     },
     /// Charges memory that cannot be relocated to the tenant.
     Fix {
         /// Number of the request, for the reply.
         request: u32,
-        /// Card.
+        /// Index of the card.
         card: u8,
         /// Kind of the memory.
         kind: FixedKind,
@@ -221,7 +222,7 @@ pub enum FromTenant {
     },
     /// Returns memory that was charged by `Fix`.
     Unfix {
-        /// Card.
+        /// Index of the card.
         card: u8,
         /// Kind of the memory.
         kind: FixedKind,
@@ -232,7 +233,7 @@ pub enum FromTenant {
     AskMemory {
         /// Number of the request, for the reply.
         request: u32,
-        /// Card.
+        /// Index of the card.
         card: u8,
     },
     /// The gate is closed and no work is in flight.
@@ -254,12 +255,12 @@ pub enum FromTenant {
     },
     /// A submission is waiting at the closed gate.
     Waiting {
-        /// Card.
+        /// Index of the card.
         card: u8,
     },
     /// The turn has ended. No work is in flight, or all work in flight completes within [`crate::EARLY_US`].
     Stopped {
-        /// Card.
+        /// Index of the card.
         card: u8,
         /// Number of the turn.
         turn: u32,
@@ -270,7 +271,7 @@ pub enum FromTenant {
     },
     /// Usage within a turn.
     Used {
-        /// Card.
+        /// Index of the card.
         card: u8,
         /// Number of the turn.
         turn: u32,
@@ -289,14 +290,14 @@ pub enum FromTenant {
     Open {
         /// Number of the request, for the reply.
         request: u32,
-        /// The token.
+        /// The token from another process of the tenant.
         share: Share,
     },
     /// Last message.
     Goodbye(End),
     /// Announces the end of the turn and the expected completion of its last work. `Stopped` follows. Since version 2.
     Ending {
-        /// Card.
+        /// Index of the card.
         card: u8,
         /// Number of the turn.
         turn: u32,
@@ -307,7 +308,7 @@ pub enum FromTenant {
     AskProcesses {
         /// Number of the request, for the reply.
         request: u32,
-        /// Card.
+        /// Index of the card.
         card: u8,
     },
     /// Reply to `Reclaim`, sent after the chunks have been freed. Since version 5.
@@ -318,7 +319,7 @@ pub enum FromTenant {
     /// Reports that the process is a client of the card's MPS server, so that its work can run concurrently with other
     /// clients' work. Since version 6.
     Concurrent {
-        /// Card.
+        /// Index of the card.
         card: u8,
     },
     /// Reply to `Leave`. Since version 8.
@@ -355,7 +356,7 @@ pub enum FromOwner {
     Granted {
         /// Number of the request.
         request: u32,
-        /// The chunks.
+        /// The granted chunks.
         chunks: Vec<Chunk>,
         /// Set if more chunks for this request follow.
         more: bool,
@@ -369,10 +370,10 @@ pub enum FromOwner {
     Refused {
         /// Number of the request.
         request: u32,
-        /// Reason.
+        /// Reason for the rejection.
         reason: Refusal,
     },
-    /// Memory of the tenant.
+    /// Memory sizes of the tenant.
     Memory {
         /// Number of the request.
         request: u32,
@@ -404,7 +405,7 @@ pub enum FromOwner {
     Run(Run),
     /// Ends the turn.
     Stop {
-        /// Card.
+        /// Index of the card.
         card: u8,
         /// Number of the turn.
         turn: u32,
@@ -413,14 +414,14 @@ pub enum FromOwner {
     Shared {
         /// Number of the request.
         request: u32,
-        /// The token.
+        /// The token, which other processes of the tenant can open.
         share: Share,
     },
     /// Last message.
     Goodbye(End),
     /// A turn is expected to begin, so a waiting process can poll for `Run` without sleeping. Since version 2.
     Soon {
-        /// Card.
+        /// Index of the card.
         card: u8,
         /// Expected time until the turn begins, in microseconds.
         in_us: u32,
@@ -439,7 +440,7 @@ pub enum FromOwner {
     },
     /// Another tenant is waiting, so the turn must end when the program waits for a result. Since version 6.
     Yield {
-        /// Card.
+        /// Index of the card.
         card: u8,
         /// Number of the turn.
         turn: u32,
@@ -447,7 +448,7 @@ pub enum FromOwner {
     /// Ends the turn like `Stop`, but the reply is sent only when all work has completed, because the end of work that
     /// waits for another card is not predictable. Since version 7.
     Drain {
-        /// Card.
+        /// Index of the card.
         card: u8,
         /// Number of the turn.
         turn: u32,

@@ -26,7 +26,7 @@ const LIBRARY: &str = "libcuda.so.1";
 pub struct Finding {
     /// Name of the check. Does not change between versions.
     pub check: &'static str,
-    /// The detected state.
+    /// Description of the detected state.
     pub found: String,
     /// The remedy if there is an obstacle.
     pub remedy: Option<String>,
@@ -92,7 +92,7 @@ impl Guest {
         paths
     }
 
-    /// Returns the folders of virtio-gpu devices. A VM may have such a device for its display.
+    /// Returns the sysfs folders of virtio-gpu devices. A VM may also have such a device for its display.
     fn devices(&self) -> Vec<PathBuf> {
         let mut devices = self.names("sys/bus/pci/devices");
         devices.retain(|path| (&*self.read(&path.join("vendor")), &*self.read(&path.join("device"))) == IDS);

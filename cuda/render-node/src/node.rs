@@ -35,7 +35,7 @@ pub enum OpenError {
     /// The user does not have permission to open the nodes.
     #[error("{0} cannot be opened: add the user to the group `render`")]
     Denied(PathBuf),
-    /// A request failed.
+    /// A request to the node failed.
     #[error("{0} refuses a CUDA context: {1}")]
     Refused(PathBuf, io::Error),
     /// The host's version is not supported.

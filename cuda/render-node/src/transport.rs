@@ -43,7 +43,7 @@ impl RenderTransport {
         Ok(Self::new(Node::find()?))
     }
 
-    /// Uses an open node.
+    /// Creates a transport on an open node.
     #[must_use]
     pub fn new(node: Node) -> Self {
         // The process ID is only displayed, so errors are ignored.

@@ -1,4 +1,4 @@
-//! Makes system calls and illegal accesses in the driver's process, like a hostile guest's code.
+//! Makes system calls and illegal accesses in the driver's process, as hostile guest code would.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::Cuda;
 
 /// Interval between polls of the driver for a fault.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Maximum number of such polls.
+/// Maximum number of polls for a fault.
 const MAX_FAULT_POLLS: u32 = 1000;
 /// Size of the memory for strings, in bytes.
 const TEXTS_BYTES: u64 = 64 << 10;

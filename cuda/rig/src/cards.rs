@@ -18,7 +18,7 @@ const WORDS: u64 = BUFFER / 8 / 64;
 /// Size of the memory of each handle that the program maps itself, in bytes.
 const PIECE: u64 = 2 << 20;
 
-/// Returns one driver value for each device, with the device's primary context.
+/// Returns a [`Cuda`] for each device, with the device's primary context.
 pub fn all(cuda: Cuda) -> Result<Vec<Cuda>> {
     let count = cuda.count()?;
     (0..count).map(|device| Ok(cuda.on(device)?)).collect()
@@ -389,7 +389,7 @@ pub fn contexts(cuda: Cuda, rounds: u64) -> Result<String> {
 pub fn meet(cuda: Cuda, rounds: u64, kernel_us: u64, ahead: u64) -> Result<String> {
     let cards = all(cuda)?;
     let ranks = cards.len() as u64;
-    // The round of each device, which kernels read and write. It lives until the process ends.
+    // The round of each device, which kernels read and write. It lives until the process exits.
     let words: &'static [AtomicU64] = Box::leak((0..ranks).map(|_| AtomicU64::new(0)).collect());
     let address = words.as_ptr() as u64;
     let work = move |(rank, on): (u64, Cuda)| -> Result<u64> {
@@ -410,8 +410,8 @@ pub fn meet(cuda: Cuda, rounds: u64, kernel_us: u64, ahead: u64) -> Result<Strin
     Ok(format!("met {rounds}"))
 }
 
-/// Runs the workload on each device, and forks meanwhile. Each child calls the driver for each device, and ends; it has
-/// no context, so the calls must fail. Returns the checksums.
+/// Runs the workload on each device, and forks meanwhile. Each child calls the driver for each device, and exits. A
+/// child has no context, so its calls must fail. Returns the checksums.
 #[allow(unsafe_code, reason = "forks")]
 pub fn fork(cuda: Cuda, mib: u64, rounds: u64) -> Result<String> {
     let cards = all(cuda)?;

@@ -39,7 +39,7 @@ impl Location {
     pub const FIRST_CARD: Self = Self { kind: 1, id: 0 };
 }
 
-/// A failed call.
+/// A driver call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
     /// Name of the function.

@@ -15,7 +15,7 @@ const REQUEST_BYTES: u64 = 2 << 20;
 /// Time after which the reply to a request counts as late, in milliseconds.
 pub const ANSWER_MS: f64 = 100.0;
 
-/// Measurements of the neighbour's work and of the replies to it since its last report.
+/// Measurements of the neighbour's work, and of the replies that it received, since its last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Time since the last report in milliseconds of the host's clock.
@@ -90,7 +90,7 @@ pub fn work(cuda: Cuda, kernel_us: u64, mib: u64, ask: Duration, lines: &Receive
     Ok(())
 }
 
-/// Queries the free memory, and requests memory that the library has no cached chunk for.
+/// Queries the free memory, and requests memory for which the library does not have a cached chunk.
 fn request(cuda: Cuda, report: &mut Report) -> Result<()> {
     let begin = Instant::now();
     cuda.info()?;

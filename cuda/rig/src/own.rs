@@ -199,7 +199,7 @@ fn change(
     buffer.check(cuda, number)
 }
 
-/// Exports a handle, and imports it again like another process. Checks that both handles refer to the same memory.
+/// Exports a handle, and imports it again as another process would. Checks that both handles refer to the same memory.
 fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     let imported = cuda.import(&cuda.export(buffer.handle)?)?;
     let at = cuda.map(imported, buffer.bytes)?;
@@ -212,7 +212,7 @@ fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     cuda.write(at + 8, &[buffer.value + 1])?;
     cuda.unmap(at, buffer.bytes)?;
     cuda.release(imported)?;
-    // Exporting it again has no effect.
+    // Exporting the handle again has no effect.
     drop(cuda.export(buffer.handle)?);
     Ok(())
 }

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::Cuda;
 
-/// Script of the owner.
+/// Settings of a scripted owner.
 #[derive(Clone, Debug)]
 pub struct Script {
     /// Path of the driver's library.
@@ -170,7 +170,7 @@ struct Order {
     began: Instant,
     /// Chunks to move, each with its new memory, in the order of the messages.
     moves: Vec<(ChunkId, MappedChunk)>,
-    /// Number of chunks that the tenant has replied for.
+    /// Number of chunks that the tenant's replies cover so far.
     answered: usize,
 }
 

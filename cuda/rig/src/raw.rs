@@ -21,10 +21,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cuda;
 
-/// Process that calls `connect`. The owner gets its credentials.
+/// Process that calls `connect`. The owner receives its credentials.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Through {
-    /// The client itself.
+    /// The client process itself.
     #[default]
     Itself,
     /// A child that exits immediately and is reaped.
@@ -57,7 +57,7 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// Replies to every order like the library.
+    /// Replies to every order as the library does.
     #[must_use]
     pub fn honest() -> Self {
         Self { quiesce: Reply::Honest, redirect: Reply::Honest, stop: Reply::Honest }
@@ -103,7 +103,7 @@ pub enum Command {
         /// Duration of the kernel in milliseconds.
         ms: u64,
     },
-    /// Forks and exits. The child continues with the connections and commands, but reads no messages.
+    /// Forks and exits. The child continues with the connections and commands, but does not read messages.
     Desert,
     /// Closes the descriptors received over a connection.
     DropDescriptors {

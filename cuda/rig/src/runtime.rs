@@ -161,8 +161,9 @@ functions! {
     raw_reset = cudaDeviceReset();
 }
 
-/// `cudaMemcpyKind`.
+/// `cudaMemcpyHostToDevice`.
 const TO_DEVICE: c_int = 1;
+/// `cudaMemcpyDeviceToHost`.
 const TO_HOST: c_int = 2;
 
 /// The runtime, with a registered program.
@@ -294,19 +295,19 @@ impl Runtime {
         self.raw_memset(at, c_int::from(value), bytes)
     }
 
-    /// Copies to the device.
+    /// Copies words to the device.
     pub fn upload(&self, at: u64, words: &[u64]) -> Result<()> {
         self.raw_copy(at, words.as_ptr() as u64, size_of_val(words), TO_DEVICE)
     }
 
-    /// Copies from the device.
+    /// Copies words from the device.
     pub fn download(&self, at: u64, count: usize) -> Result<Vec<u64>> {
         let mut words = vec![0; count];
         self.raw_copy(words.as_mut_ptr() as u64, at, 8 * count, TO_HOST)?;
         Ok(words)
     }
 
-    /// Copies from the device in stream order, and waits for completion.
+    /// Copies words from the device in stream order, and waits for completion.
     pub fn download_in(&self, stream: u64, at: u64, count: usize) -> Result<Vec<u64>> {
         let mut words = vec![0; count];
         self.raw_copy_async(words.as_mut_ptr() as u64, at, 8 * count, TO_HOST, stream)?;

@@ -108,7 +108,7 @@ fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{key} of {value}"))
 }
 
-/// Queries a program's progress on a device until it has made some.
+/// Queries a program's progress on a device until it is nonzero.
 fn until_progress(program: &mut Program, device: usize) {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {

@@ -1,4 +1,4 @@
-//! Tests a program in its own namespaces, like in a container: the library is mounted over the driver's file, and the
+//! Tests a program in its own namespaces, as in a container: the library is mounted over the driver's file, and the
 //! folder of the tenant's socket is bind-mounted. The program has no other access to the host.
 
 mod support;
@@ -28,8 +28,8 @@ exec "$@"
 const NAMESPACES: [&str; 7] =
     ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
-/// Creates an image with the driver under its versioned name and under the name that programs load, like NVIDIA's
-/// container toolkit.
+/// Creates an image with the driver under its versioned name and under the name that programs load, as NVIDIA's
+/// container toolkit does.
 fn image(rig: &Rig) -> std::path::PathBuf {
     let image = rig.folder.path().join("image");
     for folder in ["lib", "run"] {

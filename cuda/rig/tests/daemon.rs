@@ -148,7 +148,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
             && (text.contains("restarted") || text.contains("wait until pending changes have completed"));
         assert!(!output.status.success() && told, "{text}");
     }
-    // The next owner serves the tenant like the killed one.
+    // The next owner serves the tenant as the killed one did.
     until(&rig, "a", "it is served as before", |a| {
         a["served"] == true && programs(a) == 1 && a["time"]["weight"] == 100
     });

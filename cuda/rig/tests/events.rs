@@ -1,4 +1,4 @@
-//! Tests events about CUDA tenants on the fake driver: kills with their reasons, overrunning turns, and the end of the
+//! Tests events about CUDA tenants on the fake driver: kills with their reasons, overrunning turns, and the exit of the
 //! owner.
 
 mod support;

@@ -17,10 +17,13 @@ use support::daemon::{card, get, good, json, signal, tenant};
 use support::virtio::{Driver, LIMIT, blob, context, destroy, doorbell, identify, map, unref, until, wait};
 use support::{Rig, built};
 
-/// Offsets of the blobs in the window, in bytes.
+/// Offset of the control blob in the window, in bytes.
 const CONTROL: u64 = 0;
+/// Offset of the ring blob in the window, in bytes.
 const RING: u64 = 16 << 20;
+/// Offset of the pinned blob in the window, in bytes.
 const PINNED: u64 = 32 << 20;
+/// Size of the pinned blob in bytes.
 const PINNED_BYTES: u64 = 1 << 20;
 
 /// A daemon that runs as a service, and its rig.

@@ -26,7 +26,7 @@ fn rig_with_gangs() -> Rig {
     })
 }
 
-/// Creates a rig with two cards. `tables` returns the table of each card, and further tables with the second one.
+/// Creates a rig with two cards. `tables` returns the configuration tables for the card with the given index.
 fn two_cards(tables: impl Fn(&Rig, usize) -> String) -> Rig {
     let mut rig = rig(|rig| (0..2).map(|at| tables(rig, at)).collect());
     rig.cards = 2;
@@ -165,7 +165,7 @@ fn gangs_next_to_a_single_tenant_make_progress_by_weight() {
 
 #[test]
 fn gangs_that_do_not_fit_have_quanta_on_both_cards_together() {
-    // On a host with a load of 15, the program of a gang did not answer an order for 10 s once in ten runs.
+    // On a host with a load average of 15, a gang's program failed to reply to an order within 10 s in one of ten runs.
     if std::env::var_os("GPU_MEDIATOR_FULL").is_none() {
         return;
     }
@@ -183,7 +183,7 @@ fn gangs_that_do_not_fit_have_quanta_on_both_cards_together() {
     let (mut together, mut apart) = (0, 0);
     for _ in 0..200 {
         let [first, second] = CARDS.map(holder);
-        // A change of quanta can come between the two questions.
+        // The quantum may change between the two queries.
         if first == second || first == holder(CARDS[0]) {
             assert!(first.is_string() && second.is_string(), "no quanta: {first} and {second}");
             *(if first == second { &mut together } else { &mut apart }) += 1;
@@ -310,7 +310,7 @@ fn in_one_process(rig: &Rig, tenant: &str, arguments: &[&str]) -> Child {
     command.args(arguments).stdout(std::process::Stdio::piped()).spawn().expect("starts")
 }
 
-/// Waits until such a program ends, which must succeed. Returns its output.
+/// Waits for the exit of a program, which must succeed. Returns the program's output.
 fn output_of(program: Child) -> String {
     let output = program.wait_with_output().expect("ends");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -370,7 +370,7 @@ fn gangs_and_their_programs_continue_through_upgrades() {
         count(&mut c, 20);
         assert_eq!(output_of(meet), "met 200");
         until(&rig, "a", "its turns are counted on", |a| a["card_states"][1]["turns"].as_u64() > Some(before));
-        // Changes of all cards still reach the owners.
+        // Changes that apply to both cards still reach the owners.
         good(&rig, &["tenant", "set", "a", "--weight", "200"]);
     }
     let shown = json(&rig, &["tenant", "show", "a"]);

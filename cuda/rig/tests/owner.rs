@@ -97,7 +97,8 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     let mut serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut programs = mapped_by(["24", "24"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
     for program in &mut programs {
-        // Wait until the program has its initial memory. Without an owner, it would have to wait for it.
+        // Wait until the program has its initial memory. Without an owner, the program would have to wait for this
+        // memory.
         program.steps(2);
     }
     for round in 0..6 {

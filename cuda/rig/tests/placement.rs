@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use support::Rig;
 use support::daemon::{Daemon, bad, card, good, json as shown, run};
 
-/// Creates four cards of 64 MiB, of which the first and the last are connected, and a tenant of two cards in the file.
+/// Creates four cards of 64 MiB, of which the first and the last are connected, and a configured tenant with two cards.
 fn four_cards() -> Rig {
     let mut rig = support::daemon::rig(|rig| {
         let cards = (0..4).map(|at| card(rig, &format!("gpu{at}"), &format!("cuda.device = \"{at}\"\n")));
@@ -33,16 +33,16 @@ fn chosen_cards_outlive_the_daemon_and_other_tenants() {
     let mut rig = four_cards();
     let daemon = Daemon::start(&rig);
     assert_eq!(cards_of(&rig, "train"), json!(["gpu0", "gpu3"]));
-    // Each policy, next to the tenant of the connected cards.
+    // Test each policy while a tenant uses the connected cards.
     assert_eq!(add(&rig, "room", "32", &["--cards", "2"]), json!(["gpu1", "gpu2"]));
     assert_eq!(add(&rig, "packed", "16", &["--placement", "pack"]), json!("gpu0"));
     assert_eq!(add(&rig, "pair", "16", &["--cards", "2", "--placement", "nvlink"]), json!(["gpu0", "gpu3"]));
     assert_eq!(add(&rig, "spread", "16", &["--cards", "2", "--placement", "spread"]), json!(["gpu1", "gpu2"]));
-    // The cards are stored as names, and the file still has the number.
+    // The state contains the chosen cards' names, and the number of cards from the configuration file.
     let state = std::fs::read_to_string(rig.folder.path().join("state/state.json")).expect("readable");
     let state: Value = serde_json::from_str(&state).expect("JSON");
     assert_eq!(state["tenants_changed"]["train"]["cards"], json!({ "file": 2, "now": ["gpu0", "gpu3"] }));
-    // The connected cards have no room for another tenant now, so a new choice would differ.
+    // The connected cards have no space for another tenant now, so a new choice would differ.
     good(&rig, &["tenant", "remove", "room"]);
     good(&rig, &["tenant", "remove", "spread"]);
     let mut program = run(&rig, "train", &[], &["live", "--mib", "16"]);
@@ -56,12 +56,12 @@ fn chosen_cards_outlive_the_daemon_and_other_tenants() {
     }
     program.steps(5);
     program.kill();
-    // Without the connections, the cards stay the same, too.
+    // The cards stay the same even without the connections.
     drop(daemon);
     rig.nvlinks = "";
     let _daemon = Daemon::start(&rig);
     assert_eq!(cards_of(&rig, "train"), json!(["gpu0", "gpu3"]));
-    // Documents may have the number, and the daemon's export has the names.
+    // A document may contain the number of cards. The daemon's export contains their names.
     let file = rig.folder.path().join("desired.toml");
     let path = file.display().to_string();
     let apply = |text: &str| std::fs::write(&file, format!("[[tenant]]\nname = \"train\"\n{text}")).expect("written");

@@ -101,7 +101,7 @@ pub mod control {
     pub const AREA_COUNT: u64 = 16;
     /// Size of an area in bytes.
     pub const AREA_BYTES: u64 = 64 << 10;
-    /// Size of the blob.
+    /// Size of the blob in bytes.
     pub const BYTES: u64 = AREAS + AREA_COUNT * AREA_BYTES;
 }
 
@@ -125,7 +125,7 @@ pub mod ring {
     pub const SIDE: u64 = ORDERED + ORDERED_BYTES;
     /// Size of this ring in bytes. A power of two.
     pub const SIDE_BYTES: u64 = 256 << 10;
-    /// Size of the blob.
+    /// Size of the blob in bytes.
     pub const BYTES: u64 = SIDE + SIDE_BYTES;
 }
 
@@ -135,7 +135,7 @@ pub mod staging {
     pub const PIECE_BYTES: u64 = 1 << 20;
     /// Number of buffers.
     pub const PIECE_COUNT: u64 = 32;
-    /// Size of the blob.
+    /// Size of the blob in bytes.
     pub const BYTES: u64 = PIECE_BYTES * PIECE_COUNT;
 }
 

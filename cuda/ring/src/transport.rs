@@ -15,7 +15,7 @@ pub struct Blob {
     pub bytes: u64,
 }
 
-/// Creates shared memory, wakes the worker, and waits for it. All functions can be called by any thread.
+/// Creates shared memory, wakes the worker, and waits for it. All functions can be called from any thread.
 pub trait Transport: Send + Sync {
     /// Creates a blob and maps it as readable, writable, and not inherited by children (`MADV_DONTFORK`). If `address`
     /// is given, the mapping replaces the pages there. Otherwise, the kernel chooses the address. The worker is

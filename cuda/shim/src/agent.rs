@@ -189,7 +189,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// Returns the time until the next check whether the slice must end.
+    /// Returns the time until the next check of whether the slice must end.
     fn next_look(&self, run_ahead: &RunAhead) -> Duration {
         // TIMEOUT: shorter than any slice; polling at this rate costs 0.1 % of a CPU.
         const MAX_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -243,7 +243,8 @@ struct Agent {
 fn serve(shim: &'static Shim, card: &'static Card, connection: Arc<Connection>, version: u16) {
     // Captures in other threads must not restrict this thread, so use relaxed mode.
     let mut mode = 2;
-    // The `prctl` call reduces this thread's timer slack from 50 us. SAFETY: the pointer is valid.
+    // The `prctl` call reduces this thread's timer slack from 50 us.
+    // SAFETY: the pointer is valid.
     unsafe {
         driver::exchange_capture_mode(&raw mut mode);
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
@@ -371,7 +372,7 @@ impl Agent {
             FromOwner::Step(run) => {
                 let now = Instant::now();
                 self.card.pacing.run_ahead.bound(run.run_ahead_us);
-                // An idle time of 0 disables the prediction of the work's end.
+                // An idle time of 0 disables the prediction of the work's completion.
                 let run = Run { idle_us: 0, ..run };
                 self.turn = Some(Turn { run, began: now, reported: now, yields: false });
                 self.return_chunks(self.card, gate::NO_SLICE);
@@ -406,7 +407,7 @@ impl Agent {
                 self.reclaim = Some(Reclaim { since, order: Some(order), looked: since - RECLAIM_LOOK });
             }
             FromOwner::Shared { request, share } => link.answer(request, |_| Answer::Shared(share)),
-            // These messages answer requests over separate connections.
+            // These messages are replies to requests over separate connections.
             FromOwner::Welcome(_)
             | FromOwner::WelcomeAmong { .. }
             | FromOwner::Processes { .. }
@@ -547,8 +548,8 @@ impl Agent {
     /// Lets the program run without an owner.
     fn alone(&mut self) {
         self.card.link.set_connection(None);
-        // From now on, messages from other threads must fail immediately. SAFETY: the connection owns this open
-        // descriptor.
+        // From now on, messages from other threads must fail immediately.
+        // SAFETY: the connection owns this open descriptor.
         unsafe { libc::shutdown(self.connection.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
         (self.turn, self.soon, self.reclaim) = (None, None, None);
         self.card.pacing.run_ahead.bound(0);

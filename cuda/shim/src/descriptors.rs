@@ -37,7 +37,7 @@ const SENDING: Duration = Duration::from_secs(5);
 /// Bitmap of the library's descriptors. Static, because the `fork` handler, which closes these descriptors, may neither
 /// allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Number of leading words of [`OURS`] that were ever used. Static for the same reason.
+/// Number of leading words of [`OURS`] that were ever used. Static, because the `fork` handler reads it.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Marks a descriptor as the library's. The mark is removed before the descriptor is closed, so that a child never
@@ -187,7 +187,7 @@ fn limit() -> Option<libc::rlimit> {
 
 /// Runs `work` with this process's descriptors and memory, but without its soft limit on open files. Does nothing if
 /// this is impossible. Limits apply to a whole process, and the program may read, set or inherit this process's limit.
-/// Therefore, a separate process runs `work` and exits before this function returns. The calling thread waits, like in
+/// Therefore, a separate process runs `work` and exits before this function returns. The calling thread waits, as in
 /// `posix_spawn`.
 fn raised(work: &mut dyn FnMut()) {
     extern "C" fn run(work: *mut c_void) -> c_int {

@@ -4,8 +4,9 @@
 //! driver. This library does the same, regardless of how the program obtained the function. Each exported function, and
 //! each function returned by `cuGetProcAddress`, first checks [`PAGE`], which the kernel zeroes in every child,
 //! regardless of how the child was created (decision 121). If the kernel does not support this, a `fork` handler zeroes
-//! the page. A child whose parent had not initialized the driver is treated like any other process. UNSAFETY: calls
-//! `madvise` and `pthread_atfork`.
+//! the page. A child whose parent had not initialized the driver is treated like any other process.
+//!
+//! UNSAFETY: calls `madvise` and `pthread_atfork`.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::io;
@@ -48,7 +49,7 @@ pub fn is_own() -> bool {
 
 /// Makes the kernel zero the page in children.
 fn watch_forks() {
-    /// Static, because the C library keeps the handler for all later children, so it must be registered only once.
+    /// Set once the handler is registered. Static, because the C library keeps the handler for all later children.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     // SAFETY: the static occupies the whole page, and the call does not change it in this process.
     let emptied = unsafe { libc::madvise((&raw const PAGE).cast_mut().cast(), PAGE_BYTES, libc::MADV_WIPEONFORK) };

@@ -22,8 +22,8 @@
 //! card memory, the tenant's cards, or their processes.
 //!
 //! Once the driver is loaded, function lookup neither allocates nor locks. No panic crosses the ABI boundary, and the
-//! library writes no output unless [`cuda_protocol::LOG_VARIABLE`] enables it. The process belongs to the program,
-//! including its children (`fork`), signals (`process`), descriptors and limits (`descriptors`).
+//! library does not write any output unless [`cuda_protocol::LOG_VARIABLE`] enables it. The process belongs to the
+//! program, including its children (`fork`), signals (`process`), descriptors and limits (`descriptors`).
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the stubs are written for x86-64 Linux");

@@ -52,11 +52,11 @@ pub enum Answer {
     Fixed,
     /// Free and total memory in bytes.
     Memory(u64, u64),
-    /// A sharing token.
+    /// The token for the shared chunks.
     Shared(Share),
     /// The request was rejected. Contains the chunks received so far.
     Refused(Refusal, Vec<(Chunk, ChunkDescriptor)>),
-    /// The owner is absent, or has exited before it replied.
+    /// The owner is absent, or exited before it replied.
     Away,
 }
 
@@ -350,7 +350,7 @@ impl Link {
         may
     }
 
-    /// Returns fixed memory.
+    /// Returns fixed memory to the owner.
     pub fn unfix(&self, card: u8, kind: FixedKind, bytes: u64) {
         let tell = || self.send(&FromTenant::Unfix { card, kind, bytes });
         self.change(card, kind, |sum| sum.saturating_sub(bytes), tell);

@@ -67,7 +67,7 @@ pub struct Operations<'a> {
 }
 
 impl Memory {
-    /// Creates an empty memory for the program's card number `card`.
+    /// Creates the state of the program's memory on its card number `card`, without allocations.
     pub fn new(card: usize) -> Self {
         let away = Arc::<AtomicUsize>::default();
         Self {

@@ -49,8 +49,8 @@ const LATER: &str = "\
     futex_wait futex_requeue statmount listmount lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal \
     setxattrat getxattrat listxattrat removexattrat";
 
-/// Returns the name of an x86-64 system call, or a placeholder for an unknown number. Only the first call allocates or
-/// locks.
+/// Returns the name of an x86-64 system call, or a placeholder for an unknown number. Only the first call allocates
+/// memory or acquires a lock.
 pub fn call_name(number: u32) -> &'static str {
     static NAMES: OnceLock<[Vec<&str>; 2]> = OnceLock::new();
     let [first, later] = NAMES.get_or_init(|| [FIRST, LATER].map(|names| names.split(' ').collect()));

@@ -15,10 +15,12 @@ use crate::link::Link;
 const WINDOW_FD: i32 = 3;
 /// Number of the link's descriptor in the worker.
 const LINK_FD: i32 = 4;
+/// Number of the starter's descriptor in the worker.
 const STARTER_FD: i32 = 5;
+/// Number of the restore file's descriptor in the worker.
 const RESTORE_FD: i32 = 6;
 
-/// Descriptors that a worker gets.
+/// Descriptors that a worker receives.
 #[derive(Debug)]
 pub struct WorkerFiles {
     /// File of the window.

@@ -1,5 +1,4 @@
-//! Copies between the guest's pageable memory and the card. The data is in the message or in a staging
-//! buffer.
+//! Copies between the guest's pageable memory and the card. The data is in the message or in a staging buffer.
 
 use cuda_calls::boxes::{BoxCopy, End, HOST, WORDS_3D};
 use cuda_calls::own::{self, MAX_INLINE_BYTES};

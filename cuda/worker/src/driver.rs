@@ -1,7 +1,8 @@
-//! Loads the driver library, and calls its functions according to the descriptions of their arguments. UNSAFETY: loads
-//! a library and calls its functions. All arguments are integers or pointers, which the x86-64 ABI passes in the same
-//! way, in registers and on the stack. Therefore, one function type suffices for all functions, and surplus arguments
-//! are ignored.
+//! Loads the driver library, and calls its functions according to the descriptions of their arguments.
+//!
+//! UNSAFETY: loads a library and calls its functions. All arguments are integers or pointers, which the x86-64 ABI
+//! passes in the same way, in registers and on the stack. Therefore, one function type suffices for all functions, and
+//! surplus arguments are ignored.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CString, c_void};
@@ -79,7 +80,7 @@ needed! {
     LibraryVariable = "cuLibraryGetGlobal",
 }
 
-/// A loaded library.
+/// The functions of a loaded driver library.
 #[derive(Debug)]
 pub struct Driver {
     described: Vec<Option<Function>>,

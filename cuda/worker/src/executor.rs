@@ -102,7 +102,7 @@ pub struct Executor {
     pub(crate) is_replaying: bool,
     /// The program's process ID in the guest.
     pub(crate) process: u32,
-    /// Number of replies so far, by slot.
+    /// Number of replies so far, indexed by slot.
     pub(crate) counts: Vec<u64>,
     pub(crate) next_reservation: u64,
     pub(crate) started: bool,
@@ -110,7 +110,7 @@ pub struct Executor {
     effects: Vec<Effect>,
     current: Option<u32>,
     mode: u16,
-    /// Failures that have already been reported, by message and error.
+    /// Failures that have already been reported, as pairs of message and error.
     reported: BTreeSet<(u16, i32)>,
 }
 
@@ -456,7 +456,7 @@ impl Executor {
             objects.image_bytes = 0;
         }
         let fits = data.len() == bytes.div_ceil(8) && bytes <= own::IMAGE_PART_BYTES;
-        // Only the size of the last part may not be a multiple of the word size.
+        // Only the last part may have a size that is not a multiple of the word size.
         if !fits || !objects.image_bytes.is_multiple_of(8) || objects.image_bytes + bytes > own::MAX_IMAGE_BYTES {
             return Err(Broken::Malformed);
         }

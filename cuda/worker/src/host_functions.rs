@@ -1,6 +1,7 @@
 //! Executes host functions of the guest in stream order. The driver calls a function of the worker, which notifies the
-//! guest and waits until the guest has run its function. UNSAFETY: the driver calls the function with the number that
-//! the worker passed to the driver.
+//! guest and waits until the guest has run its function.
+//!
+//! UNSAFETY: the driver calls the function with the number that the worker passed to the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_void;
@@ -21,7 +22,8 @@ struct Callbacks {
     posted: Mutex<u64>,
 }
 
-/// Static, because the driver passes only one word, and may call the function after all other values have been dropped.
+/// The state of this worker's callbacks. Static, because the driver passes only one word, and may call the function
+/// after all other values have been dropped.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
 /// Prepares callbacks. `posted` is the number of callbacks run in the program's previous workers. `notify` wakes

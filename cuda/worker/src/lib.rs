@@ -1,6 +1,6 @@
 //! The worker of one guest program. It executes the calls in the program's ring on a CUDA driver library.
 //!
-//! The library is the shim, so the worker is an ordinary tenant program, and needs no code for chunks, relocation,
+//! The library is the shim, so the worker is an ordinary tenant program, and does not need code for chunks, relocation,
 //! turns or quotas. The worker does not trust the contents of the ring. It copies each message, and checks it against
 //! the description of the call (`cuda-calls`). It uses addresses only if they belong to the card or to the guest's own
 //! memory.

@@ -78,7 +78,7 @@ impl Objects {
     }
 
     /// Records an object that a call has returned, under its existing handle or else under `handle`. Returns the
-    /// handle. An object with an owner is removed with it.
+    /// handle. An object with an owner is removed with the owner.
     ///
     /// # Errors
     /// Returns an error if the program has too many objects.

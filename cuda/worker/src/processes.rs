@@ -12,7 +12,7 @@ const NAME: &str = "guest ";
 /// Number of words per list entry: the process ID, its memory in bytes, and its GPU and compute instances.
 const ENTRY_WORDS: usize = 3;
 
-/// Names this thread, which must be the process's first one, after a guest program.
+/// Names this thread, which must be the process's main thread, after a guest program.
 pub fn name_after(program: u32) {
     // If this fails, lists for the guest lack this program.
     if let Ok(name) = std::ffi::CString::new(format!("{NAME}{program}")) {

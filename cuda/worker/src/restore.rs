@@ -27,7 +27,7 @@ pub enum RestoreError {
     /// The file cannot be read, or does not contain a worker's valid state.
     #[error("the file of the previous worker has no valid state")]
     File,
-    /// A step failed.
+    /// A step of the log failed.
     #[error("step {step} of {steps} of the log has failed: message {op:#x}, error {code}")]
     Step {
         /// Number of the step.
@@ -36,7 +36,7 @@ pub enum RestoreError {
         steps: usize,
         /// Number of the step's message.
         op: u16,
-        /// The driver's error, or 0 if the step did not have the same result as before.
+        /// The driver's error, or 0 if the step's result differs from the original one.
         code: i32,
     },
 }

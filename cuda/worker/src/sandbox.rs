@@ -29,9 +29,9 @@ const MAX_DESCRIPTORS: u64 = 16_384;
 const MAX_LOCKED_BYTES: u64 = 1 << 20;
 /// Maximum size of a worker's private memory, in bytes. This is far more than the driver and its compiler need.
 const MAX_PRIVATE_BYTES: u64 = 8 << 30;
-/// Maximum number of threads of a user that runs only workers. The same limit for the daemon's user, which includes the
-/// daemon itself.
+/// Maximum number of threads of a user that runs only workers.
 const MAX_OWN_THREADS: u64 = 4096;
+/// Maximum number of threads of the daemon's user, including the daemon's own threads.
 const MAX_SHARED_THREADS: u64 = 32_768;
 /// OOM score of workers. If the host runs out of memory, the kernel kills workers before other processes.
 const OOM_SCORE: &str = "1000";

@@ -19,7 +19,7 @@ use crate::executor::Executor;
 use crate::host_functions;
 use crate::variables::{Addresses, Variable};
 
-/// Returns the bytes of words.
+/// Converts words to bytes.
 fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

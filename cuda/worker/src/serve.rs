@@ -19,7 +19,7 @@ use crate::host_functions;
 use crate::restore::{RestoreError, read_state};
 use crate::window::{Window, WindowError};
 
-/// Time that the worker polls for messages after the last one before it sleeps.
+/// Time without messages after which the worker sleeps instead of polling.
 const SPIN: Duration = Duration::from_micros(50);
 /// Maximum sleep while calls wait for work on the card.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);
@@ -57,7 +57,7 @@ impl ServeError {
     }
 }
 
-/// Descriptors that a worker may get at startup, in addition to the window and the connection to its device.
+/// Descriptors that a worker may receive at startup, in addition to the window and the connection to its device.
 #[derive(Debug, Default)]
 pub struct Start {
     /// An additional connection for requests to save the worker's state.
@@ -108,7 +108,7 @@ fn read_link(link: &Arc<DeviceLink>, mail: &Mail) {
     let mut lost = None;
     loop {
         link.wait();
-        // A worker that saves its state keeps this lock locked, so that the next worker gets the remaining messages.
+        // A worker that saves its state holds this lock, so that the next worker receives the remaining messages.
         let mut inbox = mail.lock();
         match link.try_receive() {
             Ok((ToWorker::Goodbye, _)) => end(),
@@ -314,7 +314,7 @@ impl Service {
                     self.executor.window().add(id, kind, serial, (offset, size))?;
                 }
                 ToWorker::Remove { id, serial } => {
-                    // The next daemon repeats a message that got no reply. By then, the guest may have reused the
+                    // The next daemon repeats a message that received no reply. By then, the guest may have reused the
                     // identifier for another blob.
                     let is_there = self.executor.window().blob(id).is_some_and(|blob| blob.serial == serial);
                     // The range of a removed blob may be reused for another program, so the worker must no longer write
@@ -344,7 +344,7 @@ impl Service {
         }
         if found.is_ok() {
             let mail = Arc::clone(&self.mail);
-            // Keep the lock, so that the next worker gets the later messages.
+            // Keep holding the lock, so that the next worker receives the later messages.
             let mut inbox = mail.lock();
             while !inbox.messages.is_empty() {
                 drop(inbox);

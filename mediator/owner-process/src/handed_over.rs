@@ -19,7 +19,7 @@ pub struct SavedOwner {
     pub links: BTreeMap<String, u32>,
 }
 
-/// An owner with its descriptors. An owner that is being restarted has none.
+/// An owner with its descriptors. An owner that is being restarted has no descriptors.
 #[derive(Debug)]
 pub struct HandedOver {
     /// The owner's serialized state.
@@ -100,7 +100,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Hands over the owner. Returns true if another daemon has taken it over.
+    /// Hands the owner over. Returns true if another daemon has taken over the owner.
     pub(super) fn hand_over(&mut self, HandingOver { reply, verdict }: HandingOver) -> bool {
         let descriptors = self.process.as_ref().map_or_else(|| Ok(Vec::new()), Process::descriptors);
         let saved =

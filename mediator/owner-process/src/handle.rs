@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn request_larger_than_a_pipe_is_sent_whole() {
-        // Like an owner, the program reads a whole line before it responds.
+        // The program reads a whole line before it responds, as an owner does.
         let mut process = started("sed", &["-u", "p;d"]);
         let request = Answer::Record("x".repeat(200 << 10));
         let answer = process.exchange(&request, Duration::from_secs(600), &AtomicBool::new(false));

@@ -71,7 +71,8 @@ const CARD_LOST: &str =
 pub enum Command {
     /// Sends a request to the owner. The error is the reason why no owner is running.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
-    /// Hands the owner over to another daemon. Nothing is sent to the owner until the handover has succeeded or failed.
+    /// Hands the owner over to another daemon. No message is sent to the owner until the handover has succeeded or
+    /// failed.
     HandOver(HandingOver),
     /// Stops the owner.
     Stop,
@@ -84,7 +85,7 @@ pub struct CardIdentity {
     pub model: String,
     /// UUID of the card in NVML's form.
     pub uuid: String,
-    /// Number of NVLink connections to each other card of the host, by its UUID.
+    /// Number of NVLink connections to each other card of the host, keyed by the other card's UUID.
     pub links: BTreeMap<String, u32>,
 }
 
@@ -112,8 +113,8 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Creates the supervisor of a card, without a process. Adds events to the log `events`. Callers set `stop` when
-    /// they no longer need responses.
+    /// Creates the supervisor of a card, without a process. Events are added to the log `events`. Callers set `stop`
+    /// when they no longer need responses.
     pub fn new(
         card: &str,
         settings: Settings,
@@ -292,7 +293,7 @@ impl Supervisor {
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
-        // The programs of these tenants on other cards wait, but this card's event does not name them.
+        // The programs of these tenants on other cards wait, but the event for this card does not name the tenants.
         for tenant in self.tenants.values().filter(|tenant| tenant.gang.is_some()) {
             let what = format!(
                 "the owner of its card `{}` has exited, and it gets no turns on any card until the owner is restarted: {why}",

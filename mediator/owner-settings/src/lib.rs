@@ -1,7 +1,7 @@
 //! Converts the configuration of a CUDA card and its tenants to the owner's form: [`settings`] at startup, [`rules`]
-//! that can change while it runs, and each [`tenant`].
+//! that can change while the owner runs, and each [`tenant`].
 //!
-//! The crate does not send requests to owners, and keeps no state.
+//! The crate does not send requests to owners, and does not keep state.
 
 #![forbid(unsafe_code)]
 

@@ -10,7 +10,7 @@ use super::*;
 const MS: u64 = 1_000_000;
 /// Time between two decisions of an owner.
 const STEP_NS: u64 = 10 * MS;
-/// Time for the copies of a change of quanta.
+/// Duration of the copies when the quantum changes.
 const LOAD_NS: u64 = 100 * MS;
 const QUANTUM_NS: u64 = 1000 * MS;
 /// Delay of a message.
@@ -45,7 +45,7 @@ impl Card {
     }
 }
 
-/// All cards, and the messages under way.
+/// All cards, and the messages in flight.
 struct World {
     now: u64,
     cards: Vec<Card>,
@@ -53,7 +53,7 @@ struct World {
 }
 
 impl World {
-    /// Creates cards whose memory holds one tenant each. The set of a tenant contains its cards.
+    /// Creates cards whose memory fits one tenant each. Each set contains the cards of one tenant.
     fn new(count: u32, tenants: &[BTreeSet<u32>]) -> Self {
         let config =
             QuantaConfig { mode: Mode::Forced, min_ns: QUANTUM_NS, max_ns: QUANTUM_NS, ..QuantaConfig::default() };
@@ -102,7 +102,7 @@ impl World {
         self.cards.iter().filter(|card| card.tenants.contains(&tenant)).all(|card| card.is_usable(tenant, self.now))
     }
 
-    /// Returns the permille of `ns` in which each tenant can work.
+    /// Returns the part of `ns` during which each tenant can work, in permille.
     fn shares(&mut self, tenants: usize, ns: u64) -> Vec<u64> {
         let mut worked = vec![0; tenants];
         let steps = ns / STEP_NS;
@@ -143,7 +143,7 @@ fn gangs_and_single_tenants_share_the_cards() {
 
 #[test]
 fn overlapping_gangs_do_not_deadlock() {
-    // Two gangs that both need cards 2 and 3, with different homes.
+    // Two gangs that both need cards 2 and 3, with different lowest cards.
     let mut world = World::new(4, &[on(&[0, 2, 3]), on(&[1, 2, 3]), on(&[0, 1])]);
     let shares = world.shares(3, 120_000 * MS);
     assert!(shares.iter().all(|share| *share > 100), "permille: {shares:?}");

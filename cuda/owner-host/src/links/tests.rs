@@ -1,4 +1,4 @@
-//! Tests of links between owners in one process. Nothing waits, because time is an argument.
+//! Tests of links between owners in one process. No test waits, because time is an argument.
 
 use super::*;
 use gang::{Body, CardState, GangId};

@@ -44,7 +44,7 @@ enum What {
     /// Serves mediatord's requests from standard input.
     #[command(hide = true)]
     Work,
-    /// Measures copies of chunks against NVIDIA's own checkpoint of a process.
+    /// Compares copies of chunks with NVIDIA's own checkpoint of a process.
     Measure(Measure),
     /// Holds an allocation until end of file on standard input. NVIDIA's checkpoint is measured on this process.
     Hold {
@@ -74,7 +74,7 @@ struct Serve {
     /// A tenant's name, memory in MiB, weight, latency class and share group.
     #[arg(long = "tenant", value_name = "NAME:MIB[:WEIGHT[:CLASS[:GROUP]]]", required = true)]
     tenants: Vec<String>,
-    /// NVIDIA's `nvidia-cuda-mps-control`, for share groups.
+    /// Path of NVIDIA's `nvidia-cuda-mps-control`, for share groups.
     #[arg(long, requires = "mps_folder")]
     mps_control: Option<PathBuf>,
     /// Folder for the MPS servers of share groups.

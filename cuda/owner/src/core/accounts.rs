@@ -25,7 +25,7 @@ use owner_driver::Memory;
 
 /// Number of polls during which a tenant remains a suspect. An exiting process releases its memory within seconds.
 const SUSPECT_LOOKS: usize = 5;
-/// Upper bound of the bytes of a process's contexts that NVML does not attribute to any process: 5.6 MiB on an H100
+/// Upper bound on the bytes of a process's contexts that NVML does not attribute to any process: 5.6 MiB on an H100
 /// with driver 580.
 const HIDDEN_BYTES: u64 = 8 << 20;
 /// Assumed size of a context in bytes, until the first poll at which the owner has no pieces.
@@ -94,7 +94,8 @@ impl Past {
 impl Core {
     /// Records the processes that use the card. `users` does not contain the owner, which uses `own` bytes itself.
     pub(super) fn compare(&mut self, users: &[User], own: Option<u64>) {
-        // Without pieces the owner has only its context. The first poll happens before any program connects.
+        // Without pieces, the owner's memory contains only its context. The first poll happens before any program
+        // connects.
         if self.pieces.count(Memory::Device) == 0
             && let Some(own) = own
         {
@@ -166,11 +167,11 @@ impl Core {
             }
             sum(sure) > 0 || sum(perhaps) > 0
         });
-        // Requests that waited for this poll are now either served or refused.
+        // Requests that waited for this poll are now either served or rejected.
         self.needs_plan = true;
     }
 
-    /// Charges memory that NVML attributes to no process to the tenants whose released memory is missing.
+    /// Charges the tenants whose released memory is missing for the memory that NVML does not attribute to any process.
     fn attribute(&mut self, lost: u64) {
         let charged = self.tenants.values().fold(0u64, |sum, tenant| sum.saturating_add(tenant.past.kept));
         if lost < charged {
@@ -225,7 +226,7 @@ impl Core {
     }
 
     /// Returns true if a tenant would exceed its limit if all recently released memory were still in use. The tenant
-    /// waits for the next two polls, which reveal whether it is.
+    /// waits for the next two polls, which reveal whether this is the case.
     pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
         let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
         let missing = last.saturating_add(*before).div_ceil(self.table.chunk_bytes());
@@ -241,8 +242,8 @@ impl Core {
         }
     }
 
-    /// Returns the tenant that released a card piece, and whether it had reported the release. Returns each release
-    /// only once.
+    /// Returns the tenant that released a card piece, and true if the tenant had reported the release. Returns each
+    /// release only once.
     pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
         self.pieces.given_up(piece)
     }
@@ -351,7 +352,7 @@ impl Core {
             |pid: &u32| self.accounts.beyond.get(pid).is_some_and(|(tenant, .., counts)| *tenant == id && *counts > 0);
         let all: Vec<_> =
             self.sessions_of(id).filter_map(|session| Some((session, self.sessions.get(&session)?.pid))).collect();
-        // A process that was just killed may have caused the excess, although its connection is already gone.
+        // A process that was just killed may have caused the excess, although its connection is already closed.
         let any = self.tenants.get(&id).is_some_and(|tenant| tenant.past.beyond > 0);
         let sessions: Vec<_> = all.into_iter().filter(|(_, pid)| !any || counts(pid)).collect();
         for (session, pid) in sessions {
@@ -363,7 +364,7 @@ impl Core {
         }
     }
 
-    /// Returns true if some used card memory is in no account.
+    /// Returns true if some used card memory is not in any account.
     pub(super) fn is_past(&self) -> bool {
         let of_tenants = self.tenants.values().any(|tenant| tenant.past.bytes() > 0);
         of_tenants || self.accounts.unexplained > 0 || !self.accounts.suspects.is_empty()

@@ -91,8 +91,8 @@ impl Core {
         true
     }
 
-    /// Returns an index for an adopted chunk. If the tenant may not have more of the chunk's memory (card or host), the
-    /// chunk is placed in the other memory and moves there later.
+    /// Returns an index for an adopted chunk. If the tenant may not have more of the chunk's memory (card or host),
+    /// places the chunk in the other memory until it can be moved.
     fn place_adopted(&mut self, id: SessionId, tenant: TenantId, memory: Memory) -> Option<u32> {
         let index = self.tenants.get(&tenant)?.indices.lowest();
         let address = self.table.guest_address(index);

@@ -81,7 +81,7 @@ impl Core {
     /// Checks that no state remains.
     ///
     /// # Panics
-    /// Panics if any state is left.
+    /// Panics if any state remains.
     pub(crate) fn audit_empty(&self) {
         assert!(self.sessions.is_empty() && self.machine.relocations.is_idle() && self.releases.is_empty());
         assert!(self.making.is_empty() && self.adopters.is_empty() && self.hungry.is_empty(), "a request still waits");

@@ -138,8 +138,8 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Returns true if a request that arrived at `since` must wait, and not be rejected, because memory that it may
-    /// need is being released.
+    /// Returns true if a request that arrived at `since` must wait instead of being rejected, because memory that it
+    /// may need is being released.
     pub(super) fn waits_for_releases(&self, since: u64) -> bool {
         !self.releases.is_empty() && self.clock.saturating_sub(since) < ROOM_NS
     }

@@ -102,12 +102,12 @@ impl Core {
         self.actions.extend(messages.map(|(card, message)| Action::Tell { card, message }));
     }
 
-    /// Passes the states on other cards to the memory quanta of this card.
+    /// Passes the states of quanta on other cards to this card's memory quanta.
     pub(super) fn follow_other_cards(&mut self) {
         self.machine.residency.follow(self.gang_quanta.leads(), self.gang_quanta.unready());
     }
 
-    /// Sends new states in this card's memory quanta to the owners of other cards.
+    /// Sends new states of this card's memory quanta to the owners of other cards.
     fn tell_quanta(&mut self) {
         let (quanta, now) = (self.machine.residency.quanta(), self.clock);
         let turns = &self.turns;

@@ -60,7 +60,7 @@ impl Reason {
     }
 }
 
-/// An abandoned program.
+/// A program that the owner has abandoned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GivenUp {
     /// Process ID of the program.

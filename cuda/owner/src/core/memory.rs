@@ -14,10 +14,10 @@ use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 /// tenant then gets the memory that is already free.
 // TIMEOUT: evicting the memory of a whole card takes less time.
 pub(super) const ROOM_NS: u64 = 500_000_000;
-/// Time in ns during which allocations do not wait after such a wait has timed out.
+/// Time in ns during which allocations do not wait for evictions, after such a wait has timed out.
 const CROWDED_NS: u64 = 10_000_000_000;
-/// Maximum number of bytes to evict beyond the size of such an allocation. A program that fills its memory will soon
-/// request more, and tenants that wait for a quantum do not need their memory.
+/// Maximum number of bytes to evict beyond the size of an allocation that waits for evictions. A program that fills its
+/// memory will soon request more, and tenants that wait for a quantum do not need their memory.
 const AHEAD_BYTES: u64 = 1 << 30;
 /// Maximum number of pieces being allocated for one tenant. This bounds the waiting time of other tenants' requests.
 pub(super) const MAKING_MOST: u32 = 32;
@@ -83,8 +83,8 @@ impl Core {
                     self.unserved.insert(id);
                     break 'requests;
                 }
-                // Reclaim empty chunks before using host memory, because chunks in host memory would move to the card
-                // at once.
+                // Reclaim empty chunks before using host memory, because chunks in host memory would immediately move
+                // to the card.
                 if !has_asked && Residency::swaps_next(&self.table, tenant) {
                     has_asked = true;
                     if self.reclaim(None, Some(id)) {
@@ -117,7 +117,7 @@ impl Core {
     }
 
     /// Returns true if chunks of the quantum's tenant must wait for the eviction of waiting tenants' memory, and starts
-    /// that eviction. Moving them later would require that the program is quiesced.
+    /// that eviction. Moving the chunks later would require quiescing the program.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
         let is_crowded = self.deadlines.is_ahead(Deadline::EvictionWait, self.clock);
         if is_crowded || !self.machine.residency.should_wait_for_room(&self.table, tenant) {
@@ -136,7 +136,7 @@ impl Core {
         true
     }
 
-    /// Allocates an index and a place for a tenant's chunk. Returns `Err(None)` if this is not possible now and the
+    /// Allocates an index and a place for a tenant's chunk. Returns `Err(None)` if no place is available now and the
     /// request may wait.
     pub(super) fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
         let known = self.tenants.get(&tenant).ok_or(Some(Refusal::Failed))?;

@@ -15,9 +15,9 @@ use tenancy::Deadline;
 use vram::{Limits, OnFull, TenantId};
 
 /// Time limit for a program's work to complete, in microseconds. The daemon repeats the request.
-// TIMEOUT: as for relocations; the program waits at its gate meanwhile.
+// TIMEOUT: the limit is the same as for relocations, because the program waits at its gate meanwhile.
 const LEAVE_TIMEOUT_US: u32 = 2_000_000;
-/// Time in ns without a request from the daemon, after which a tenant stays on its card.
+/// Time in ns without a request from the daemon after which a tenant stays on its card.
 // TIMEOUT: the daemon repeats its request every few milliseconds, so it has exited or cancelled the move.
 const FORGOTTEN_NS: u64 = 10_000_000_000;
 
@@ -26,7 +26,7 @@ const FORGOTTEN_NS: u64 = 10_000_000_000;
 pub(super) enum Departure {
     /// The process uses this card.
     Stays,
-    /// The process was requested to leave.
+    /// The owner has sent the process a request to leave.
     Asked,
     /// The process has unmapped its chunks.
     Left,
@@ -258,7 +258,7 @@ impl Core {
         true
     }
 
-    /// Lets a tenant stay if the daemon has ended during its move.
+    /// Lets a tenant stay on this card if the daemon has stopped repeating its request to move it.
     pub(super) fn end_forgotten_move(&mut self, id: TenantId) {
         if self.tenants.get(&id).is_some_and(|tenant| !tenant.retired) {
             tracing::warn!(tenant = id.0, "the daemon does not continue a move: the tenant stays");

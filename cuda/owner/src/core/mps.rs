@@ -27,7 +27,7 @@ struct Server {
     clients: BTreeSet<u32>,
     /// Program names of the last clients, because a program may exit before the loss of its server is detected.
     names: BTreeMap<u32, String>,
-    /// Processes of the server itself.
+    /// Process IDs of the server itself.
     processes: BTreeSet<u32>,
 }
 
@@ -40,7 +40,7 @@ impl Server {
     }
 }
 
-/// All servers, by group.
+/// All servers, keyed by group.
 #[derive(Debug, Default)]
 pub(super) struct Servers(BTreeMap<String, Server>);
 

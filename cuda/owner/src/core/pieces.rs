@@ -16,8 +16,8 @@ enum Use {
     Stocking,
     /// The piece is in the stock, and no tenant has used it.
     Stocked,
-    /// The piece was given to a tenant, or is being allocated for one. `count` chunks and moves hold it. If `only` is
-    /// unset, several of the tenant's processes have used the piece.
+    /// The piece was given to a tenant, or is being allocated for one. `count` chunks and moves refer to it. If `only`
+    /// is unset, several of the tenant's processes have used the piece.
     Held { by: TenantId, only: Option<SessionId>, count: u32 },
     /// The piece is kept for its process's next use.
     Parked,
@@ -61,7 +61,8 @@ pub(super) struct Pieces {
     host: u32,
     /// Number of host pieces to allocate in advance.
     ready_host: u32,
-    /// Tenants' card pieces that are being released: tenant, and whether it had reported the release.
+    /// Tenants' card pieces that are being released, each with its tenant and true if the tenant had reported the
+    /// release.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
     /// Set if the pieces released now belong to a program whose connection is closed.
     pub(super) ends: bool,
@@ -80,8 +81,8 @@ impl Pieces {
         PieceId(self.next)
     }
 
-    /// Returns a piece for a process, with one hold: a piece kept for the process, a piece from the stock, or a new
-    /// piece.
+    /// Returns a piece for a process, with one reference: a piece kept for the process, a piece from the stock, or a
+    /// new piece.
     pub(super) fn take(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, true, actions)
     }
@@ -122,14 +123,14 @@ impl Pieces {
         }
     }
 
-    /// Adds a chunk's or a move's hold on a piece.
+    /// Adds a chunk's or a move's reference to a piece.
     pub(super) fn hold(&mut self, id: PieceId) {
         if let Some(Piece { used: Use::Held { count, .. }, .. }) = self.pieces.get_mut(&id) {
             *count += 1;
         }
     }
 
-    /// Removes a chunk's or a move's hold on a piece.
+    /// Removes a chunk's or a move's reference to a piece.
     pub(super) fn let_go(&mut self, id: PieceId, actions: &mut Vec<Action>) {
         let Some(piece) = self.pieces.get_mut(&id) else { return };
         let Use::Held { only, count, .. } = &mut piece.used else { return };
@@ -238,8 +239,8 @@ impl Pieces {
         }
     }
 
-    /// Returns the tenant that released a card piece, and whether it had reported the release. Returns each release
-    /// only once.
+    /// Returns the tenant that released a card piece, and true if the tenant had reported the release. Returns each
+    /// release only once.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)
     }

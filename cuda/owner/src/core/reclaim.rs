@@ -10,8 +10,8 @@ use vram::TenantId;
 /// Maximum time to wait for replies, in ns.
 // TIMEOUT: a library replies within `RECLAIM_MS`. The owner does not wait longer for any process.
 const ANSWER_NS: u64 = 2 * RECLAIM_MS * 1_000_000;
-/// Minimum interval between two such orders to a process, in ns. Chunks that a process keeps make its next allocations
-/// faster.
+/// Minimum interval between two reclaim orders to a process, in ns. Chunks that a process keeps make its next
+/// allocations faster.
 const INTERVAL_NS: u64 = 200_000_000;
 
 /// Reclaim orders to one process.

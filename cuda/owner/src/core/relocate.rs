@@ -25,7 +25,7 @@ use vram::{Error, Step, TenantId, Tier};
 const BATCH_BYTES: u64 = 128 << 20;
 /// Maximum number of concurrent batches per process.
 const BATCHES_MOST: usize = 6;
-/// Number of batches in progress above which a process gets no new ones.
+/// Number of batches in progress above which a process does not get new ones.
 const BATCHES_FEW: usize = 3;
 /// Maximum number of plans per event.
 const MAX_PLANS_PER_EVENT: u32 = 8;
@@ -281,7 +281,7 @@ impl Core {
         }
         if !gone && let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
             *piece = to;
-            // The chunk and the move each have a hold on the piece.
+            // The chunk and the move each have a reference to the piece.
             self.pieces.let_go(from, &mut self.actions);
         } else {
             self.pieces.let_go(to, &mut self.actions);

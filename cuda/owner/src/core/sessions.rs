@@ -41,7 +41,7 @@ impl Pending {
     }
 }
 
-/// A connection.
+/// A connection of a process, and the state of that process.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) pid: u32,
@@ -64,12 +64,12 @@ pub(super) struct Session {
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
     /// Chunks that the process had under an earlier owner.
     pub(super) adopted: BTreeSet<ChunkId>,
-    /// Set while the process has more such chunks to report.
+    /// Set while the process has more chunks from an earlier owner to report.
     pub(super) adopts: bool,
     /// Number of the turn that the process's gate is open for.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
-    /// Time for which the gate was open before `run_since`, and for which no use was reported, in ns.
+    /// Time during which the gate was open before `run_since` without reported use, in ns.
     pub(super) unused_ns: u64,
     /// Time in ns when the gate opened, or when an earlier turn ended after new terms had been sent.
     pub(super) opened_at: u64,
@@ -118,8 +118,8 @@ impl Session {
 }
 
 impl Core {
-    /// Adds processes of a previous owner. Other processes get no memory until these processes have reconnected, but at
-    /// most for `within_ns`.
+    /// Adds processes of a previous owner. Other processes do not get memory until these processes have reconnected, or
+    /// until `within_ns` has passed.
     pub fn expect(&mut self, pids: impl IntoIterator<Item = u32>, within_ns: u64) {
         self.expected.extend(pids);
         self.deadlines.set(Deadline::Reconnection, self.clock + within_ns);

@@ -1,7 +1,7 @@
 //! Groups of tenants whose programs may use the card concurrently.
 //!
 //! A tenant takes part if all of its programs can run concurrently. These programs are clients of the group's MPS
-//! server (`mps`). Programs cannot become clients later, so a tenant with another program has turns of its own until
+//! server (`mps`). Programs cannot become clients later, so a tenant with any other program gets exclusive turns until
 //! that program exits. Programs that have never requested the card do not count.
 
 use super::{Core, Nanos};

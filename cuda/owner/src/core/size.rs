@@ -34,7 +34,8 @@ impl Core {
         if self.is_expected(id) { most.max(self.whole_bytes() / self.table.chunk_bytes()) } else { most }
     }
 
-    /// Places a chunk of such a process beyond its tenant's limit. Returns `None` if this is not possible.
+    /// Places a chunk beyond its tenant's limit if the previous owner served the chunk's process. Returns `None` if
+    /// this is not possible.
     pub(super) fn place_beyond(&mut self, id: SessionId, tenant: TenantId, address: GuestVramAddr) -> Option<Place> {
         if !self.is_expected(id) {
             return None;

@@ -1,7 +1,7 @@
 //! Processes that are stopped while their gates are open: by a signal, a debugger, or a freezer such as `docker pause`.
 //!
-//! A stopped process submits nothing and cannot reply. Its turn overruns, but the other tenants need not wait for it.
-//! The turn ends when the process has no work in flight on the card, that is, when NVML reports no work of the process
+//! A stopped process cannot submit work or reply. Its turn overruns, but the other tenants need not wait for it. The
+//! turn ends when the process has no work in flight on the card, that is, when NVML reports no work of the process
 //! between two polls after the recall. Without NVML, the turn ends at the tenant's limit. The process is not abandoned
 //! for this reason: it reads the recall when it runs again, and gets its next turn after its reply. `occupation`
 //! detects kernels that the process has left in flight. If the process holds memory that another tenant needs,
@@ -25,7 +25,7 @@ impl Core {
                 now_idle.insert(id);
             }
         }
-        // The previous poll may have been before the overrun.
+        // The previous poll may precede the overrun.
         self.actions.extend(idle.intersection(&now_idle).map(|&session| Action::LookAt { session, is_overdue: false }));
         self.idle_overruns = now_idle;
     }

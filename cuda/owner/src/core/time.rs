@@ -341,7 +341,7 @@ impl Core {
     }
 
     /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise. Does
-    /// not pause turns for which the tenant's work on another card may wait.
+    /// not pause turns that the tenant's work on another card may wait for.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
         if !self.tenants.contains_key(&id) {
             return;

@@ -92,7 +92,7 @@ pub enum Event {
     },
     /// A piece was allocated or imported, or this failed.
     Made {
-        /// The piece.
+        /// Number of the piece.
         piece: PieceId,
         /// Kind of memory of the piece, or `None` if the piece could not be allocated or imported.
         memory: Option<Memory>,
@@ -143,7 +143,7 @@ pub enum Event {
     },
     /// NVML's list of the processes that use the card, without the owner.
     Users {
-        /// The other processes.
+        /// The processes that use the card, without the owner.
         users: Vec<User>,
         /// Card memory that the owner uses in bytes, if known.
         own: Option<u64>,
@@ -165,7 +165,7 @@ pub enum Event {
     Mps {
         /// Name of the group.
         group: String,
-        /// The change.
+        /// Change in the state of the group's daemon.
         report: cuda_mps::Report,
     },
     /// The owner of another card has connected, disconnected or sent a message.
@@ -206,9 +206,9 @@ pub enum Action {
     Send {
         /// The process's connection.
         session: SessionId,
-        /// The message.
+        /// The message to send.
         message: FromOwner,
-        /// The pieces.
+        /// Numbers of the pieces whose descriptors the message carries.
         pieces: Vec<PieceId>,
     },
     /// Allocate and map a piece, and zero it if requested. [`Event::Made`] reports the result.
@@ -305,18 +305,18 @@ pub enum Action {
         /// Name of the group.
         group: String,
     },
-    /// Send a tenant's state in the memory quanta to the owner of another card.
+    /// Send the state of a tenant's memory quantum to the owner of another card.
     TellQuantum(StateMessage),
     /// Probe the owner of another card.
     Probe {
-        /// The other card.
+        /// Number of the other card.
         card: CardId,
     },
     /// Send a message to the owner of another card.
     Tell {
-        /// The other card.
+        /// Number of the other card.
         card: CardId,
-        /// The message.
+        /// The message to send.
         message: Message,
     },
     /// Close a connection after its queued messages have been sent.
@@ -329,7 +329,7 @@ pub enum Action {
 /// Reason why a tenant cannot be added or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TenantError {
-    /// The name is taken.
+    /// The name is already in use.
     #[error("tenant `{0}` already exists")]
     Exists(String),
     /// The tenant does not exist.

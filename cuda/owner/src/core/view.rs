@@ -20,27 +20,28 @@ pub struct TenantView {
     pub spec: TenantSpec,
     /// Process ID and name of each program of the tenant.
     pub programs: Vec<(u32, String)>,
-    /// Part of its turns during which it had work in flight, as measured by its events, in ns.
+    /// Part of the tenant's turns during which it had work in flight, as measured by the card's events, in ns.
     pub busy_ns: u64,
     /// Part of `busy_ns` during which only copies were in flight, in ns.
     pub copy_ns: u64,
     /// Number of submissions. They are not counted while the tenant is alone.
     pub launches: u64,
-    /// Number of its programs that were killed, mostly because they did not reply.
+    /// Number of the tenant's programs that were killed, mostly because they did not reply.
     pub killed: u64,
-    /// Number of its programs that could not be killed. They run without a connection, turns, or accounted memory.
+    /// Number of the tenant's programs that could not be killed. They run without a connection, turns, or accounted
+    /// memory.
     pub kill_failures: u64,
-    /// Number of its programs that were suspended because they did not reply.
+    /// Number of the tenant's programs that were suspended because they did not reply.
     pub suspended: u64,
     /// The tenant's most recently abandoned programs, oldest first.
     pub given_up: Vec<GivenUp>,
-    /// Time by which its turn has overrun, in ns.
+    /// Time by which the tenant's turn has overrun, in ns.
     pub overrun_ns: u64,
     /// The tenant's processes that use card memory beyond their accounts.
     pub unaccounted: Vec<Unaccounted>,
     /// Card memory that the tenant has released but that is still in use, in bytes.
     pub kept_bytes: u64,
-    /// Part of this memory that exceeds the tenant's limits, in bytes.
+    /// Part of the unaccounted and kept memory that exceeds the tenant's limits, in bytes.
     pub over_quota_bytes: u64,
     /// State of the tenant within its group.
     pub membership: Option<Membership>,

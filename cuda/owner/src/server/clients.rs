@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 const MESSAGES_AT_ONCE: usize = 16;
 /// Maximum number of messages from one tenant's processes that are handled before other tenants are served.
 const TENANT_MESSAGES_AT_ONCE: usize = 64;
-/// The same limit in the state machine's units of work.
+/// Maximum number of the state machine's units of work for one tenant before other tenants are served.
 const TENANT_STEPS_AT_ONCE: u64 = 4096;
 
 impl Serving {

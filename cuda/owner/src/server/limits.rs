@@ -17,7 +17,7 @@ pub(super) const FULL_NS: u64 = 100_000_000;
 /// Number of descriptors reserved for logs, sockets and the driver's own files.
 const RESERVED_DESCRIPTORS: u64 = 128;
 
-/// Division of the process's descriptor limit.
+/// Limits derived from the process's descriptor limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Maximum number of connections. Each connection uses two descriptors.
@@ -57,7 +57,8 @@ impl Limits {
     }
 
     /// Decides whether to admit a new connection. If the limit is reached, the new connection replaces the oldest one
-    /// that has not sent `Hello`: one of the same tenant or user if its own limit is reached, or otherwise any.
+    /// that has not sent `Hello`. If the limit of the connection's tenant or user is reached, only a connection of the
+    /// same tenant or user can be replaced.
     pub(super) fn admit(
         &self,
         connections: &BTreeMap<SessionId, Connection>,

@@ -19,7 +19,7 @@ pub struct MpsOptions {
     pub card: String,
 }
 
-/// The servers of a card, by group.
+/// The MPS servers of a card, keyed by group.
 pub(super) struct MpsServers {
     options: Option<MpsOptions>,
     /// The running servers, each with the user of its clients.
@@ -88,7 +88,7 @@ impl MpsServers {
         }
     }
 
-    /// Ends a client's work on the card. The client is about to be killed.
+    /// Terminates a client's work on the card. The client is about to be killed.
     pub(super) fn terminate(&self, pid: u32) {
         self.running.values().for_each(|(server, _)| server.terminate(pid));
     }

@@ -20,12 +20,12 @@ use std::sync::Arc;
 const WAITING_MOST: usize = 256;
 /// Maximum number of unread descriptors per connection. At this limit, the next message with descriptors waits.
 const UNREAD_MOST: usize = 256;
-/// The same limit per tenant.
+/// Maximum number of unread descriptors per tenant.
 const TENANT_UNREAD_MOST: usize = 4096;
 /// Delay before a deferred message is first retried, in ns. The delay doubles with each retry.
 // TIMEOUT: a process that reads its messages receives 256 descriptors in less time. The longest delay is about 64 ms.
 const AGAIN_NS: u64 = 1_000_000;
-/// Maximum number of doublings of this delay.
+/// Maximum number of doublings of [`AGAIN_NS`].
 const DOUBLINGS_MOST: u32 = 6;
 
 /// A message with its descriptors.
@@ -68,7 +68,8 @@ impl Unread {
     }
 }
 
-/// Descriptors in transit by tenant, and the connections with such descriptors or queued messages.
+/// The number of descriptors in transit for each tenant, and the connections with descriptors in transit or queued
+/// messages.
 #[derive(Debug, Default)]
 pub(super) struct Outboxes {
     unread: BTreeMap<Cause, usize>,

@@ -1,7 +1,7 @@
 //! Peer processes of connections: their identity, their state, and signals to them.
 //!
 //! The tenants' turns and memory do not depend on this module. When a process is signalled, the state machine has
-//! already taken its turn and memory. A failed signal is reported and retried for a while.
+//! already revoked its turn and memory. A failed signal is reported and retried for a while.
 //!
 //! UNSAFETY: queries the peer of a socket with system options that no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -18,8 +18,8 @@ use vram::TenantId;
 
 /// Interval between polls of the processes without a connection, in ns.
 const LOOK_NS: u64 = 100_000_000;
-/// Number of polls after which a process without a connection is killed, because it would keep chunks that are in no
-/// account.
+/// Number of polls after which a process without a connection is killed, because it would keep chunks that are not in
+/// any account.
 // TIMEOUT: a program that lost its connection accidentally reconnects within `cuda_protocol::RECONNECT_MS`; the limit
 // is 5 s.
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
@@ -32,7 +32,7 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// Maximum number of exited processes that are handled at a time.
 const ENDS_AT_ONCE: usize = 64;
 
-/// A connected process.
+/// Identity of a connected process.
 #[derive(Debug)]
 pub(super) struct Peer {
     pid: Pid,
@@ -188,8 +188,9 @@ impl Peers {
         self.peers.get(&session).is_some_and(Peer::lives)
     }
 
-    /// Kills an abandoned process, and closes its connection. With `waits`, the kill follows after a poll interval: a
-    /// kill of a client during its work ends all clients of its MPS server, so the server ends this work first.
+    /// Kills an abandoned process, and closes its connection. With `waits`, the kill follows after a poll interval:
+    /// killing a client during its work terminates all clients of its MPS server, so the server terminates this work
+    /// first.
     pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId, waits: bool) -> Option<News> {
         let peer = self.remove(session)?;
         self.left.retain(|left| left.peer.pid != peer.pid);
@@ -207,7 +208,7 @@ impl Peers {
         // Keep one entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each such process uses one of the owner's descriptors. Having many at a time is deliberate, so signal
+            // Each such process uses one of the owner's descriptors. A large number of them is deliberate, so signal
             // them at the next poll.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });

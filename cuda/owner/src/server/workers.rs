@@ -21,7 +21,7 @@ const MAX_ZEROED_PER_WAIT: usize = 16;
 enum Job {
     Make(New),
     Import(PieceId),
-    /// Releases a piece. Contains the piece's tenant, and whether it had reported the release.
+    /// Releases a piece. Contains the piece's tenant, and true if the tenant had reported the release.
     Drop(PieceId, Option<(TenantId, bool)>),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
 }
@@ -36,7 +36,8 @@ const FETCHING_MOST: usize = 16;
 const FETCHES_END: Duration = Duration::from_secs(2);
 
 /// The workers. On drop, each worker completes its orders and exits. Dropping does not wait for suspensions, because
-/// the driver waits indefinitely for a stopped process. It waits for moves of processes for at most [`FETCHES_END`].
+/// the driver waits indefinitely for a stopped process. It does wait for moves of processes, but at most for
+/// [`FETCHES_END`].
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,
@@ -111,8 +112,8 @@ impl Workers {
         self.call(&self.fetching, FETCHING_MOST, move |vault| vault.driver().fetch(pid, from, &sees), report);
     }
 
-    /// Calls the driver on a separate thread, so that a call that hangs does not delay others. `report` gets the result
-    /// or the reason for which no call was made.
+    /// Calls the driver on a separate thread, so that a hung call does not delay others. `report` receives the result
+    /// or the reason why the driver was not called.
     fn call<T>(
         &self,
         running: &Arc<AtomicUsize>,

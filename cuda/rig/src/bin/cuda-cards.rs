@@ -42,7 +42,7 @@ enum What {
     },
     /// Uses the second device's memory on the first device without access rights.
     Trespass {
-        /// First enables the access and disables it again.
+        /// Enables the access first, and disables it again.
         #[arg(long)]
         disables: bool,
     },

@@ -25,7 +25,7 @@ const LIMIT: &str = "FAKE_MPS_CLIENTS";
 const DEFAULT_LIMIT: usize = 48;
 /// Interval at which another user's client polls for a free server.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Number of polls after which such a client is rejected.
+/// Number of polls after which another user's client is rejected.
 const MAX_POLLS: u32 = 3000;
 
 fn main() -> Result<()> {
@@ -57,7 +57,7 @@ fn send(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The daemon's record of a server.
+/// A server that the daemon has started.
 struct Server {
     process: Child,
     user: u32,
@@ -98,7 +98,7 @@ fn control(folder: &Path) -> Result<()> {
     let server: Arc<Mutex<Option<Server>>> = Arc::default();
     let own = folder.to_owned();
     std::thread::spawn(move || {
-        // Exit when the folder is removed, so that a failing test leaves no daemon behind.
+        // Exit when the folder is removed, so that a failing test does not leave a daemon behind.
         while own.exists() {
             std::thread::sleep(POLL_INTERVAL * 10);
         }
@@ -181,7 +181,7 @@ fn reap(server: &mut Option<Server>) {
     }
 }
 
-/// Returns a user's server, once no other user has a server.
+/// Returns a user's server, after waiting until no other user has one.
 fn server_of(folder: &Path, server: &Mutex<Option<Server>>, user: u32) -> Result<u32> {
     for _ in 0..MAX_POLLS {
         let mut current = guard(server);

@@ -101,8 +101,8 @@ fn main() -> Result<()> {
     cuda.copy(at, pinned as u64, BYTES as u64, stream)?;
     cuda.launch(add, &[at, WORDS as u64, 5], stream)?;
     cuda.copy(pinned as u64, at, BYTES as u64, stream)?;
-    // A host function runs after earlier work in the stream, and later work waits for it. SAFETY: the function accepts
-    // any argument.
+    // A host function runs after earlier work in the stream, and later work waits for it.
+    // SAFETY: the function accepts any argument.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 3 as *mut c_void) })?;
     // SAFETY: as above.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 4 as *mut c_void) })?;

@@ -3,8 +3,7 @@
 //!
 //! Each subcommand prints the same output as without the library, or it fails.
 //!
-//! UNSAFETY: calls driver functions knowing only their maximum number of arguments, and the C library's process and
-//! signal functions.
+//! UNSAFETY: calls driver functions without knowing their signatures, and the C library's process and signal functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CString, c_int, c_void};
@@ -218,7 +217,7 @@ fn fork_before() -> Result<()> {
     let library = library()?;
     let version = symbol(library, "cuDriverGetVersion")?;
     ensure!(call(version) == 1, "a null pointer is refused, by the driver");
-    // Like a server that has loaded the library and whose workers start workers.
+    // Simulate a server that has loaded the library, and whose workers start further workers.
     let work = || {
         let works = || -> Result<()> {
             let cuda = Cuda::open("libcuda.so.1")?;

@@ -71,7 +71,7 @@ enum What {
         #[arg(long, default_value_t = 100)]
         threads: usize,
     },
-    /// Alternately allocates and frees memory of five sizes in a stream, behind a long kernel. Prints how often an
+    /// Alternately allocates and frees memory of five sizes in a stream, after a long kernel. Prints how often an
     /// allocation reused a previous address.
     Cycle {
         /// Number of rounds.
@@ -117,7 +117,7 @@ enum What {
         /// Additional card time per round, in microseconds.
         #[arg(long, default_value_t = 0)]
         spin_us: u64,
-        /// Requests memory that can be exported and accessed through RDMA, like PyTorch.
+        /// Requests memory that can be exported and accessed through RDMA, as PyTorch does.
         #[arg(long)]
         shareable: bool,
     },
@@ -139,7 +139,7 @@ enum What {
     /// Uses objects of all kinds that survive a restart of the program's worker, and checks all results. Prints a line
     /// for each round until end of file on standard input. A line of input creates an object: `event`, `mapping`,
     /// `array`, `address`, `pointer`, `pinned`, `unreadable`, `missing`, `pointers`, `heap`, `captured` or `capture`;
-    /// `end` ends them.
+    /// `end` destroys them.
     Objects,
     /// Runs graphs that allocate memory. Prints the decrease in free memory in MiB, and the results of graphs that
     /// request too much.
@@ -360,8 +360,8 @@ fn facts(cuda: Cuda) -> Result<()> {
         let result = match line?.as_str() {
             "capture" => cuda.begin(stream).map(|()| 0)?,
             "end" => cuda.end(stream),
-            // The thread's first or second next call returns the copy's error, because the first one waits for a reply
-            // while a capture is open.
+            // One of the thread's next two calls returns the copy's error. While a capture is open, the first one waits
+            // for a reply, and returns it.
             "copy" => {
                 let word = [7u64];
                 let copied = cuda.copy(at, word.as_ptr().addr() as u64, 8, stream);
@@ -635,7 +635,7 @@ fn share(cuda: Cuda, kib: u64) -> Result<()> {
 }
 
 /// For each line of input, adds 1 to every word and prints the first word. Fails if the last word is inconsistent with
-/// it.
+/// the first one.
 fn rounds(cuda: Cuda, at: u64, words: u64) -> Result<()> {
     let add = cuda.kernel("add")?;
     for _ in lines() {

@@ -61,9 +61,9 @@ pub(super) struct HostNode {
 /// `CUstreamCallback`.
 type StreamCallback = unsafe extern "C" fn(u64, c_int, u64);
 
-/// Sum of the arguments of all host functions called so far. Static, because a host function gets only its argument.
+/// Sum of the arguments of all host functions called so far. Static, because the function receives only its argument.
 static COUNTED: AtomicU64 = AtomicU64::new(0);
-/// Stream of the last callback. Static for the same reason.
+/// Stream of the last callback. Static, because a callback receives only its arguments.
 static CALLER: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {
@@ -257,8 +257,8 @@ impl Cuda {
         let (block, steps) = ([16u32, 8, 4], [1u32; 3]);
         let map = |at| {
             let mut map = Map([0; 16]);
-            // `CU_TENSOR_MAP_DATA_TYPE_FLOAT32`, no interleaving, no swizzle, no promotion, no fill. SAFETY: all
-            // pointers refer to local variables of the right lengths.
+            // `CU_TENSOR_MAP_DATA_TYPE_FLOAT32`, no interleaving, no swizzle, no promotion, no fill.
+            // SAFETY: all pointers refer to local variables of the right lengths.
             let code = unsafe {
                 encode(
                     &raw mut map.0,
@@ -281,7 +281,7 @@ impl Cuda {
         Ok(one == same && one != other && one != [0; 16])
     }
 
-    /// Returns the maximum number of a kernel's clusters of two blocks that are active on the card concurrently.
+    /// Returns the maximum number of a kernel's two-block clusters that can be active on the card concurrently.
     pub fn clusters(&self, function: u64) -> Result<i32, Failed> {
         let count = function!(self, c"cuOccupancyMaxActiveClusters", 12_000, fn(*mut c_int, u64, *const Configuration));
         // `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: the attribute's number, four bytes of padding, and three dimensions.

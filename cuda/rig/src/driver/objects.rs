@@ -19,7 +19,7 @@ const PINNED_WORDS: usize = 1000;
 /// `CUDA_ARRAY_DESCRIPTOR`: width, height, format of one byte with one channel.
 static ARRAY: [u64; 3] = [64, 4, 1 | 1 << 32];
 
-/// Sum of the arguments passed to [`count`]. Static, because the function gets only its argument.
+/// Sum of the arguments passed to [`count`]. Static, because the function receives only its argument.
 static CALLED: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {
@@ -43,7 +43,7 @@ pub struct Objects {
     node: u64,
     /// An executable graph from a capture, which adds 3 to the second buffer and calls a host function.
     captured: u64,
-    /// A second context.
+    /// Handle of a second context.
     other: u64,
     /// A buffer in the second context.
     far: u64,

@@ -92,7 +92,7 @@ impl Cuda {
         self.raw_may(&raw mut flags, &[1, device], at).map(|()| flags)
     }
 
-    /// Launches kernels on several devices with one call, like an old library.
+    /// Launches kernels on several devices with one call, as old libraries do.
     pub fn launch_on_all(&self, count: u32) -> Result<(), Failed> {
         let call = function!(self, c"cuLaunchCooperativeKernelMultiDevice", 9000, fn(*const c_void, u32, u32));
         // SAFETY: the library rejects the call before it reads the list.

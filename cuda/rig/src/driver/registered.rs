@@ -7,7 +7,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 
 use super::{Cuda, Failed, check};
 
-/// Results of calls about registered memory, and of its copies.
+/// Results of the calls for registered memory, and of copying it.
 #[derive(Debug)]
 pub struct Registration {
     /// Results in the order of the calls.

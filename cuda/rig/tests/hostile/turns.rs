@@ -1,4 +1,4 @@
-//! Tests that programs that lie, stop, exit or cannot be killed keep neither turns nor memory from others.
+//! Tests that programs that lie, stop, exit or cannot be killed do not keep turns or memory from others.
 
 use std::time::Duration;
 

@@ -33,7 +33,8 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Returns the process IDs of the owners that the daemon started first, in the order of the configured cards.
+    /// Returns the process IDs of the owners in the order of their start. Before any restart, this is the order of the
+    /// configured cards.
     pub fn owners(&self) -> Vec<String> {
         let children = format!("/proc/{0}/task/{0}/children", self.0.id());
         let children = std::fs::read_to_string(children).expect("readable");

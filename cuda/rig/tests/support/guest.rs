@@ -1,4 +1,4 @@
-//! Runs programs like in a guest: with the guest library, and one worker per program over the loopback transport.
+//! Runs programs as in a guest: with the guest library, and one worker per program over the loopback transport.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;

@@ -175,9 +175,9 @@ pub fn assert_keeps(
     }
 }
 
-/// Fails unless tenant `b` gets 96 % of the turn time that it is entitled to, in thousandths of the elapsed time. Used
-/// after an attack, or for an attack without rounds. Also checks that the neighbour works, that its requests are
-/// granted within 100 ms, and that its connection stays open.
+/// Fails unless tenant `b` gets 96 % of its entitled turn time, which is `entitled_permille` thousandths of the elapsed
+/// time. Used after an attack, or for an attack without rounds. Also checks that the neighbour works, that its requests
+/// are granted within 100 ms, and that its connection stays open.
 ///
 /// The check compares the owner's charges with the owner's clock, so a host that delays the neighbour's submissions
 /// does not affect the result.

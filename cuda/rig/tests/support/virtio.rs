@@ -127,14 +127,14 @@ impl Driver {
         assert!(slot == 0 && (0x1100..0x1200).contains(&kind), "slot {slot}: {kind:#x}");
     }
 
-    /// Reads a 64-bit word of the window.
+    /// Reads a 64-bit word from the window.
     pub fn load(&self, at: u64) -> u64 {
         let mut word = [0; 8];
         self.window.read(at, &mut word).expect("in the window");
         u64::from_le_bytes(word)
     }
 
-    /// Writes a 64-bit word of the window.
+    /// Writes a 64-bit word to the window.
     pub fn store(&self, at: u64, value: u64) {
         self.window.write(at, &value.to_le_bytes()).expect("in the window");
     }

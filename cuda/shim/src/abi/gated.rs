@@ -55,7 +55,7 @@ pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
 fn enter_on(shim: &Shim, card: &Card, index: usize, arguments: Arguments) -> u64 {
     let (captures, pacing) = (&shim.captures, &card.pacing);
     if captures.any() && stream(index, arguments).is_capturing() {
-        // The driver checks addresses when it captures a copy, so map evicted chunks.
+        // The driver checks addresses when it captures a copy, so first map evicted chunks.
         shim.present();
         return UNGATED_TOKEN;
     }

@@ -1,9 +1,9 @@
 //! NVML, the management library. Calls go to the real NVML, but the reported card memory is the tenant's quota.
 //!
-//! Programs that use NVML need no context and may never call the driver. Forked children may also use NVML. Therefore,
-//! each query opens a separate connection to the owner, like a program without work. NVML reports only the tenant's
-//! cards, and none until all owners have replied once. If the owner does not reply to a later query, the program
-//! receives NVML's own result for the card. A tenant sees only its own processes on a card.
+//! Programs that use NVML do not need a context and may never call the driver. Forked children may also use NVML.
+//! Therefore, each query opens a separate connection to the owner, like a program without work. NVML reports only the
+//! tenant's cards, and none until all owners have replied once. If the owner does not reply to a later query, the
+//! program receives NVML's own result for the card. A tenant sees only its own processes on a card.
 //!
 //! UNSAFETY: calls functions with the signatures in NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

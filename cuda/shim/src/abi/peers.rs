@@ -1,7 +1,7 @@
 //! Driver functions for peer access in a program with several cards.
 //!
-//! `cuDeviceCanAccessPeer` and copies between contexts need no replacement: the driver sees only the program's cards,
-//! and copies pass the gate.
+//! `cuDeviceCanAccessPeer` and copies between contexts do not need a replacement: the driver sees only the program's
+//! cards, and copies pass the gate.
 //!
 //! UNSAFETY: forwards calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

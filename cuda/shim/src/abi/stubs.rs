@@ -26,7 +26,7 @@ pub fn get(index: usize) -> *mut () {
     SLOTS.get(index).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
 }
 
-/// Handles the first call of a symbol in a process or in a forked child. Loads the library if necessary, and then jumps
+/// Handles the first call to a symbol in a process or in a forked child. Loads the library if necessary, and then jumps
 /// through the slot, or fails.
 #[unsafe(naked)]
 unsafe extern "C" fn lazy_common() {

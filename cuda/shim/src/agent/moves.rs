@@ -29,7 +29,7 @@ const LEFT_RETRY: Duration = Duration::from_millis(5);
 // TIMEOUT: the daemon gives up a move earlier, and the first owner serves the program again then.
 const LEFT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the work in flight of a program that runs without an owner and must leave its card.
-// TIMEOUT: the same as for owners' orders.
+// TIMEOUT: the limit is the same as for an owner's orders.
 const QUIET_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// State of a program that moves to another card.
@@ -40,7 +40,7 @@ pub(super) struct Departure {
     /// Card that the program was on when it requested a move from an owner, until the owner replies. Cached, because
     /// the driver may have suspended the program meanwhile, and a call could block.
     asked_on: Option<[u8; 16]>,
-    /// Time until when a program that could not move stays on its card.
+    /// Time until which a program that could not move stays on its card.
     stays_until: Option<Instant>,
     /// Card on which the program is but cannot import its chunks.
     unusable: Option<[u8; 16]>,
@@ -208,7 +208,7 @@ impl Agent {
         self.return_home();
         self.departure.stays_until = None;
         if waits {
-            // The waiting threads have only notified the previous owner. Ignore errors: a later owner is notified too.
+            // The waiting threads have notified only the previous owner. Ignore errors: a later owner is notified too.
             let _ = self.connection.send(&FromTenant::Waiting { card: 0 }, &[]);
         }
     }

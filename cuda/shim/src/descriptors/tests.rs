@@ -23,7 +23,7 @@ fn one() -> OwnedFd {
 
 /// Runs `work` in a child with its own limit on open files. Returns true if `work` succeeds.
 fn in_child(soft: u64, work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs `work` and exits without running the parent's code. It shares no limit with other tests.
+    // SAFETY: the child runs `work` and exits without running the parent's code. Its limit does not affect other tests.
     unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -69,8 +69,8 @@ fn descriptors_are_sent_beyond_the_limit_of_a_user() {
     };
     let message = FromTenant::Adopt { chunks: (0..64).map(chunk).collect(), more: true };
     assert!(in_child(64, || {
-        // Root may have any number of descriptors in flight, so switch to another user. SAFETY: this affects only this
-        // child.
+        // Root may have any number of descriptors in flight, so switch to another user.
+        // SAFETY: this affects only this child.
         unsafe { libc::setuid(54_321) };
         let direct = (0..3).all(|_| tenant.link.send_now(&message, &borrowed).is_ok());
         !direct && (0..3).all(|_| tenant.send_many(&message, &borrowed).is_ok())

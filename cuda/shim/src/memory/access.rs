@@ -48,7 +48,7 @@ impl Operations<'_> {
 }
 
 impl ChunkMemory {
-    /// Returns true on success. On failure, the device has no access.
+    /// Grants a device access to all regions. Returns true on success. On failure, the device has no access.
     fn add_peer(&mut self, device: c_int) -> bool {
         if self.peers.contains(&device) {
             return true;

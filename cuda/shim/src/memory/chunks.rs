@@ -125,8 +125,8 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Requests chunks on a card, and passes the chunks or the rejection to `take`. Returns the chunks that `take`
-    /// returns to the owner.
+    /// Requests chunks on a card, and passes the chunks or the rejection to `take`. Chunks that `take` returns go back
+    /// to the owner.
     pub fn obtain(
         self,
         card: u8,
@@ -202,7 +202,8 @@ impl<'a> Operations<'a> {
             return true;
         }
         drop(guard);
-        // Like the driver's own function, wait until no work uses the memory. SAFETY: the call takes no pointers.
+        // Wait until no work uses the memory, as the driver's own function does.
+        // SAFETY: the call takes no pointers.
         unsafe { driver::ctx_synchronize() };
         self.release(address);
         true
@@ -502,7 +503,7 @@ fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
 }
 
 impl ChunkMemory {
-    /// Creates an empty memory for a card. `away` is its counter of evicted chunks.
+    /// Creates the state of a card's memory, without allocations. `away` is its counter of evicted chunks.
     pub fn new(card: usize, away: Arc<AtomicUsize>) -> Self {
         Self { away, handles: Handles::of_card(card), ..Self::default() }
     }

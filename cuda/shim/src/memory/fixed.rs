@@ -18,9 +18,9 @@ use crate::driver::{self, Address, Handle, INVALID_CONTEXT, INVALID_DEVICE, OUT_
 pub enum Thing {
     /// Card memory, identified by its address.
     Address(u64),
-    /// An array.
+    /// Array, identified by its handle.
     Array(u64),
-    /// A mipmapped array.
+    /// Mipmapped array, identified by its handle.
     Mipmap(u64),
     /// Host memory, identified by its address.
     Host(u64),

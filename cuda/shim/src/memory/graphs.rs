@@ -17,9 +17,11 @@ use cuda_protocol::FixedKind;
 use super::Operations;
 use crate::driver::{self, Object, SUCCESS};
 
-/// `CU_GRAPH_NODE_TYPE_*`: child graph, allocation, and conditional node.
+/// `CU_GRAPH_NODE_TYPE_GRAPH`.
 const CHILD: c_int = 4;
+/// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
 const ALLOCATION: c_int = 10;
+/// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
 const CONDITION: c_int = 13;
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const RESERVED: c_int = 2;

@@ -13,7 +13,7 @@ use crate::log::report;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub const POSIX: c_int = 1;
 
-/// The real driver.
+/// The real driver, as opposed to the mock driver of tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Driver;
 

@@ -1,5 +1,6 @@
-//! Executes the CUDA calls of one guest program. The daemon or `cuda-loopback` starts it. UNSAFETY: takes ownership of
-//! the descriptors given as arguments, and terminates the process.
+//! Executes the CUDA calls of one guest program. The daemon or `cuda-loopback` starts it.
+//!
+//! UNSAFETY: takes ownership of the descriptors given as arguments, and terminates the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};

@@ -1,8 +1,10 @@
-//! Socket addresses of the card's owner and of the next daemon for `connect`, in an immutable page. A system call
-//! filter sees pointers, but not the memory that they point to. Therefore, the addresses that a worker may connect to
-//! are in a separate page of a sealed file, at the lowest address that a process may map. The filter allows `connect`
-//! only with pointers into this page, and forbids calls that map, unmap, move or unprotect memory below the end of the
-//! page ([`LIMIT`]). No mapping can start below the page and overlap it, because the kernel rejects lower addresses.
+//! Socket addresses of the card's owner and of the next daemon for `connect`, in an immutable page.
+//!
+//! A system call filter sees pointers, but not the memory that they point to. Therefore, the addresses that a worker
+//! may connect to are in a separate page of a sealed file, at the lowest address that a process may map. The filter
+//! allows `connect` only with pointers into this page, and forbids calls that map, unmap, move or unprotect memory
+//! below the end of the page ([`LIMIT`]). No mapping can start below the page and overlap it, because the kernel
+//! rejects lower addresses.
 //!
 //! UNSAFETY: maps the page and reads it.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,7 +25,7 @@ pub(super) const LIMIT: u64 = ADDRESS + BYTES as u64;
 const BYTES: usize = 4096;
 /// Offset of the path in `sockaddr_un`, in bytes.
 const PATH: usize = 2;
-/// Size of the path in `sockaddr_un`, including the terminating NUL.
+/// Size of the path in `sockaddr_un` in bytes, including the terminating NUL.
 const MAX_PATH: usize = 108;
 
 /// Maximum number of socket addresses.
@@ -99,7 +101,7 @@ impl Addresses {
     /// Returns the stored address that equals the one that a thread passes to `connect`.
     ///
     /// # Safety
-    /// `address` is readable for `length` bytes.
+    /// `address` must be readable for `length` bytes.
     pub(super) unsafe fn find(self, address: u64, length: u64) -> Option<Kept> {
         if address == 0 || !(PATH as u64 + 1..=(PATH + MAX_PATH) as u64).contains(&length) {
             return None;

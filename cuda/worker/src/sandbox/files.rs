@@ -61,7 +61,7 @@ pub(super) fn restrict(options: &Options) -> Result<Option<Files>, RulesetError>
     let mut ruleset = ruleset.create()?;
     let mut open = Vec::new();
     for (path, access) in rules {
-        // A missing file needs no rule.
+        // A missing file does not need a rule.
         let Ok(file) = PathFd::new(&path) else { continue };
         let access = if path.is_dir() { access } else { access & AccessFs::from_file(newest) };
         ruleset = add(ruleset, &file, access)?;

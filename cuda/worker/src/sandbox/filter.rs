@@ -178,11 +178,12 @@ const REFUSED: &[i64] = &[
 const PRCTL: [libc::c_int; 4] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_TIMERSLACK, libc::PR_SET_VMA];
 /// Commands of `fcntl` that make the kernel send signals to a process of the caller's choice.
 const SIGNAL_COMMANDS: [i32; 3] = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX];
-/// Commands of this kind that the crate `libc` does not define.
+/// Value of `F_SETSIG`, which the crate `libc` does not define.
 const F_SETSIG: i32 = 10;
+/// Value of `F_SETOWN_EX`, which the crate `libc` does not define.
 const F_SETOWN_EX: i32 = 15;
-/// Requests of `ioctl` that do the same for sockets (`FIOSETOWN`, `SIOCSPGRP`), and requests that simulate input at a
-/// terminal (`TIOCSTI`, `TIOCLINUX`).
+/// `ioctl` requests that make the kernel send signals for sockets (`FIOSETOWN`, `SIOCSPGRP`), and requests that
+/// simulate input at a terminal (`TIOCSTI`, `TIOCLINUX`).
 const SIGNAL_REQUESTS: [i32; 4] = [0x8901, 0x8902, 0x5412, 0x541c];
 /// Flags of `clone` that create namespaces.
 const NAMESPACES: i32 = libc::CLONE_NEWNS

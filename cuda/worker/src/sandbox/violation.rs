@@ -2,8 +2,8 @@
 //!
 //! The filter makes the kernel send `SIGSYS` instead of executing the call. The handler executes a `connect` to a
 //! stored address, with the pointer that the filter allows. For any other call, the handler reports the call and
-//! terminates the process. A process that installs another handler gains nothing, because the call was not executed.
-//! Only the report depends on the handler.
+//! terminates the process. A process does not gain anything by installing another handler, because the call was not
+//! executed. Only the report depends on the handler.
 //!
 //! UNSAFETY: installs a signal handler, which uses only system calls and the registers of its thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -28,7 +28,7 @@ const STDERR: c_int = 2;
 
 /// Stored addresses. Static, because a signal handler has no user argument.
 static ADDRESSES: OnceLock<Addresses> = OnceLock::new();
-/// Descriptor of the connection to the device. Static for the same reason as [`ADDRESSES`].
+/// Descriptor of the connection to the device. Static, because a signal handler has no user argument.
 static LINK: AtomicI32 = AtomicI32::new(-1);
 
 /// `siginfo_t` of a `SIGSYS` signal.

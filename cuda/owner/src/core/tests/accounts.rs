@@ -24,8 +24,8 @@ fn pid(world: &World, session: SessionId) -> u32 {
     *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("the request is served")
 }
 
-/// Simulates a poll of NVML. `users` contains each process's bytes in addition to its context; `lost` bytes belong to
-/// no process.
+/// Simulates a poll of NVML. `users` contains each process's bytes in addition to its context; `lost` bytes do not
+/// belong to any process.
 fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
     let user = |&(pid, bytes): &(u32, u64)| User {
         pid,

@@ -307,7 +307,7 @@ impl Host {
         }
     }
 
-    /// Stops the owner of card 1 while a kernel on card 0 waits for its peer behind the closed gate of card 1.
+    /// Stops the owner of card 1 while a kernel on card 0 waits for its peer at the closed gate of card 1.
     fn stop_owner_while_kernel_waits(&mut self) {
         let waits = |program: &Program| {
             let (first, second) = (program.ranks.get(&0), program.ranks.get(&1));
@@ -419,7 +419,7 @@ fn killed_program_leaves_the_cards_to_others() {
 fn silent_owner_delays_only_its_gangs() {
     let mut host = Host::new(4, FOUR);
     host.run(500);
-    // The owner is stopped: it reads nothing, and its connections stay open.
+    // The owner is stopped: it does not read messages, and its connections stay open.
     host.dead.insert(3);
     host.run(200);
     let done = host.progress(1000);

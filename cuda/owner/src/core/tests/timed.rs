@@ -11,9 +11,9 @@ const MS: u64 = 1_000 * US;
 const CHUNK: u64 = 16 << 20;
 /// Time to allocate a piece on the card, in ns, like all times here.
 const MAKE: u64 = 130 * US;
-/// Time to zero a piece, including the wait for a time slice of the card while other programs are working. Number of
-/// pieces that share one wait.
+/// Time to zero a piece, including the wait for a time slice of the card while other programs are working.
 const ZERO: u64 = MS;
+/// Number of pieces zeroed per wait.
 const ZEROED_PER_WAIT: u64 = 16;
 /// Time to pin host memory for a piece.
 const PIN: u64 = 3_200 * US;
@@ -34,7 +34,7 @@ const DRAIN: u64 = 2 * MS;
 /// Time for the first use of an allocation, and for the next request.
 const USE: u64 = 100 * US;
 
-/// A scheduled event.
+/// An event or message that is scheduled for the state machine.
 #[derive(Debug)]
 enum Next {
     Tell(Event),

@@ -24,7 +24,7 @@ impl CardView {
         self.time_of(at).engines[&Engine::Compute].account.used
     }
 
-    /// Returns the number of strikes of the tenant at position `at`, and whether the tenant is quarantined.
+    /// Returns the number of strikes of the tenant at position `at`, and true if the tenant is quarantined.
     pub(crate) fn strikes(&self, at: usize) -> (u32, bool) {
         let time = self.time_of(at);
         (time.strikes, time.quarantine != sched::Quarantine::Free)

@@ -49,7 +49,7 @@ pub(super) struct Program {
     pub(super) soon: Option<u32>,
     /// Number of the turn that the program must yield when it waits for a result.
     pub(super) yields: Option<u32>,
-    /// Answer to a request to leave the card.
+    /// Reply to a request to leave the card.
     pub(super) obstacle: Option<cuda_protocol::Obstacle>,
     /// Set once the driver has moved the program to this card.
     pub(super) fetched: bool,
@@ -122,7 +122,7 @@ impl World {
             host_ready_bytes: 2 * CHUNK,
             ..CardConfig::new(card * CHUNK)
         };
-        // Each owner assigns different numbers, like real owners.
+        // Each owner assigns different numbers, as real owners do.
         let seed = SEED.with(|seed| seed.replace(seed.get() + (1 << 10)));
         let core = Core::new(config, seed).expect("the settings are in bounds");
         let (pieces, seen, programs, work) = Default::default();
@@ -328,7 +328,7 @@ impl World {
         }
     }
 
-    /// Executes one step: a worker completes an order, or a program replies. Returns false if none is left.
+    /// Executes one step: a worker completes an order, or a program replies. Returns false if no such step is possible.
     pub(super) fn step(&mut self, choice: u64) -> bool {
         let speakers: Vec<_> = self
             .programs

@@ -114,7 +114,8 @@ fn free(address: Address) -> bool {
     let shim = shim();
     let card = shim.of_address(address);
     if !shim.is_single() && card.number != shim.current().number && !shim.captures.any() {
-        // Another card's work may use the memory. SAFETY: the call takes no pointers.
+        // Another card's work may use the memory.
+        // SAFETY: the call takes no pointers.
         unsafe { driver::ctx_synchronize() };
     }
     shim.in_context(card, || shim.memory(card).free(address))
@@ -174,8 +175,8 @@ macro_rules! ordered {
      $real_alloc:ident, $real_pool:ident, $real_free:ident, $per_thread:literal) => {
         unsafe extern "C" fn $alloc(address: *mut Address, bytes: usize, stream: Object) -> c_int {
             if captures(stream, $per_thread) {
-                // The capture turns the allocation into a graph node, which owns the memory. SAFETY: guaranteed by the
-                // caller.
+                // The capture turns the allocation into a graph node, which owns the memory.
+                // SAFETY: guaranteed by the caller.
                 return unsafe { driver::$real_alloc(address, bytes, stream) };
             }
             // SAFETY: as above.
@@ -209,7 +210,7 @@ macro_rules! ordered {
             // SAFETY: as above.
             let result = unsafe { driver::$real_free(address, stream) };
             if result == SUCCESS {
-                // The pool may retain the memory. The owner then accounts for it as the program's other driver memory.
+                // The pool may retain the memory. The owner then accounts for it as other driver memory of the program.
                 uncount(address);
             }
             result

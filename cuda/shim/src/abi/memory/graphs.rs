@@ -98,9 +98,9 @@ macro_rules! launched {
                 }
                 let result = gated(at::$real_launch, graph, stream);
                 if known {
-                    // While another graph runs, a graph may need more memory than alone, and the driver has already
-                    // reserved it. Account for this memory. No other allocating graph is launched until the owner
-                    // permits it.
+                    // While another graph runs, a graph may need more memory than it needs alone, and the driver has
+                    // already reserved it. Account for this memory. No other allocating graph is launched until the
+                    // owner permits it.
                     count_graphs();
                 }
                 result

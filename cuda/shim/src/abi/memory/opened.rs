@@ -139,7 +139,8 @@ unsafe extern "C" fn close_handle(address: Address) -> c_int {
         return unsafe { driver::ipc_close_mem_handle(address) };
     }
     if !memory.captures.any() {
-        // Wait until no work uses the memory. SAFETY: the call takes no pointers.
+        // Wait until no work uses the memory.
+        // SAFETY: the call takes no pointers.
         shim.in_context(card, || unsafe { driver::ctx_synchronize() });
     }
     let closed = memory.with(|chunks| {

@@ -23,18 +23,23 @@ use crate::memory::pages::Driver;
 use crate::shim::Card;
 use crate::symbols::at;
 
-/// `CUmemAllocationProp` values: pinned memory, and a location on a card.
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 const PINNED: c_int = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const DEVICE: c_int = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 const RECOMMENDED: c_int = 1;
-/// Size of `CUarrayMapInfo` in bytes, and the offsets of its handle, array, operation and handle type.
+/// Size of `CUarrayMapInfo` and the offset of its handle, in bytes.
 const ARRAY_MAP: (usize, usize) = (96, 64);
+/// Offset of the array in `CUarrayMapInfo`, in bytes.
 const ARRAY_OF_MAP: usize = 8;
+/// Offset of the operation in `CUarrayMapInfo`, in bytes.
 const OPERATION_OF_MAP: usize = 56;
+/// Offset of the handle type in `CUarrayMapInfo`, in bytes.
 const KIND_OF_MAP: usize = 60;
-/// `CU_MEM_OPERATION_TYPE_MAP`, and `CU_MEM_HANDLE_TYPE_GENERIC`.
+/// `CU_MEM_OPERATION_TYPE_MAP`.
 const MAPS: u32 = 1;
+/// `CU_MEM_HANDLE_TYPE_GENERIC`.
 const GENERIC: u32 = 0;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -44,8 +49,8 @@ const DESCRIPTOR: c_int = 1;
 const RDMA: c_int = 1 << 8;
 
 /// Returns the card of a handle that this library can implement, and the card's index in the owner's list. The handle
-/// must be for pinned memory on a card that is neither compressed nor for sparse arrays. A shareable handle qualifies
-/// until it is exported.
+/// must be for pinned memory on a card, and the memory must be neither compressed nor for sparse arrays. A shareable
+/// handle qualifies until it is exported.
 fn movable(property: &Property) -> Option<(&'static Card, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
     let by_descriptor = handles == 0 || handles == DESCRIPTOR;

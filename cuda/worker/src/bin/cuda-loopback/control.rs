@@ -13,7 +13,7 @@ use crate::programs::Programs;
 /// Maximum length of a request in bytes.
 const MAX_REQUEST: u64 = 64;
 /// Time limit for a client to send its request.
-// TIMEOUT: only a client that sends nothing waits this long.
+// TIMEOUT: only a client that does not send a complete line waits this long.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Listens on a socket, with a thread for each connection.
@@ -31,7 +31,7 @@ pub fn listen(path: &Path, programs: Arc<Programs>) -> Result<()> {
 /// Handles a connection's request.
 fn serve(mut connection: &UnixStream, programs: &Programs) {
     let reply = match request(connection).and_then(|process| programs.restart(process)) {
-        // The supervising thread replies when the worker exits, if not before.
+        // The supervising thread replies at the latest when the worker exits.
         Ok(result) => result.recv().unwrap_or_else(|_| Err("the worker has ended".to_owned())),
         Err(error) => Err(format!("{error:#}")),
     };

@@ -39,7 +39,7 @@ struct Args {
     /// Driver library that the workers load.
     #[arg(long)]
     library: Option<PathBuf>,
-    /// Size of each program's window for pinned memory, in GiB. Only its used pages cost memory.
+    /// Size of each program's window for pinned memory, in GiB. Only used pages consume memory.
     #[arg(long, default_value_t = 64)]
     window_gib: u64,
     /// Path of the socket for worker restarts. Must not exist.

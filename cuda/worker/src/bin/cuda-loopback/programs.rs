@@ -15,13 +15,13 @@ use worker_link::{FromWorker, Link, LinkError, WorkerFiles, WorkerOptions};
 /// Result of a restart: the new worker's process ID, or the reason why the restart failed.
 pub type Restarted = Result<u32, String>;
 
-/// A restart that a worker has not completed.
+/// A restart that a worker has not completed yet.
 struct Pending {
     file: OwnedFd,
     reply: Sender<Restarted>,
 }
 
-/// A running program.
+/// State of a running guest program.
 struct Program {
     link: Arc<Link>,
     pending: Option<Pending>,
@@ -138,7 +138,7 @@ impl Programs {
         }
     }
 
-    /// Starts to restart a worker. The returned receiver gets the result.
+    /// Starts to restart a worker. The result is sent to the returned receiver.
     pub fn restart(&self, process: u32) -> Result<Receiver<Restarted>> {
         let file = sized_file(self.restart_bytes)?;
         let mut programs = self.lock();

@@ -15,7 +15,7 @@ enum Verdict {
     Allow,
 }
 
-/// Runs a filter program like the kernel.
+/// Runs a filter program as the kernel does.
 fn run(program: &BpfProgram, call: i64, arguments: &[u64]) -> Verdict {
     let mut data = vec![call as u32, ARCHITECTURE, 0, 0];
     data.extend((0..6).flat_map(|n| {
