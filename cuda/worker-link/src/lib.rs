@@ -1,7 +1,7 @@
 //! Messages between a VM's CUDA device and the worker of one guest program, and the start of that worker.
 //!
 //! Each worker has one `SOCK_SEQPACKET` connection. A packet is one [`ToWorker`] or one [`FromWorker`]: [`PACKET`]
-//! bytes, little-endian, without descriptors except in `Save`. The worker gets both of its descriptors as arguments:
+//! bytes, little-endian, without descriptors except in `Save` and `Hold`. The worker gets both of its descriptors as arguments:
 //! `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are described in
 //! `cuda-ring`.
 //!
@@ -15,10 +15,14 @@
 //! device -> worker   Goodbye: the guest program has ended
 //! device -> worker   Save, with a file: the program continues in another worker
 //! worker -> device   Saved: the worker's state is in the file, and it ends; or Refused { obstacle }: it continues
+//! device -> worker   Hold, with a file: like Save, but after Saved the worker waits for Resume or Goodbye
+//! device -> worker   Resume: the worker executes its program
 //! ```
 //!
 //! The next worker gets the file with `--restore-fd`, and the same window. This worker sends `Restored` when it
-//! continues the program. The device sends the state of blobs that the previous worker may not have received again.
+//! continues the program. With `--held`, this worker waits for `Resume` after `Restored`: until then, it ends with its
+//! connection, and the previous worker still has the program. The device sends the state of blobs that the previous
+//! worker may not have received again.
 //!
 //! Without [`Rejoin`], the worker ends when the connection ends. With [`Rejoin`], the worker continues to serve its
 //! program, and connects to the next daemon. The next daemon repeats each `Blob` and each unanswered `Remove`, and then

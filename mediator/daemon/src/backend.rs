@@ -13,7 +13,7 @@ use card_manager::shortage::Shortage;
 use card_manager::usage::SchedulerUsage;
 use config::{CardMemory, CardSpec, VmSpec};
 use physical::GoingCard;
-use vcuda::CudaFunction;
+use crate::cuda::function::CudaVm;
 use vgpu::{MediatedVm, Settings};
 
 /// Device status of a virtual machine, for operators.
@@ -48,8 +48,8 @@ pub trait VmBackend: Send + Sync {
         None
     }
 
-    /// Returns the function through which the guest's programs use CUDA, or `None` for other devices.
-    fn cuda(&self) -> Option<&CudaFunction> {
+    /// Returns the virtual machine whose programs use CUDA, or `None` for other devices.
+    fn cuda(&self) -> Option<&CudaVm> {
         None
     }
 

@@ -93,8 +93,10 @@ impl State {
 
     /// Assigns a card to a tenant that names no card: the card with the most free memory.
     fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
-        let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
-        let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
+        let vms: Vec<&str> = self.vms.keys().map(String::as_str).filter(|vm| *vm != spec.name).collect();
+        let on_cards: Vec<TenantSpec> = self.cuda_vms().collect();
+        let others = self.tenants.values().chain(&on_cards).filter(|other| other.name != spec.name);
+        let others: Vec<&TenantSpec> = others.collect();
         spec.placed(cards, &vms, &others)
     }
 }

@@ -99,6 +99,8 @@ ranks! {
     Wakeup, false, None;
     /// One VM: registers and control queue of its CUDA function. Held for one access or one command.
     CudaFunction, false, None;
+    /// One VM: the card of its CUDA function.
+    CudaHome, false, None;
     /// One VM: programs that use its CUDA function.
     CudaPrograms, false, None;
     /// Handles of threads, taken out of the lock before the threads are joined.

@@ -1,6 +1,6 @@
 //! The saved form of the function, for the next daemon of an upgrade and for the journal.
 
-use saved_state::{Invalid, first_version};
+use saved_state::{Invalid, only_version};
 use serde::{Deserialize, Serialize};
 
 use crate::command::{Answer, Header};
@@ -25,7 +25,7 @@ pub struct SavedFunction {
     pub(crate) links: Vec<u64>,
 }
 
-first_version!(SavedFunction, "vcuda");
+only_version!(SavedFunction, "vcuda", 2);
 
 /// The part of the function that changes with contexts, blobs and workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,9 +35,11 @@ pub(crate) struct SavedStructure {
     /// Number of commands that this state includes.
     pub popped: u32,
     pub last_ticket: u64,
+    /// Name of the card that the workers use.
+    pub card: String,
 }
 
-first_version!(SavedStructure, "vcuda.structure");
+only_version!(SavedStructure, "vcuda.structure", 2);
 
 /// The process of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

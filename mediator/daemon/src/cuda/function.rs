@@ -1,43 +1,30 @@
 //! VMs whose programs use a CUDA card: the VM's device, and the VM's role as a tenant of the card's owner.
 
-use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cuda_control::{Answer, Request};
-use cuda_protocol::{DRIVER_VARIABLE, SOCKET_VARIABLE, TENANT_VARIABLE};
-use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
+use cuda_control::{Answer, Request, Tenant};
+use guest_workers::{launcher, limits, rejoin_socket, report};
+use locks::{Mutex, rank};
+use tenant_move::{Carried, Failure, Owner, VmPlan, carry_vm};
 use vcuda::users::{self, NoUser, User};
-use vcuda::{BuildError, CudaDevice, CudaFunction, Limits, ProgramLauncher, SavedFunction};
+use vcuda::{BuildError, CudaDevice, CudaFunction, SavedFunction};
 use vmm_glue::Link;
-use worker_link::{Rejoin, Restrictions, WorkerOptions};
 
-use config::{FunctionSpec, SocketMode, TenantSpec, VmSpec};
+use config::{VmSpec, workers_socket};
 use listening::folders;
 
-use super::{CudaCard, MIB, tenant};
+use super::{CudaCard, tenant};
 use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
-use owner_process::beside;
 
-/// Name of the program that calls CUDA on behalf of a guest's program.
-const WORKER: &str = "cuda-worker";
-/// Name of the library, next to the daemon's program, that a worker loads as the driver.
-const LIBRARY: &str = "libcuda.so";
-/// Path of this library in the folder of the package.
-const INSTALLED_LIBRARY: &str = "cuda/libcuda.so.1";
-/// Name of the environment variable for the range of device addresses that a worker's library uses.
-const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
 /// Time limit for the end of a VM's workers when the VM is removed.
 // TIMEOUT: a killed process ends at once, unless the driver prevents it.
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which the daemon checks whether workers have ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Name of the socket in the VM's folder through which workers find the next daemon.
-const REJOIN_SOCKET: &str = "workers.sock";
-
 /// Reason why a VM of another daemon cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
@@ -50,24 +37,20 @@ pub(crate) enum RestoreError {
 }
 
 /// A VM that uses a CUDA card.
-struct CudaVm {
-    function: CudaFunction,
-    card: Arc<CudaCard>,
+pub(crate) struct CudaVm {
+    pub(crate) function: CudaFunction,
     name: String,
-    socket: PathBuf,
     socket_dir: PathBuf,
-    /// User of the workers, if it is not the daemon's user.
-    user: Option<User>,
+    home: Mutex<rank::CudaHome, Home>,
 }
 
-/// Returns a VM in the form of a tenant of its card.
-fn as_tenant(card: &CudaCard, vm: &VmSpec) -> TenantSpec {
-    let mut spec = vm.as_tenant();
-    if card.spec().cuda().worker_users.is_some() {
-        // Workers belong to the daemon's group, which owns the socket.
-        spec.mode = SocketMode(0o660);
-    }
-    spec
+/// The card of a VM.
+struct Home {
+    card: Arc<CudaCard>,
+    /// Socket of the card's owner for the VM.
+    socket: PathBuf,
+    /// User of the workers, if it is not the daemon's user.
+    user: Option<User>,
 }
 
 /// Returns the separate user of a VM's workers, if they have such a user.
@@ -79,10 +62,9 @@ fn user(card: &CudaCard, vm: &str, socket: &Path) -> Result<Option<User>, NoUser
 
 /// Creates the device of a VM, and adds the VM to the tenants of the card's owner.
 pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) -> Result<Built, BackendError> {
-    let spec = as_tenant(card, vm);
     let function = vm.cuda.unwrap_or_default();
-    let socket = spec.socket_path(dir);
-    let told = tenant(&spec, card.spec(), dir, Some(function)).map_err(BackendError::failed)?;
+    let socket = workers_socket(&vm.name, &vm.card, dir);
+    let told = tenant(&vm.as_tenant(), card.spec(), dir, Some(function)).map_err(BackendError::failed)?;
     folders::make(&vm.name, &socket, dir).map_err(DaemonError::from).map_err(BackendError::failed)?;
     let withdraw = || {
         socket.parent().into_iter().for_each(users::forget);
@@ -94,7 +76,7 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
         withdraw();
         return Err(BackendError::failed(error));
     }
-    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &socket, user.as_ref())));
+    let launcher = Box::new(launcher(card.spec(), &vm.name, &socket, user.as_ref()));
     match CudaDevice::build(&vm.name, limits(function), link, launcher) {
         Ok((device, function)) => Ok(built(card, vm, dir, user, device, function)),
         Err(error) => {
@@ -105,10 +87,6 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
     }
 }
 
-fn limits(FunctionSpec { window_mib, programs }: FunctionSpec) -> Limits {
-    Limits { window_bytes: window_mib * MIB, workers: programs as usize }
-}
-
 fn built(
     card: &Arc<CudaCard>,
     vm: &VmSpec,
@@ -117,15 +95,9 @@ fn built(
     device: CudaDevice,
     function: CudaFunction,
 ) -> Built {
-    let spec = vm.as_tenant();
-    let backend = CudaVm {
-        function,
-        card: Arc::clone(card),
-        name: vm.name.clone(),
-        socket: spec.socket_path(dir),
-        socket_dir: dir.to_owned(),
-        user,
-    };
+    let home = Home { card: Arc::clone(card), socket: workers_socket(&vm.name, &vm.card, dir), user };
+    let (name, socket_dir, home) = (vm.name.clone(), dir.to_owned(), Mutex::new(home));
+    let backend = CudaVm { function, name, socket_dir, home };
     Built { device: Box::new(device), backend: Arc::new(backend) }
 }
 
@@ -141,9 +113,9 @@ pub(crate) fn restored(
     saved: SavedFunction,
     descriptors: Vec<OwnedFd>,
 ) -> Result<Built, RestoreError> {
-    let socket = vm.as_tenant().socket_path(dir);
+    let socket = workers_socket(&vm.name, &vm.card, dir);
     let user = user(card, &vm.name, &socket)?;
-    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &socket, user.as_ref())));
+    let launcher = Box::new(launcher(card.spec(), &vm.name, &socket, user.as_ref()));
     let limits = limits(vm.cuda.unwrap_or_default());
     let (device, function) = CudaDevice::restore(&vm.name, limits, link, launcher, saved, descriptors)?;
     Ok(built(card, vm, dir, user, device, function))
@@ -154,27 +126,9 @@ pub(crate) fn restored(
 /// # Errors
 /// Returns an error if the owner rejects the settings or does not respond.
 pub(crate) fn confirm(card: &CudaCard, vm: &VmSpec, dir: &Path) -> Result<(), DaemonError> {
-    let told = tenant(&as_tenant(card, vm), card.spec(), dir, vm.cuda)?;
+    let told = tenant(&vm.as_tenant(), card.spec(), dir, vm.cuda)?;
     let turn = card.change()?;
     card.add(turn, &format!("VM `{}`", vm.name), told).map(drop)
-}
-
-fn rejoin_socket(socket: &Path) -> PathBuf {
-    socket.with_file_name(REJOIN_SOCKET)
-}
-
-/// Logs the permissions that a VM's workers have on the host.
-fn report(vm: &str, is_sandboxed: bool, user: Option<u32>) {
-    if !is_sandboxed {
-        tracing::warn!(vm, "workers have no sandbox (`cuda.sandbox`): a guest can do what the daemon's user can");
-    }
-    match user {
-        Some(user) => tracing::info!(vm, user, "the VM's workers have a user of their own"),
-        None => tracing::info!(
-            vm,
-            "the VM's workers have the daemon's user, behind the sandbox alone; `cuda.worker_users` gives them others"
-        ),
-    }
 }
 
 impl crate::Daemon {
@@ -190,7 +144,7 @@ impl crate::Daemon {
         let backend = entry.life.running().map(|running| Arc::clone(&running.backend));
         drop(state);
         let backend = backend.ok_or_else(|| DaemonError::Busy(name.to_owned(), "added"))?;
-        let function = backend.cuda().ok_or_else(|| failed("it has no table `cuda`"))?;
+        let function = &backend.cuda().ok_or_else(|| failed("it has no table `cuda`"))?.function;
         let restarts = function.restart(pid, vcuda::RESTART_LIMIT).map_err(|error| failed(&error.to_string()))?;
         if let (true, Some(pid)) = (restarts.is_empty(), pid) {
             return Err(failed(&format!("no program with process ID {pid} in the guest uses CUDA")));
@@ -201,28 +155,6 @@ impl crate::Daemon {
         });
         Ok(api::WorkerRestarts { vm: name.to_owned(), programs: programs.collect() })
     }
-}
-
-/// Returns the options with which the workers of a VM are started.
-fn worker(card: &CudaCard, vm: &str, socket: &Path, user: Option<&User>) -> WorkerOptions {
-    let cuda = card.spec().cuda();
-    let program = cuda.worker.unwrap_or_else(|| beside(WORKER, WORKER));
-    // Device addresses are the same in the guest and in the worker; pinned memory uses the rest of the range.
-    let addresses = format!("{:#x}-{:#x}", ADDRESSES.start, PINNED_ADDRESSES);
-    let variables: [(&str, OsString); 4] = [
-        (SOCKET_VARIABLE, socket.into()),
-        (TENANT_VARIABLE, vm.into()),
-        (DRIVER_VARIABLE, cuda.driver.into()),
-        (ADDRESSES_VARIABLE, addresses.into()),
-    ];
-    let group = rustix::process::getegid().as_raw();
-    let user = user.map(|user| (user.number(), group));
-    let restrictions = Restrictions { is_off: !cuda.sandbox, user, ..Restrictions::default() };
-    let environment = variables.map(|(name, value)| (name.into(), value)).to_vec();
-    let limit = Duration::from_secs(cuda.orphan_timeout_s);
-    let rejoin = Some(Rejoin { socket: rejoin_socket(socket), limit });
-    let library = Some(beside(LIBRARY, INSTALLED_LIBRARY));
-    WorkerOptions { program, environment, library, restrictions, rejoin }
 }
 
 /// Removes a VM from the tenants of the card's owner. Its workers have been killed; waits until they have ended.
@@ -248,6 +180,40 @@ fn leave(card: &CudaCard, vm: &str) -> bool {
     }
 }
 
+impl CudaVm {
+    /// Moves the VM to another card, whose owner is `to`. `moved` records the VM's new card as soon as its programs
+    /// continue there.
+    ///
+    /// # Errors
+    /// Returns the reason against the move. The VM and its programs then continue on their card.
+    pub(crate) fn move_to(
+        &self,
+        card: &Arc<CudaCard>,
+        (from, to): (&dyn Owner, &dyn Owner),
+        there: &Tenant,
+        moved: impl FnOnce(),
+    ) -> Result<Carried, Failure> {
+        let socket = there.socket.clone();
+        let folder = socket.parent().unwrap_or(&self.socket_dir);
+        let user = card.users.reserve(folder).map_err(|error| Failure::Stays(error.to_string()))?;
+        let launcher = launcher(card.spec(), &self.name, &socket, user.as_ref());
+        let carried = carry_vm(VmPlan { from, to, there }, |bytes| {
+            let carried = self.function.carry(Box::new(launcher), bytes, vcuda::CARRY_LIMIT)?;
+            let recorded = user.as_ref().map(|user| user.record(folder));
+            if let Some(Err(error)) = recorded {
+                tracing::error!(vm = self.name, %error, "the next daemon does not know the user of the workers");
+            } else if user.is_none() {
+                users::forget(folder);
+            }
+            moved();
+            Ok((carried.programs, carried.pause))
+        })?;
+        report(&self.name, card.spec().cuda().sandbox, user.as_ref().map(User::number));
+        *self.home.lock() = Home { card: Arc::clone(card), socket, user };
+        Ok(carried)
+    }
+}
+
 impl VmBackend for CudaVm {
     fn status(&self) -> BackendStatus {
         let driver = api::Driver {
@@ -269,8 +235,8 @@ impl VmBackend for CudaVm {
         BackendStatus { driver, counters, programs, ..BackendStatus::default() }
     }
 
-    fn cuda(&self) -> Option<&CudaFunction> {
-        Some(&self.function)
+    fn cuda(&self) -> Option<&CudaVm> {
+        Some(self)
     }
 
     fn begin(&self) -> std::io::Result<()> {
@@ -278,15 +244,19 @@ impl VmBackend for CudaVm {
     }
 
     fn release(&self) -> Result<(), BackendError> {
+        let (card, socket) = {
+            let home = self.home.lock();
+            (Arc::clone(&home.card), home.socket.clone())
+        };
         // The folder is removed if it is empty.
-        let _ = std::fs::remove_file(rejoin_socket(&self.socket));
-        let has_left = leave(&self.card, &self.name);
-        if let Some(user) = self.user.as_ref().filter(|_| !has_left) {
+        let _ = std::fs::remove_file(rejoin_socket(&socket));
+        let has_left = leave(&card, &self.name);
+        if let Some(user) = self.home.lock().user.as_ref().filter(|_| !has_left) {
             tracing::error!(user = user.number(), "no other VM gets this user until the daemon is restarted");
             user.keep();
         }
-        self.socket.parent().into_iter().for_each(users::forget);
-        folders::remove(&self.name, &self.socket, &self.socket_dir);
+        socket.parent().into_iter().for_each(users::forget);
+        folders::remove(&self.name, &socket, &self.socket_dir);
         Ok(())
     }
 }

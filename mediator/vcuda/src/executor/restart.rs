@@ -5,6 +5,7 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use worker_link::ToWorker;
 
 use super::Executor;
 use crate::core::WorkerId;
@@ -13,7 +14,7 @@ use crate::worker::Worker;
 
 /// Maximum size of the memory and the images of one program, in bytes. The host has a copy of both while the program's
 /// worker is restarted.
-const MAX_STATE_BYTES: u64 = 8 << 30;
+pub(super) const MAX_STATE_BYTES: u64 = 8 << 30;
 
 /// Phase of a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,9 +41,9 @@ pub(super) struct Restarting {
 }
 
 /// Creates a file of a fixed size. Memory is used only for the parts that a worker writes.
-fn state_file() -> rustix::io::Result<OwnedFd> {
+pub(super) fn state_file(bytes: u64) -> rustix::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("cuda-state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, MAX_STATE_BYTES)?;
+    rustix::fs::ftruncate(&file, bytes)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
 }
@@ -75,10 +76,13 @@ impl Executor {
         if self.restarting.contains_key(&id) {
             return Err("another restart of its worker is in progress: retry".to_owned());
         }
-        let file = state_file().map_err(|error| format!("the host has no file for its state: {error}"))?;
+        if self.moving.is_some() {
+            return Err("it is being moved to another card: retry".to_owned());
+        }
+        let file = state_file(MAX_STATE_BYTES).map_err(|error| format!("the host has no file for its state: {error}"))?;
         let worker = self.workers.get_mut(&id).filter(|_| self.core.is_serving(id));
         let worker = worker.ok_or("its worker is ending")?;
-        if !worker.send_save(file.as_fd()) {
+        if !worker.send_save(ToWorker::Save, file.as_fd()) {
             return Err("its worker does not read its messages: retry".to_owned());
         }
         let (phase, name) = (Phase::Saving, name.to_owned());
@@ -88,10 +92,10 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns true if a worker is being replaced. In the meantime, the function cannot be handed over. A worker that
+    /// Returns true if a worker is being replaced or the programs are being moved. In the meantime, the function cannot be handed over. A worker that
     /// has not responded in time does not count, so that it cannot prevent upgrades.
     pub(super) fn is_restarting(&self) -> bool {
-        self.restarting.values().any(|restart| Instant::now() < restart.until)
+        self.moving.is_some() || self.restarting.values().any(|restart| Instant::now() < restart.until)
     }
 
     /// Handles the report of a worker that its state is saved.
@@ -134,7 +138,7 @@ impl Executor {
         restarting.phase = Phase::Restoring;
         let state = restarting.file.try_clone().map_err(|error| error.to_string());
         let window = self.window.file().try_clone().map_err(|error| error.to_string());
-        let started = state.and_then(|state| self.launcher.launch_next(window?, state));
+        let started = state.and_then(|state| self.launcher.launch_next(window?, state, false));
         match started {
             Ok(started) => {
                 self.workers.insert(id, Worker::new(started));
