@@ -218,7 +218,9 @@ enum Victim {
 fn killed_process_during_a_move_leaves_one_card() {
     use Victim::*;
     let mut service = service();
-    for (round, victim) in [FirstOwner, SecondOwner, Workers, NewWorkers, Daemon].into_iter().cycle().take(20).enumerate() {
+    for (round, victim) in
+        [FirstOwner, SecondOwner, Workers, NewWorkers, Daemon].into_iter().cycle().take(20).enumerate()
+    {
         let mut driver = service.driver();
         let mut program = Program::start(&mut driver, 1, 12 << 20);
         let from = show(&service, "vm")["card"].as_str().expect("a name").to_owned();

@@ -1,9 +1,9 @@
 //! Messages between a VM's CUDA device and the worker of one guest program, and the start of that worker.
 //!
 //! Each worker has one `SOCK_SEQPACKET` connection. A packet is one [`ToWorker`] or one [`FromWorker`]: [`PACKET`]
-//! bytes, little-endian, without descriptors except in `Save` and `Hold`. The worker gets both of its descriptors as arguments:
-//! `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are described in
-//! `cuda-ring`.
+//! bytes, little-endian, without descriptors except in `Save` and `Hold`. The worker gets both of its descriptors as
+//! arguments: `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are
+//! described in `cuda-ring`.
 //!
 //! ```text
 //! device -> worker   Blob { id, kind, serial, offset, size }: the guest has this part of the window

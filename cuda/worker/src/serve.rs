@@ -384,11 +384,7 @@ impl Service {
                     }
                     self.link.send(FromWorker::Removed { id, serial });
                 }
-                ToWorker::Doorbell
-                | ToWorker::Goodbye
-                | ToWorker::Save
-                | ToWorker::Hold
-                | ToWorker::Resume => {}
+                ToWorker::Doorbell | ToWorker::Goodbye | ToWorker::Save | ToWorker::Hold | ToWorker::Resume => {}
             }
         }
     }

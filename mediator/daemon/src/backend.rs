@@ -12,8 +12,8 @@ use card_manager::ManagedCard;
 use card_manager::shortage::Shortage;
 use card_manager::usage::SchedulerUsage;
 use config::{CardMemory, CardSpec, VmSpec};
+use guest_workers::CudaVm;
 use physical::GoingCard;
-use crate::cuda::function::CudaVm;
 use vgpu::{MediatedVm, Settings};
 
 /// Device status of a virtual machine, for operators.

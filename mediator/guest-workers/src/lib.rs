@@ -1,8 +1,12 @@
 //! The workers of a VM's CUDA programs on one card: their program, environment, sandbox, user and sockets.
 //!
-//! The crate does not start workers: the device of the VM does.
+//! [`CudaVm`] is a VM with its function and its present card. The crate does not start workers: the VM's device does.
 
 #![forbid(unsafe_code)]
+
+mod vm;
+
+pub use vm::{CudaVm, HomeCard};
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -30,8 +34,7 @@ const REJOIN_SOCKET: &str = "workers.sock";
 const MIB: u64 = 1 << 20;
 
 /// Returns the socket through which the workers of a VM find the next daemon. It is next to the owner's socket.
-#[must_use]
-pub fn rejoin_socket(socket: &Path) -> PathBuf {
+fn rejoin_socket(socket: &Path) -> PathBuf {
     socket.with_file_name(REJOIN_SOCKET)
 }
 

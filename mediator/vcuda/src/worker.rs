@@ -306,8 +306,8 @@ impl Worker {
         self.flush();
     }
 
-    /// Makes the worker save its state in a file, if it reads its messages; `message` tells it what to do afterwards.
-    /// Returns true if the request was sent.
+    /// Makes the worker save its state in a file, if it reads its messages: `message` is `Save` or `Hold`. Returns true
+    /// if the request was sent.
     pub(crate) fn send_save(&mut self, message: ToWorker, file: BorrowedFd<'_>) -> bool {
         self.flush();
         let link = self.link.as_ref().filter(|_| !self.is_deaf && self.outbox.is_empty());

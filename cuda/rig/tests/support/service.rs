@@ -1,4 +1,4 @@
-//! A daemon that runs as a service, with VMs whose programs use CUDA. The test is the driver and the program of the guest.
+//! A daemon that runs as a service, with VMs whose programs use CUDA. The test is the guest's driver and program.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -205,9 +205,7 @@ impl Calls {
         driver.store(base + CONTROL + control::HEAD, self.head);
         driver.execute(&doorbell(self.program));
         self.count += 1;
-        until("a reply", || {
-            driver.load(base + CONTROL + slots::sequence(SLOT)) == self.count || self.is_lost(driver)
-        });
+        until("a reply", || driver.load(base + CONTROL + slots::sequence(SLOT)) == self.count || self.is_lost(driver));
         assert!(!self.is_lost(driver), "the program has no worker");
         (driver.load(base + CONTROL + slots::result(SLOT)) as i32, driver.load(base + CONTROL + slots::data(SLOT)))
     }

@@ -1,19 +1,17 @@
 //! VMs whose programs use a CUDA card: the VM's device, and the VM's role as a tenant of the card's owner.
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cuda_control::{Answer, Request, Tenant};
-use guest_workers::{launcher, limits, rejoin_socket, report};
-use locks::{Mutex, rank};
-use tenant_move::{Carried, Failure, Owner, VmPlan, carry_vm};
-use vcuda::users::{self, NoUser, User};
+use cuda_control::{Answer, Request};
+use guest_workers::{CudaVm, HomeCard, launcher, limits, report};
+use vcuda::users::{self, NoUser, User, Users};
 use vcuda::{BuildError, CudaDevice, CudaFunction, SavedFunction};
 use vmm_glue::Link;
 
-use config::{VmSpec, workers_socket};
+use config::{CardSpec, VmSpec, workers_socket};
 use listening::folders;
 
 use super::{CudaCard, tenant};
@@ -37,20 +35,20 @@ pub(crate) enum RestoreError {
 }
 
 /// A VM that uses a CUDA card.
-pub(crate) struct CudaVm {
-    pub(crate) function: CudaFunction,
-    name: String,
-    socket_dir: PathBuf,
-    home: Mutex<rank::CudaHome, Home>,
-}
+struct Backend(CudaVm);
 
-/// The card of a VM.
-struct Home {
-    card: Arc<CudaCard>,
-    /// Socket of the card's owner for the VM.
-    socket: PathBuf,
-    /// User of the workers, if it is not the daemon's user.
-    user: Option<User>,
+impl HomeCard for CudaCard {
+    fn spec(&self) -> &CardSpec {
+        self.spec()
+    }
+
+    fn users(&self) -> &Users {
+        &self.users
+    }
+
+    fn leave(&self, vm: &str) -> bool {
+        leave(self, vm)
+    }
 }
 
 /// Returns the separate user of a VM's workers, if they have such a user.
@@ -95,10 +93,9 @@ fn built(
     device: CudaDevice,
     function: CudaFunction,
 ) -> Built {
-    let home = Home { card: Arc::clone(card), socket: workers_socket(&vm.name, &vm.card, dir), user };
-    let (name, socket_dir, home) = (vm.name.clone(), dir.to_owned(), Mutex::new(home));
-    let backend = CudaVm { function, name, socket_dir, home };
-    Built { device: Box::new(device), backend: Arc::new(backend) }
+    let sockets = (workers_socket(&vm.name, &vm.card, dir), dir.to_owned());
+    let backend = CudaVm::new(function, &vm.name, Arc::<CudaCard>::clone(card), sockets, user);
+    Built { device: Box::new(device), backend: Arc::new(Backend(backend)) }
 }
 
 /// Creates the device of a VM that another daemon suspended.
@@ -180,50 +177,16 @@ fn leave(card: &CudaCard, vm: &str) -> bool {
     }
 }
 
-impl CudaVm {
-    /// Moves the VM to another card, whose owner is `to`. `moved` records the VM's new card as soon as its programs
-    /// continue there.
-    ///
-    /// # Errors
-    /// Returns the reason against the move. The VM and its programs then continue on their card.
-    pub(crate) fn move_to(
-        &self,
-        card: &Arc<CudaCard>,
-        (from, to): (&dyn Owner, &dyn Owner),
-        there: &Tenant,
-        moved: impl FnOnce(),
-    ) -> Result<Carried, Failure> {
-        let socket = there.socket.clone();
-        let folder = socket.parent().unwrap_or(&self.socket_dir);
-        let user = card.users.reserve(folder).map_err(|error| Failure::Stays(error.to_string()))?;
-        let launcher = launcher(card.spec(), &self.name, &socket, user.as_ref());
-        let carried = carry_vm(VmPlan { from, to, there }, |bytes| {
-            let carried = self.function.carry(Box::new(launcher), bytes, vcuda::CARRY_LIMIT)?;
-            let recorded = user.as_ref().map(|user| user.record(folder));
-            if let Some(Err(error)) = recorded {
-                tracing::error!(vm = self.name, %error, "the next daemon does not know the user of the workers");
-            } else if user.is_none() {
-                users::forget(folder);
-            }
-            moved();
-            Ok((carried.programs, carried.pause))
-        })?;
-        report(&self.name, card.spec().cuda().sandbox, user.as_ref().map(User::number));
-        *self.home.lock() = Home { card: Arc::clone(card), socket, user };
-        Ok(carried)
-    }
-}
-
-impl VmBackend for CudaVm {
+impl VmBackend for Backend {
     fn status(&self) -> BackendStatus {
         let driver = api::Driver {
             pci_id: "1af4:1050".to_owned(),
-            bus_master: self.function.is_bus_master(),
+            bus_master: self.0.function.is_bus_master(),
             interrupts: api::InterruptKind::Msi,
             state: None,
         };
-        let counters = self.function.counters().map(|(name, count)| (name.to_owned(), count)).into();
-        let programs = self.function.programs().into_iter().map(|program| api::GuestProgram {
+        let counters = self.0.function.counters().map(|(name, count)| (name.to_owned(), count)).into();
+        let programs = self.0.function.programs().into_iter().map(|program| api::GuestProgram {
             name: program.name,
             pid: program.pid,
             worker: program.worker,
@@ -236,27 +199,15 @@ impl VmBackend for CudaVm {
     }
 
     fn cuda(&self) -> Option<&CudaVm> {
-        Some(self)
+        Some(&self.0)
     }
 
     fn begin(&self) -> std::io::Result<()> {
-        self.function.start()
+        self.0.function.start()
     }
 
     fn release(&self) -> Result<(), BackendError> {
-        let (card, socket) = {
-            let home = self.home.lock();
-            (Arc::clone(&home.card), home.socket.clone())
-        };
-        // The folder is removed if it is empty.
-        let _ = std::fs::remove_file(rejoin_socket(&socket));
-        let has_left = leave(&card, &self.name);
-        if let Some(user) = self.home.lock().user.as_ref().filter(|_| !has_left) {
-            tracing::error!(user = user.number(), "no other VM gets this user until the daemon is restarted");
-            user.keep();
-        }
-        socket.parent().into_iter().for_each(users::forget);
-        folders::remove(&self.name, &socket, &self.socket_dir);
+        self.0.release();
         Ok(())
     }
 }

@@ -1,13 +1,14 @@
 //! Moves tenants of CUDA cards to other cards. The crate `tenant_move` has the order of the requests to the owners.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use cuda_control::{Answer, Request};
+use guest_workers::CudaVm;
 use tenant_move::{Carried, Failure, Owner, Plan, Trouble, carry_over, chosen};
 
 use super::{Daemon, DaemonError, cuda};
 use crate::cuda::CudaCard;
-use crate::cuda::function::CudaVm;
 use api::{EventKind, TenantMoved};
 use config::check;
 use config::{CardSpec, TenantSpec, VmSpec};
@@ -98,12 +99,7 @@ impl Daemon {
     ///
     /// # Errors
     /// Returns the reason for which it cannot move there, or to any card.
-    pub(crate) fn target(
-        &self,
-        spec: &TenantSpec,
-        vm: Option<&VmSpec>,
-        named: Option<&str>,
-    ) -> Result<String, String> {
+    pub(crate) fn target(&self, spec: &TenantSpec, vm: Option<&VmSpec>, named: Option<&str>) -> Result<String, String> {
         let model = |card: &CardSpec| self.cards.get(&card.name).map(|card| card.backend.status().model);
         let models: Vec<Option<String>> = self.specs.iter().map(model).collect();
         let state = self.state.lock();
@@ -142,7 +138,7 @@ impl Daemon {
                 tracing::warn!(vm = name, %error, "the VM's card is not saved yet");
             }
         };
-        let done = vm.move_to(to, (&owners.0, &owners.1), &told, moved).map_err(|failure| {
+        let done = vm.move_to(Arc::<CudaCard>::clone(to), (&owners.0, &owners.1), &told, moved).map_err(|failure| {
             DaemonError::CannotMove { vm: name.to_owned(), to: card.to_owned(), why: failure.to_string() }
         })?;
         let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);

@@ -1,6 +1,6 @@
-//! Moves the guest's programs to another card: the worker of each program saves its state and waits, and a worker on the
-//! other card restores this state. When all programs have such a worker, the workers on the first card end. Before that,
-//! each failure lets them execute their programs again.
+//! Moves the guest's programs to another card. The worker of each program saves its state and waits, and a worker on
+//! the other card restores this state. When all programs have such a worker, the workers on the first card end. Until
+//! then, each failure lets them execute their programs again.
 //!
 //! One program is saved at a time, so the host has a copy of one program's memory only.
 
@@ -180,7 +180,8 @@ impl Executor {
 
     /// Returns a reason with the name of the program to which it applies.
     fn named(&self, id: WorkerId, why: &str) -> String {
-        let (_, pid, name) = self.core.served().into_iter().find(|(of, ..)| *of == id).unwrap_or((id, None, String::new()));
+        let (_, pid, name) =
+            self.core.served().into_iter().find(|(of, ..)| *of == id).unwrap_or((id, None, String::new()));
         let process = pid.map_or_else(String::new, |pid| format!(" (process {pid} in the guest)"));
         format!("program {name:?}{process}: {why}")
     }
@@ -188,7 +189,8 @@ impl Executor {
     /// Handles the report of a worker that its state is saved: starts the next worker on the other card.
     pub(super) fn move_saved(&mut self, id: WorkerId) {
         let Some(moving) = &mut self.moving else { return };
-        let Some((_, Step::Saving(file))) = moving.current.take_if(|(of, step)| *of == id && matches!(step, Step::Saving(_)))
+        let Some((_, Step::Saving(file))) =
+            moving.current.take_if(|(of, step)| *of == id && matches!(step, Step::Saving(_)))
         else {
             return;
         };

@@ -79,7 +79,8 @@ impl Executor {
         if self.moving.is_some() {
             return Err("it is being moved to another card: retry".to_owned());
         }
-        let file = state_file(MAX_STATE_BYTES).map_err(|error| format!("the host has no file for its state: {error}"))?;
+        let file =
+            state_file(MAX_STATE_BYTES).map_err(|error| format!("the host has no file for its state: {error}"))?;
         let worker = self.workers.get_mut(&id).filter(|_| self.core.is_serving(id));
         let worker = worker.ok_or("its worker is ending")?;
         if !worker.send_save(ToWorker::Save, file.as_fd()) {
@@ -92,8 +93,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns true if a worker is being replaced or the programs are being moved. In the meantime, the function cannot be handed over. A worker that
-    /// has not responded in time does not count, so that it cannot prevent upgrades.
+    /// Returns true if a worker is being replaced, or the programs are being moved. The function cannot be handed over
+    /// in the meantime. A worker that has not responded in time does not count, so that it cannot prevent upgrades.
     pub(super) fn is_restarting(&self) -> bool {
         self.moving.is_some() || self.restarting.values().any(|restart| Instant::now() < restart.until)
     }

@@ -68,7 +68,8 @@ impl Executor {
             let (programs, expected) = (processes.len(), self.launcher.card());
             tracing::error!(programs, card, expected, "CUDA programs end: the daemon was killed during their move");
         }
-        let processes: BTreeMap<_, _> = processes.iter().filter(|_| !is_elsewhere).map(|process| (process.worker, process.id)).collect();
+        let processes: BTreeMap<_, _> =
+            processes.iter().filter(|_| !is_elsewhere).map(|process| (process.worker, process.id)).collect();
         // TIMEOUT: a worker tries to connect for as long as it continues without a daemon, and then ends. This time
         // began at the end of the earlier daemon, so only a stopped worker remains after this time.
         let limit = self.launcher.rejoin().map_or(Duration::ZERO, |rejoin| rejoin.limit);
